@@ -1,0 +1,11 @@
+"""alphaloop: text-generation jobs from Kafka, decoded speculatively only where speculation pays.
+
+A job arrives on `jobs.<task>`; the worker validates it, claims it in Postgres, batches it with others of its task,
+decides between vanilla and speculative decoding from the acceptance history, decodes, records the outcome and its
+counts in one transaction, publishes the result and moves the offset. The scheduler re-measures α on fixed probe sets,
+tests for drift, flags stale drafts and reports.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

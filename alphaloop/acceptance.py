@@ -1,0 +1,197 @@
+"""Acceptance counts and what may be concluded from them.
+
+Words (docs/glossary.md has them all):
+
+* round: draft, one target pass, accept. It yields `accepted + 1` tokens. The prefill is a round without a proposal.
+* proposed_i: rounds in which the drafter offered at least i tokens.
+* trials_i: rounds in which position i was *tested*: all before it were accepted and a token stood there.
+* accepts_i: of those, accepted. α_i = accepts_i / trials_i does not move when k changes; α = Σ accepts / Σ trials does.
+
+Positions count from 1 in words and from 0 in tuples. A round that ends inside its accepted tokens (end of text, token
+limit) is censored: positions behind the end count neither as proposed nor as trials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final
+
+from alphaloop.errors import AlphaloopError
+
+Z95: Final = 1.959963984540054
+
+
+class InconsistentCounts(AlphaloopError, ValueError):
+    """Counts that no sequence of rounds can produce."""
+
+    code = "inconsistent_counts"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceCounts:
+    """Counts of one job, or of many added up. Tuples hold one integer a draft position."""
+
+    rounds: int = 0
+    num_empty_rounds: int = 0
+    num_cropped: int = 0
+    proposed: tuple[int, ...] = ()
+    trials: tuple[int, ...] = ()
+    accepts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.proposed) == len(self.trials) == len(self.accepts):
+            raise InconsistentCounts(
+                f"expected as many positions in proposed, trials and accepts, found "
+                f"{len(self.proposed)}, {len(self.trials)}, {len(self.accepts)}"
+            )
+        reachable = self.rounds - self.num_empty_rounds
+        for i, (proposed, trials, accepts) in enumerate(zip(self.proposed, self.trials, self.accepts, strict=True)):
+            if not reachable >= proposed >= trials >= accepts >= 0:
+                raise InconsistentCounts(
+                    f"position {i + 1}: expected rounds ≥ proposed ≥ trials ≥ accepts ≥ 0, found "
+                    f"{reachable}, {proposed}, {trials}, {accepts}"
+                )
+            reachable = accepts
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens accepted."""
+        return sum(self.accepts)
+
+    @property
+    def num_trials(self) -> int:
+        """Draft positions tested."""
+        return sum(self.trials)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens these rounds put out."""
+        return self.rounds + self.num_accepted - self.num_cropped
+
+    @property
+    def alpha(self) -> float | None:
+        """Pooled acceptance rate Σ accepts / Σ trials; None without a trial. Show it with its k."""
+        return self.num_accepted / self.num_trials if self.num_trials else None
+
+    def alpha_at(self, position: int) -> float | None:
+        """α_i for `position` i ≥ 1; None where it was never tested."""
+        if position > len(self.trials) or not self.trials[position - 1]:
+            return None
+        return self.accepts[position - 1] / self.trials[position - 1]
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Mean tokens a round, the target's own included; None without rounds."""
+        return self.num_tokens / self.rounds if self.rounds else None
+
+    def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
+        return AcceptanceCounts(
+            self.rounds + other.rounds,
+            self.num_empty_rounds + other.num_empty_rounds,
+            self.num_cropped + other.num_cropped,
+            _add(self.proposed, other.proposed),
+            _add(self.trials, other.trials),
+            _add(self.accepts, other.accepts),
+        )
+
+    def with_round(self, num_proposed: int, num_accepted: int, *, num_emitted: int) -> AcceptanceCounts:
+        """These counts and one more round: `num_emitted` of its `num_accepted + 1` tokens belong to the text.
+
+        A round cut short inside its accepted tokens is censored at the cut.
+        """
+        cut = num_emitted <= num_accepted
+        accepted = min(num_accepted, num_emitted)
+        offered = accepted if cut else num_proposed
+        trials = min(num_proposed, accepted if cut else accepted + 1)
+        return self + AcceptanceCounts(
+            rounds=1,
+            num_empty_rounds=0 if offered else 1,
+            num_cropped=accepted + 1 - num_emitted,
+            proposed=(1,) * offered,
+            trials=(1,) * trials + (0,) * (offered - trials),
+            accepts=(1,) * accepted + (0,) * (offered - accepted),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceKey:
+    """What acceptance depends on: evidence under different keys is never pooled silently.
+
+    `draft_revision`, `drafter` and `gate` are empty for vanilla decoding. `gate` names a confidence gate that ends
+    drafts early, since gated drafts reach only easy positions.
+    """
+
+    task: str
+    target_revision: str
+    engine: str
+    sampling_bucket: str
+    prompt_bucket: str
+    segment: str = ""
+    drafter: str = ""
+    draft_revision: str = ""
+    gate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95 % bounds."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def sampling_bucket(temperature: float, top_p: float, top_k: int) -> str:
+    """Which sampling settings share a history: greedy, or temperature in halves, and whether the tail is cut."""
+    if temperature == 0:
+        return "greedy"
+    level = "t<=0.5" if temperature <= 0.5 else "t<=1.0" if temperature <= 1.0 else "t>1.0"
+    return f"{level},cut" if top_p < 1 or top_k > 0 else level
+
+
+def prompt_bucket(num_prompt_tokens: int) -> str:
+    """Which prompt lengths (tokens) share a history."""
+    for limit in (256, 1024, 4096):
+        if num_prompt_tokens <= limit:
+            return f"<={limit}"
+    return ">4096"
+
+
+def wilson(successes: float, trials: float, design_effect: float = 1.0) -> Interval:
+    """95 % Wilson score interval of a proportion whose trials are clustered.
+
+    Clustering enters as the effective number of trials n / deff (Kish 1965); Wilson 1927 for the interval. Without a
+    trial the interval is the whole range.
+    """
+    n = trials / max(design_effect, 1.0)
+    if n <= 0:
+        return Interval(0.5, 0.0, 1.0)
+    mean = successes / trials
+    centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    margin = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
+    return Interval(mean, max(0.0, centre - margin), min(1.0, centre + margin))
+
+
+def design_effect(num_jobs: int, accepts: int, trials: int, accepts_sq: int, trials_sq: int, cross: int) -> float:
+    """How many times larger the variance of Σa/Σn over jobs is than over independent trials; at least 1.
+
+    From sums over jobs of a², n² and a·n: the linearised variance of a ratio estimator (Cochran 1977, §6.4) over the
+    binomial one. With fewer than two jobs, or no spread to compare, it is the mean number of trials a job: the worst
+    case, one decision a job.
+    """
+    if not trials:
+        return 1.0
+    rate = accepts / trials
+    binomial = rate * (1 - rate) / trials
+    if num_jobs < 2 or not binomial:
+        return max(1.0, trials / max(num_jobs, 1))
+    residual = max(0.0, accepts_sq - 2 * rate * cross + rate * rate * trials_sq)
+    clustered = residual * num_jobs / (num_jobs - 1) / trials**2
+    return max(1.0, clustered / binomial)
+
+
+def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))

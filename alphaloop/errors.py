@@ -1,0 +1,184 @@
+"""Every error alphaloop raises, in one tree.
+
+    AlphaloopError
+    ├── ConfigError               a setting is missing, misspelt or out of range
+    ├── MessageError              a Kafka message that cannot become a job; goes to the dead-letter topic
+    │   ├── MalformedMessage      not a UTF-8 JSON object within the size and depth limits
+    │   ├── InvalidField          a field of the wrong type, out of range, or not supported
+    │   ├── UnknownTask           a task that configs/tasks.toml does not name
+    │   ├── PromptTooLong         prompt and requested output do not fit the target's context
+    │   └── JobConflict           a known job_id with another payload
+    ├── BrokerError               Kafka refused or is gone
+    │   ├── BrokerUnavailable     nobody answers at bootstrap.servers
+    │   ├── DeliveryFailed        a message was not acknowledged in time
+    │   └── FatalBrokerError      the client is dead and must be built anew: the process exits
+    ├── StoreError                Postgres refused
+    │   ├── StoreUnavailable      nobody answers at DATABASE_URL, or the connection broke
+    │   └── SchemaMismatch        the database's revision is outside the range this code runs on
+    ├── ModelError                a model or tokenizer
+    │   ├── ModelNotFound         nothing to load at the given source
+    │   ├── UnsupportedModel      loaded, but not decodable exactly here
+    │   └── DecodeFailed          a step failed for a reason that is not the job's
+    └── EmbeddedError             the broker or database that alphaloop starts itself
+        ├── InstallFailed         a download was refused, broken or not what its checksum says
+        └── StartFailed           a child process did not come up
+
+A message names what was found and what was expected; a hint says what to do. Control flow is not an error: a lost
+lease, an expired deadline and a cancellation are outcomes, not exceptions.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AlphaloopError(Exception):
+    """Something went wrong in alphaloop."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
+        self.message = message or (type(self).__doc__ or "").strip().splitlines()[0]
+        self.hint = hint
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(AlphaloopError):
+    """A setting is missing, misspelt or out of range."""
+
+    code = "config"
+
+
+class MessageError(AlphaloopError):
+    """A Kafka message cannot become a job.
+
+    `field` is the path of the offending field (`body.temperature`), None when the message as a whole is at fault.
+    Neither the message nor the hint ever contains prompt text.
+    """
+
+    code = "message"
+
+    def __init__(self, message: str | None = None, *, field: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+
+    def __str__(self) -> str:
+        text = f"{self.field}: {self.message}" if self.field else self.message
+        return f"{text}\nhint: {self.hint}" if self.hint else text
+
+
+class MalformedMessage(MessageError):
+    """The message is not a UTF-8 JSON object within the size and depth limits."""
+
+    code = "malformed_message"
+
+
+class InvalidField(MessageError):
+    """A field has the wrong type, is out of range, or asks for something not supported."""
+
+    code = "invalid_field"
+
+
+class UnknownTask(MessageError):
+    """The task is not one that configs/tasks.toml names."""
+
+    code = "unknown_task"
+
+
+class PromptTooLong(MessageError):
+    """Prompt and requested output do not fit the target's context."""
+
+    code = "prompt_too_long"
+
+
+class JobConflict(MessageError):
+    """This job_id is known with another payload."""
+
+    code = "job_conflict"
+
+
+class BrokerError(AlphaloopError):
+    """Kafka refused a request."""
+
+    code = "broker"
+
+
+class BrokerUnavailable(BrokerError):
+    """No Kafka broker answers."""
+
+    code = "broker_unavailable"
+
+
+class DeliveryFailed(BrokerError):
+    """A message was not acknowledged by the broker."""
+
+    code = "delivery_failed"
+
+
+class FatalBrokerError(BrokerError):
+    """The Kafka client reported a fatal error and cannot be used any more."""
+
+    code = "broker_fatal"
+
+
+class StoreError(AlphaloopError):
+    """Postgres refused a statement."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """No Postgres answers, or the connection broke."""
+
+    code = "store_unavailable"
+
+
+class SchemaMismatch(StoreError):
+    """The database's schema revision is outside the range this code runs on."""
+
+    code = "schema_mismatch"
+
+
+class ModelError(AlphaloopError):
+    """A model or tokenizer cannot be used."""
+
+    code = "model"
+
+
+class ModelNotFound(ModelError):
+    """There is nothing to load at the given source."""
+
+    code = "model_not_found"
+
+
+class UnsupportedModel(ModelError):
+    """The model loads, but cannot be decoded exactly here."""
+
+    code = "unsupported_model"
+
+
+class DecodeFailed(ModelError):
+    """A decoding step failed for a reason that is not the job's."""
+
+    code = "decode_failed"
+
+
+class EmbeddedError(AlphaloopError):
+    """The embedded broker or database failed."""
+
+    code = "embedded"
+
+
+class InstallFailed(EmbeddedError):
+    """A download was refused, broken, or is not what its checksum says."""
+
+    code = "install_failed"
+
+
+class StartFailed(EmbeddedError):
+    """A child process did not come up."""
+
+    code = "start_failed"

@@ -1,0 +1,136 @@
+"""From a Kafka message's bytes to a Job, or to the one error that says what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final, NoReturn
+
+from pydantic import ValidationError
+
+from alphaloop.errors import InvalidField, MalformedMessage
+from alphaloop.messages.dead_letter import Origin
+from alphaloop.messages.job import Job
+
+DEFAULT_MAX_BYTES: Final = 1 << 20
+DEFAULT_MAX_DEPTH: Final = 32
+_NAMESPACE: Final = uuid.UUID("6f0d8f3e-6c57-5d0a-9d0e-0f6d6d1a5c11")
+
+
+def parse_job(
+    value: bytes | None,
+    origin: Origin,
+    *,
+    task: str,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_depth: int = DEFAULT_MAX_DEPTH,
+) -> Job:
+    """Read one job.
+
+    `task` is the topic's; the message may repeat it but not contradict it. A message without `job_id` gets one derived
+    from where it lies (`origin`), so that a redelivery is the same job.
+
+    Raises MalformedMessage for anything that is not a UTF-8 JSON object of at most `max_bytes` bytes and `max_depth`
+    levels, InvalidField for everything a field can get wrong.
+    """
+    fields = _read_object(value, max_bytes=max_bytes, max_depth=max_depth)
+    if fields.setdefault("task", task) != task and isinstance(fields["task"], str):
+        raise InvalidField(
+            f"expected {task!r}, the task of topic {origin.topic}, found {fields['task'][:100]!r}",
+            field="task", hint="send the job to the topic of its task, or leave the field out",
+        )  # fmt: skip
+    fields.setdefault("job_id", derived_job_id(origin))
+    try:
+        return Job.model_validate(fields)
+    except ValidationError as error:
+        raise _first_invalid_field(error) from None
+
+
+def derived_job_id(origin: Origin) -> str:
+    """The job_id of a message without one: the same for every delivery of the same record."""
+    return str(uuid.uuid5(_NAMESPACE, f"{origin.cluster}/{origin.topic}/{origin.partition}/{origin.offset}"))
+
+
+def payload_digest(job: Job) -> bytes:
+    """SHA-256 over everything the sender asked for: equal digests of one job_id are a redelivery, others a conflict."""
+    content = job.model_dump(mode="json", exclude={"job_id"}, exclude_none=True)
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).digest()
+
+
+def encode_job(job: Job) -> bytes:
+    """A job as UTF-8 JSON, defaults left out."""
+    return job.model_dump_json(exclude_none=True, exclude_defaults=True).encode()
+
+
+def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict[str, Any]:
+    if not value:
+        raise MalformedMessage("expected a JSON object, found an empty message")
+    if len(value) > max_bytes:
+        raise MalformedMessage(
+            f"expected at most {max_bytes} bytes, found {len(value)}",
+            hint="shorten the prompt, or raise worker.max_job_bytes and the topics' max.message.bytes together",
+        )
+    try:
+        fields = json.loads(value.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(f"expected UTF-8, found byte 0x{value[error.start]:02x} at {error.start}") from None
+    except RecursionError:
+        raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found far more") from None
+    except json.JSONDecodeError as error:
+        raise MalformedMessage(
+            f"expected JSON, found {error.msg} at character {error.pos}",
+            hint="one JSON object a message, without a trailing comma",
+        ) from None
+    except ValueError as error:
+        raise MalformedMessage(f"expected JSON numbers, found {error}") from None
+    if not isinstance(fields, dict):
+        raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
+    depth = max(_depths(fields))
+    if depth > max_depth:
+        raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found {depth}")
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which JSON does not have")
+
+
+def _depths(root: Any) -> Iterator[int]:
+    level, depth = [root], 1
+    while level:
+        yield depth
+        level = [
+            child for node in level for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]  # fmt: skip
+        depth += 1
+
+
+def _first_invalid_field(error: ValidationError) -> InvalidField:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] not in ("value_error", "missing"):
+        message = f"{message}; found {_kind(first['input'])}"
+    others = error.error_count() - 1
+    hint = f"{others} more field{'s are' if others > 1 else ' is'} wrong too" if others else None
+    return InvalidField(message, field=path or None, hint=hint)
+
+
+def _kind(value: Any) -> str:
+    """What kind of JSON value this is, with the value itself only where it cannot be prompt text."""
+    match value:
+        case None:
+            return "null"
+        case bool() | int() | float():
+            return repr(value)[:40]
+        case str():
+            return f"a string of {len(value)} characters"
+        case list() | tuple():
+            return f"an array of {len(value)}"
+        case dict():
+            return f"an object with {len(value)} fields"
+        case _:
+            return type(value).__name__

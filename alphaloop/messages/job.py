@@ -1,0 +1,79 @@
+"""A job: one text to generate, as it arrives on `jobs.<task>`.
+
+The smallest job is `{"task": "code", "prompt": "…"}`. Top-level `prompt` is the hand-typed shorthand for one user
+message, so a chat model answers it; `body.prompt` is OpenAI's raw completion. Other fields of the body may also stand
+at the top level (`max_tokens`, `temperature` …) as long as there is no `body`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from alphaloop.messages.body import UNSUPPORTED, Body
+from alphaloop.messages.text import Identifier, Label, TaskName
+
+SHORTHAND: Final = frozenset(Body.model_fields) | {"max_completion_tokens"} | frozenset(UNSUPPORTED)
+
+
+class Decoding(StrEnum):
+    """How the caller wants the job decoded."""
+
+    AUTO = "auto"  #: decided from history
+    VANILLA = "vanilla"  #: never speculate
+    SPECULATIVE = "speculative"  #: always speculate, with the best drafter known
+
+
+class Purpose(StrEnum):
+    """Why the job exists."""
+
+    TRAFFIC = "traffic"  #: somebody wants the text
+    PROBE = "probe"  #: re-measures α on a fixed probe set
+    CONTROL = "control"  #: the probe's twin, decoded vanilla
+
+
+class Job(BaseModel):
+    """One text to generate. Unknown fields are allowed and dropped; wrong ones are refused with their path."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    job_id: Identifier = Field(description="The producer's, or derived from cluster, topic, partition and offset.")
+    task: TaskName = Field(description="Kind of prompt; the topic's, if left out.")
+    body: Body
+    custom_id: Label | None = Field(None, description="The caller's own name for the job, echoed in the result.")
+    batch_id: Label | None = Field(None, description="The caller's group of jobs, echoed in the result.")
+    segment: Label | None = Field(None, description="Label that may split a task's history (customer tier, product).")
+    priority: int = Field(0, ge=-100, le=100, description="Reserved: higher first within a worker's buffer.")
+    deadline: AwareDatetime | None = Field(
+        None, strict=False, description="ISO 8601 with offset; a job not started by then is reported as expired."
+    )
+    decoding: Decoding = Field(Decoding.AUTO, strict=False)
+    purpose: Purpose = Field(Purpose.TRAFFIC, strict=False)
+    probe_drafter: Label | None = Field(None, description="The drafter a probe measures (purpose=probe only).")
+    probe_num_draft_tokens: int | None = Field(
+        None, ge=1, le=64, description="The k a probe uses (purpose=probe only)."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_shorthand(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        loose = {name: value[name] for name in SHORTHAND if name in value}
+        if not loose:
+            return value
+        if "body" in value:
+            raise ValueError(f"{sorted(loose)[0]} stands beside body; expected it inside body")
+        if "prompt" in loose and "messages" not in loose:
+            prompt = loose.pop("prompt")
+            if not isinstance(prompt, str):
+                raise ValueError(f"prompt: expected a string, found {type(prompt).__name__}")
+            loose["messages"] = [{"role": "user", "content": prompt}]
+        return {**{name: item for name, item in value.items() if name not in SHORTHAND}, "body": loose}
+
+    def is_expired(self, now: datetime) -> bool:
+        """Whether the deadline has passed at `now` (aware)."""
+        return self.deadline is not None and now >= self.deadline

@@ -1,0 +1,28 @@
+"""Text that can travel: through UTF-8, through Postgres, through a log line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, StringConstraints
+
+
+def _encodable(value: str) -> str:
+    # JSON's \ud800 escapes decode to lone surrogates, which no UTF-8 encoder accepts later on.
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"expected text that UTF-8 can encode, found a lone surrogate at {error.start}") from None
+    return value
+
+
+PlainText = Annotated[str, AfterValidator(_encodable)]
+
+#: An identifier from outside: printable ASCII and no spaces at all, so that it is safe in keys, labels and SQL.
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
+
+#: A task: becomes part of topic names, so Kafka's alphabet without the dot that separates a topic's parts.
+TaskName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+
+#: A caller's free label (customer tier, product).
+Label = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]

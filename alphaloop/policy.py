@@ -1,0 +1,271 @@
+"""Speculative or vanilla, with which drafter, how far ahead, and why. Pure: same inputs, same decision.
+
+The choice maximises measured goodput, expected tokens a round over the measured milliseconds of such a round, not α:
+the α at which speculation breaks even is .20 for a cheap drafter and .62 for a dear one, and it moves with load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from alphaloop.acceptance import Z95, AcceptanceCounts
+from alphaloop.cost import CostTable, expected_tokens_per_round
+from alphaloop.messages import Decoding, Mode, Purpose
+
+
+class Reason(StrEnum):
+    """Why a batch is decoded the way it is; one short word for tables, metrics and SQL."""
+
+    FASTER = "faster"  #: the best alternative's expected goodput is above vanilla's
+    NOT_FASTER = "not_faster"  #: no alternative is expected to beat vanilla by the required margin
+    UNCERTAIN = "uncertain"  #: an alternative looks faster, but its lower bound does not
+    NO_HISTORY = "no_history"  #: a cold task: vanilla until explored
+    NO_COSTS = "no_costs"  #: nothing was calibrated for this batch size
+    NO_DRAFTER = "no_drafter"  #: no drafter is configured, or none is fit to serve
+    EXPLORING = "exploring"  #: speculative from the exploration budget
+    CONTROL = "control"  #: vanilla from the exploration budget, or a control job
+    PROBE = "probe"  #: a probe measures the drafter it names
+    FORCED = "forced"  #: the job, or its task's configuration, fixed the mode
+    STALE_DRAFT = "stale_draft"  #: every drafter that could serve is flagged stale
+    SHORT_OUTPUT = "short_output"  #: too few tokens to gain anything
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterState:
+    """A drafter that this worker could use now."""
+
+    name: str
+    revision: str
+    max_draft_tokens: int
+    is_stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What history says about one drafter under the evidence key of a batch; decayed counts, jobs as clusters."""
+
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    num_jobs: int = 0
+    tokens_per_round_se: float | None = None  #: standard error over jobs; None with fewer than two
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionContext:
+    """The batch to decide for. `draw` is uniform on [0, 1) and comes from the worker's seeded generator."""
+
+    task: str
+    batch: int
+    expected_tokens: float
+    draw: float
+    purpose: Purpose = Purpose.TRAFFIC
+    decoding: Decoding = Decoding.AUTO
+    probe_drafter: str | None = None
+    probe_num_draft_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLimits:
+    """The dials of the decision; configs/worker.toml explains each."""
+
+    explore_share: float = 0.02
+    cold_explore_share: float = 0.25
+    min_jobs: int = 4
+    min_speedup: float = 1.02
+    short_output_tokens: int = 20
+    cold_num_draft_tokens: int = 3
+    prior_alpha: float = 0.5
+    prior_trials: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to decode the batch, with what is expected of it. Vanilla is k = 0."""
+
+    drafter: str | None
+    num_draft_tokens: int
+    tokens_per_round: float
+    round_ms: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Expected tokens a second of one sequence of the batch."""
+        return 1000 * self.tokens_per_round / self.round_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a batch is decoded, and why."""
+
+    mode: Mode
+    drafter: str | None
+    draft_revision: str | None
+    num_draft_tokens: int
+    reason: Reason
+    explanation: str
+    alternatives: tuple[Alternative, ...] = ()
+
+
+def decide(
+    history: Mapping[str, Evidence],
+    drafters: Sequence[DrafterState],
+    costs: CostTable,
+    context: DecisionContext,
+    limits: PolicyLimits,
+) -> Decision:
+    """Choose how to decode one batch. `history` is by drafter name; a drafter without an entry is cold."""
+    usable = [drafter for drafter in drafters if not drafter.is_stale]
+    if fixed := _fixed_by_caller(drafters, usable, context, limits, history, costs):
+        return fixed
+    if not usable:
+        return _vanilla(Reason.STALE_DRAFT if drafters else Reason.NO_DRAFTER, "no drafter is fit to serve")
+    if context.expected_tokens < limits.short_output_tokens:
+        return _vanilla(
+            Reason.SHORT_OUTPUT,
+            f"about {context.expected_tokens:.0f} tokens expected, fewer than {limits.short_output_tokens}",
+        )
+    alternatives = weigh(history, usable, costs, context.batch, limits)
+    cold = [drafter for drafter in usable if _evidence(history, drafter).num_jobs < limits.min_jobs]
+    if cold and context.draw < limits.cold_explore_share:
+        k = min(limits.cold_num_draft_tokens, cold[0].max_draft_tokens)
+        seen = _evidence(history, cold[0]).num_jobs
+        return _speculative(
+            cold[0], k, Reason.EXPLORING, f"{seen} of {limits.min_jobs} jobs seen with {cold[0].name}", alternatives
+        )
+    if not alternatives:
+        return _vanilla(Reason.NO_COSTS, f"no cost was measured for a batch of {context.batch}")
+    chosen = _choose([a for a in alternatives if a.drafter not in {d.name for d in cold}], limits, bool(cold))
+    return _explore(chosen, usable, alternatives, context, limits)
+
+
+def weigh(
+    history: Mapping[str, Evidence],
+    drafters: Sequence[DrafterState],
+    costs: CostTable,
+    batch: int,
+    limits: PolicyLimits,
+) -> tuple[Alternative, ...]:
+    """Every alternative whose cost is known, best expected goodput first; empty where vanilla was never measured."""
+    vanilla_ms = costs.round_ms(None, batch, 0)
+    if vanilla_ms is None:
+        return ()
+    found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0)]
+    for drafter in drafters:
+        evidence = _evidence(history, drafter)
+        for k in range(1, drafter.max_draft_tokens + 1):
+            round_ms = costs.round_ms(drafter.name, batch, k)
+            if round_ms is None:
+                continue
+            tokens, error = _tokens_per_round(evidence, k, limits)
+            gain = vanilla_ms / round_ms
+            found.append(
+                Alternative(
+                    drafter.name, k, tokens, round_ms, tokens * gain,
+                    max(1.0, tokens - Z95 * error) * gain, min(k + 1.0, tokens + Z95 * error) * gain,
+                )
+            )  # fmt: skip
+    return tuple(sorted(found, key=lambda a: (-a.speedup, a.num_draft_tokens)))
+
+
+def _tokens_per_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[float, float]:
+    """Expected tokens of a round at draft length k, and its standard error.
+
+    α_i and the reach of each position are Beta posterior means around the prior, the prior's weight counted in trials.
+    A position past every trial so far falls back on the prior. The error is the one seen over jobs, or, with fewer
+    than two jobs, that of a single draw at the prior's spread.
+    """
+    counts = evidence.counts
+    reach, acceptance = [], []
+    through = max(
+        counts.rounds - evidence.num_jobs, 0
+    )  # every job's prefill is a round in which nothing can be proposed
+    for i in range(k):
+        trials = counts.trials[i] if i < len(counts.trials) else 0
+        accepts = counts.accepts[i] if i < len(counts.accepts) else 0
+        was_offered = i < len(counts.trials)
+        reach.append(
+            (trials + limits.prior_trials * 0.5) / (through + limits.prior_trials) if was_offered and through else 0.5
+        )
+        acceptance.append((accepts + limits.prior_trials * limits.prior_alpha) / (trials + limits.prior_trials))
+        through = accepts
+    tokens = expected_tokens_per_round(reach, acceptance)
+    if evidence.tokens_per_round_se is not None:
+        return tokens, evidence.tokens_per_round_se
+    return tokens, math.sqrt(k) / max(1.0, math.sqrt(evidence.num_jobs))
+
+
+def _choose(alternatives: Sequence[Alternative], limits: PolicyLimits, some_cold: bool) -> tuple[Alternative, Reason]:
+    vanilla = next(a for a in alternatives if a.drafter is None)
+    rivals = [a for a in alternatives if a.drafter is not None]
+    if not rivals:
+        return vanilla, Reason.NO_HISTORY if some_cold else Reason.NO_COSTS
+    best = rivals[0]
+    if best.speedup < limits.min_speedup:
+        return vanilla, Reason.NOT_FASTER
+    if best.speedup_low < 1.0:
+        return vanilla, Reason.UNCERTAIN
+    return best, Reason.FASTER
+
+
+def _explore(
+    chosen: tuple[Alternative, Reason], usable: Sequence[DrafterState], alternatives: tuple[Alternative, ...],
+    context: DecisionContext, limits: PolicyLimits,
+) -> Decision:  # fmt: skip
+    """Obey the choice, or spend the exploration budget on its opposite, so that a task can find its way back."""
+    best, reason = chosen
+    by_name = {drafter.name: drafter for drafter in usable}
+    if best.drafter is not None:
+        told = f"{best.speedup:.2f}x vanilla expected ({best.speedup_low:.2f} to {best.speedup_high:.2f}) with {best.drafter}, k={best.num_draft_tokens}"
+        if context.draw < limits.explore_share:
+            return _vanilla(Reason.CONTROL, f"control against: {told}", alternatives)
+        return _speculative(by_name[best.drafter], best.num_draft_tokens, Reason.FASTER, told, alternatives)
+    rival = next((a for a in alternatives if a.drafter is not None), None)
+    if rival is None or rival.drafter is None:
+        return _vanilla(reason, "nothing to compare with", alternatives)
+    told = f"best alternative {rival.drafter}, k={rival.num_draft_tokens}: {rival.speedup:.2f}x vanilla expected ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
+    if context.draw < limits.explore_share:
+        return _speculative(by_name[rival.drafter], rival.num_draft_tokens, Reason.EXPLORING, told, alternatives)
+    return _vanilla(reason, told, alternatives)
+
+
+def _fixed_by_caller(
+    drafters: Sequence[DrafterState], usable: Sequence[DrafterState], context: DecisionContext, limits: PolicyLimits,
+    history: Mapping[str, Evidence], costs: CostTable,
+) -> Decision | None:  # fmt: skip
+    """Probes, controls and forced modes; None when the policy is free to choose. A probe may use a stale drafter."""
+    if context.purpose is Purpose.CONTROL:
+        return _vanilla(Reason.CONTROL, "a control job is decoded vanilla")
+    if context.purpose is Purpose.PROBE:
+        named = [d for d in drafters if context.probe_drafter in (None, d.name)]
+        if not named:
+            return _vanilla(Reason.NO_DRAFTER, f"this worker has no drafter {context.probe_drafter}")
+        k = min(context.probe_num_draft_tokens or named[0].max_draft_tokens, named[0].max_draft_tokens)
+        return _speculative(named[0], k, Reason.PROBE, f"a probe measures {named[0].name} at k={k}")
+    if context.decoding is Decoding.VANILLA:
+        return _vanilla(Reason.FORCED, "vanilla was asked for")
+    if context.decoding is Decoding.SPECULATIVE and usable:
+        weighed = weigh(history, usable, costs, context.batch, limits)
+        best = next((a for a in weighed if a.drafter is not None), None)
+        drafter = next((d for d in usable if best and d.name == best.drafter), usable[0])
+        k = best.num_draft_tokens if best else min(limits.cold_num_draft_tokens, drafter.max_draft_tokens)
+        return _speculative(drafter, k, Reason.FORCED, "speculative was asked for", weighed)
+    return None
+
+
+def _evidence(history: Mapping[str, Evidence], drafter: DrafterState) -> Evidence:
+    return history.get(drafter.name, Evidence())
+
+
+def _vanilla(reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()) -> Decision:
+    return Decision(Mode.VANILLA, None, None, 0, reason, explanation, alternatives)
+
+
+def _speculative(
+    drafter: DrafterState, k: int, reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()
+) -> Decision:
+    return Decision(Mode.SPECULATIVE, drafter.name, drafter.revision, k, reason, explanation, alternatives)

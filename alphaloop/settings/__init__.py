@@ -1,0 +1,24 @@
+"""Settings: typed, frozen, read once in the entry point and passed down."""
+
+from __future__ import annotations
+
+from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
+from alphaloop.settings.model import (
+    EmbeddedSettings,
+    KafkaSettings,
+    LogSettings,
+    LookupDrafterSettings,
+    ModelSettings,
+    PolicySettings,
+    PostgresSettings,
+    SchedulerSettings,
+    TargetSettings,
+    TaskSettings,
+    WorkerSettings,
+)
+
+__all__ = [
+    "EmbeddedSettings", "KafkaSettings", "LogSettings", "LookupDrafterSettings", "ModelSettings", "PolicySettings",
+    "PostgresSettings", "SchedulerSettings", "Settings", "TargetSettings", "TaskSettings", "WorkerSettings",
+    "default_data_dir", "find_configs", "load_settings", "read_tasks",
+]  # fmt: skip

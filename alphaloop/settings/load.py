@@ -1,0 +1,188 @@
+"""Reading settings: configs/*.toml, then a profile over them, then the environment over both.
+
+A key nobody knows is refused with the nearest one that exists: a misspelt setting that is silently ignored is the
+longest kind of debugging.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import platformdirs
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+
+from alphaloop.errors import ConfigError
+from alphaloop.messages.text import TaskName
+from alphaloop.settings.model import (
+    EmbeddedSettings,
+    KafkaSettings,
+    LogSettings,
+    ModelSettings,
+    PolicySettings,
+    PostgresSettings,
+    SchedulerSettings,
+    TaskSettings,
+    WorkerSettings,
+)
+
+FILES: Final = ("models", "tasks", "worker", "scheduler")
+ENV_PREFIX: Final = "ALPHALOOP_"
+CHECKOUT_CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
+# Names that other tools already use for the same thing.
+PLAIN_ENV: Final = {
+    "KAFKA_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers"),
+    "DATABASE_URL": ("postgres", "url"),
+    "KAFKA_HOME": ("embedded", "kafka_home"),
+}
+
+
+def default_data_dir() -> Path:
+    """Where the embedded broker, the database and the reports live unless `data_dir` says otherwise."""
+    return Path(platformdirs.user_data_dir("alphaloop", appauthor=False))
+
+
+class Settings(BaseSettings):
+    """All settings of both processes."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__", validate_default=True
+    )
+
+    kafka: KafkaSettings = KafkaSettings()
+    postgres: PostgresSettings = PostgresSettings()
+    models: ModelSettings = ModelSettings()
+    tasks: dict[TaskName, TaskSettings] = Field(default_factory=dict)
+    worker: WorkerSettings = WorkerSettings()
+    policy: PolicySettings = PolicySettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    logs: LogSettings = LogSettings()
+    embedded: EmbeddedSettings = EmbeddedSettings()
+    data_dir: Path = Field(default_factory=default_data_dir)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource, file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
+        """The environment wins over files, which arrive as initial values."""
+        return env_settings, init_settings
+
+    @property
+    def report_folder(self) -> Path:
+        """Where reports are written."""
+        return self.scheduler.report_folder or self.data_dir / "reports"
+
+
+def load_settings(
+    configs: Path | None = None, *, profile: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read the settings.
+
+    `configs` is a folder of TOML files: `./configs`, else the checkout's own, else only the defaults. `profile` names
+    one more file of it (`local`), laid over the others; `overrides` (nested mappings) are laid over both. The
+    environment wins: `ALPHALOOP_WORKER__BATCH_SIZE=8`, and the plain names in PLAIN_ENV.
+
+    Raises ConfigError with the path of the setting, what was found, and what was meant perhaps.
+    """
+    folder = find_configs(configs)
+    merged: dict[str, Any] = {}
+    if folder is not None:
+        for name in (*FILES, *([profile] if profile else ())):
+            _merge(merged, _read_toml(folder / f"{name}.toml", required=name == profile))
+    for variable, (section, key) in PLAIN_ENV.items():
+        if os.environ.get(variable):
+            _merge(merged, {section: {key: os.environ[variable]}})
+    _merge(merged, overrides or {})
+    _refuse_unknown_variables()
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def find_configs(configs: Path | None) -> Path | None:
+    """The folder of TOML files that `load_settings(configs)` reads; None when there is none."""
+    if configs is not None:
+        if not configs.is_dir():
+            raise ConfigError(f"expected a folder of TOML files, found nothing at {configs}", hint="check --configs")
+        return configs
+    return next((folder for folder in (Path("configs"), CHECKOUT_CONFIGS) if (folder / "tasks.toml").is_file()), None)
+
+
+def read_tasks(configs: Path | None) -> dict[str, TaskSettings]:
+    """Only the tasks, read afresh, so that a running worker can learn a new one. Raises ConfigError."""
+    folder = find_configs(configs)
+    if folder is None:
+        return {}
+    try:
+        tasks = _read_toml(folder / "tasks.toml", required=True).get("tasks", {})
+        return {name: TaskSettings.model_validate(value) for name, value in tasks.items()}
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise ConfigError(f"expected a file, found nothing at {path}")
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected TOML, found: {error}") from None
+
+
+def _merge(into: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _refuse_unknown_variables() -> None:
+    # pydantic-settings passes over variables whose section it does not know; a typo there would be silent.
+    sections = {name.upper() for name in Settings.model_fields}
+    for variable in os.environ:
+        if variable.startswith(ENV_PREFIX):
+            section = variable.removeprefix(ENV_PREFIX).split("__")[0]
+            if section not in sections and variable not in ("ALPHALOOP_CONFIGS", "ALPHALOOP_PROFILE"):
+                raise ConfigError(f"{variable}: no such section", hint=_nearest(section, sections))
+
+
+def _explain(error: ValidationError) -> ConfigError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        parent = _section_at(first["loc"][:-1])
+        names = set(parent.model_fields) if parent else set()
+        return ConfigError(f"{path}: no such setting", hint=_nearest(str(first["loc"][-1]), names))
+    secret = any(word in path for word in ("password", "url"))
+    found = "a secret" if secret else repr(first["input"])[:80]
+    return ConfigError(f"{path}: {first['msg']}; found {found}", hint="configs/ explains every setting")
+
+
+def _section_at(path: tuple[int | str, ...]) -> type[BaseModel] | None:
+    model: type[BaseModel] = Settings
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue  # the free key of a mapping: its values are described by the mapping's annotation
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not sections:
+            return None
+        model = sections[0]
+    return model
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"

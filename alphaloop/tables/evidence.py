@@ -1,0 +1,150 @@
+"""What was decoded, how, and what it took: raw by job, rolled up by hour and day, and the costs of the device."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+
+from alphaloop.tables.metadata import NOW, counts_by_position, evidence_key, instant, metadata
+
+#: One row a decoded job, partitioned by day; partitions are made ahead and dropped by retention.
+decode_runs: Final = Table(
+    "decode_runs",
+    metadata,
+    instant("decoded_at", "When the job's last token was decoded"),
+    Column("run_id", BigInteger, Identity(always=True), comment="Unique with decoded_at"),
+    Column("job_id", Text, nullable=False, comment="The job"),
+    Column("attempt", Integer, nullable=False, comment="The claim that decoded it"),
+    Column("purpose", Text, nullable=False, comment="traffic, probe or control"),
+    Column("probe_set", Text, comment="Probe set, for probes and their controls"),
+    Column("probe_prompt", Integer, comment="Number of the prompt in its probe set: pairs probes with controls"),
+    *evidence_key(),
+    Column("mode", Text, nullable=False, comment="vanilla or speculative"),
+    Column("num_draft_tokens", Integer, nullable=False, comment="k, the draft length asked for; 0 is vanilla"),
+    Column("reason", Text, nullable=False, comment="Why this mode: alphaloop.policy.Reason"),
+    Column("device", Text, nullable=False, comment="What decoded it"),
+    Column("rounds", BigInteger, nullable=False, comment="Target passes that yielded tokens, the prefill among them"),
+    Column("num_empty_rounds", BigInteger, nullable=False, comment="Rounds in which nothing was proposed"),
+    Column("num_cropped", BigInteger, nullable=False, comment="rounds + accepted - tokens"),
+    counts_by_position("proposed", "Rounds in which at least this many tokens were proposed"),
+    counts_by_position("trials", "Rounds in which this position was tested"),
+    counts_by_position("accepts", "Of the trials, accepted"),
+    Column("num_prompt_tokens", BigInteger, nullable=False, comment="Tokens of the prompt"),
+    Column("num_tokens", BigInteger, nullable=False, comment="Tokens generated"),
+    Column("batch_size", Integer, nullable=False, comment="Most sequences that shared a step with it"),
+    Column("queue_s", Double, nullable=False, comment="Seconds from the Kafka timestamp to the start of decoding"),
+    Column("time_to_first_token_s", Double, comment="Seconds from the start of decoding"),
+    Column("wall_s", Double, nullable=False, comment="Seconds of decoding"),
+    Column(
+        "device_s", Double, nullable=False, comment="Share of the engine's seconds: each step's divided by its batch"
+    ),
+    PrimaryKeyConstraint("decoded_at", "run_id"),
+    CheckConstraint("num_tokens = rounds + array_sum(accepts) - num_cropped", name="tokens_add_up"),
+    CheckConstraint("array_ge(proposed, trials) AND array_ge(trials, accepts)", name="counts_ordered"),
+    Index("ix_decode_runs_decoded_at", "decoded_at", postgresql_using="brin"),
+    Index("ix_decode_runs_task_purpose_decoded_at", "task", "purpose", "decoded_at"),
+    Index("ix_decode_runs_job_id", "job_id"),
+    postgresql_partition_by="RANGE (decoded_at)",
+    comment="One row a decoded job: counts by draft position under the key of all evidence",
+)
+
+
+def _rollup(name: str, bucket: str) -> Table:
+    return Table(
+        name,
+        metadata,
+        instant("bucket", f"Start of the {bucket}, UTC", primary_key=True),
+        *evidence_key(primary_key=True),
+        Column("purpose", Text, primary_key=True, comment="traffic, probe or control"),
+        Column("mode", Text, primary_key=True, comment="vanilla or speculative"),
+        Column("num_draft_tokens", Integer, primary_key=True, comment="k; 0 is vanilla"),
+        *_sums(),
+        comment=f"Counts and sums of decode_runs by {bucket}: never rates",
+    )
+
+
+def _sums() -> list[Column[Any]]:
+    whole = {
+        "num_jobs": "Jobs",
+        "rounds": "Rounds, prefills among them",
+        "num_empty_rounds": "Rounds without a proposal",
+        "num_cropped": "rounds + accepted - tokens",
+        "num_prompt_tokens": "Tokens of prompts",
+        "num_tokens": "Tokens generated",
+        "rounds_sq": "Sum over jobs of rounds², for the variance over jobs",
+        "tokens_sq": "Sum over jobs of tokens²",
+        "rounds_tokens": "Sum over jobs of rounds · tokens",
+    }
+    by_position = {
+        "proposed": "Rounds in which at least this many tokens were proposed",
+        "trials": "Rounds in which this position was tested",
+        "accepts": "Of the trials, accepted",
+        "trials_sq": "Sum over jobs of trials²",
+        "accepts_sq": "Sum over jobs of accepts²",
+        "accepts_trials": "Sum over jobs of accepts · trials",
+    }
+    seconds = {"wall_s": "Seconds of decoding", "device_s": "Engine seconds"}
+    return [
+        *(Column(n, BigInteger, nullable=False, server_default=text("0"), comment=c) for n, c in whole.items()),
+        *(counts_by_position(n, c) for n, c in by_position.items()),
+        *(Column(n, Double, nullable=False, server_default=text("0"), comment=c) for n, c in seconds.items()),
+    ]
+
+
+acceptance_hourly: Final = _rollup("acceptance_hourly", "hour")
+acceptance_daily: Final = _rollup("acceptance_daily", "day")
+
+cost_profiles: Final = Table(
+    "cost_profiles",
+    metadata,
+    Column("device", Text, primary_key=True, comment="What was measured"),
+    Column("engine", Text, primary_key=True, comment="Decoding library, version and dtype"),
+    Column("target_revision", Text, primary_key=True, comment="Hash of the target's weights"),
+    Column(
+        "drafter", Text, primary_key=True, comment="Empty: the target's pass; else the time of this drafter's proposal"
+    ),
+    Column("draft_revision", Text, primary_key=True, comment="Empty for the target"),
+    Column("batch", Integer, primary_key=True, comment="Sequences"),
+    Column("width", Integer, primary_key=True, comment="Target positions a sequence: k + 1"),
+    Column("median_ms", Double, nullable=False, comment="Median milliseconds"),
+    Column("num_samples", Integer, nullable=False, comment="Timings behind the median"),
+    instant("measured_at", "When", server_default=NOW),
+    CheckConstraint("median_ms > 0", name="median_ms"),
+    comment="What a round costs on a device",
+)
+
+decisions: Final = Table(
+    "decisions",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order"),
+    instant("decided_at", "When the choice changed", server_default=NOW),
+    Column("task", Text, nullable=False, comment="Kind of prompt"),
+    Column("target_revision", Text, nullable=False, comment="Hash of the target's weights"),
+    Column("device", Text, nullable=False, comment="Where it applies"),
+    Column("sampling_bucket", Text, nullable=False, comment="Sampling settings it applies to"),
+    Column("batch", Integer, nullable=False, comment="Batch size it was decided at"),
+    Column("from_mode", Text, comment="Before; null for the first decision"),
+    Column("from_drafter", Text, comment="Before"),
+    Column("from_num_draft_tokens", Integer, comment="Before"),
+    Column("to_mode", Text, nullable=False, comment="Now"),
+    Column("to_drafter", Text, comment="Now; null for vanilla"),
+    Column("to_num_draft_tokens", Integer, nullable=False, comment="Now; 0 for vanilla"),
+    Column("reason", Text, nullable=False, comment="alphaloop.policy.Reason"),
+    Column("explanation", Text, nullable=False, comment="The reason in words, with its figures"),
+    Column("owner", Text, nullable=False, comment="Worker that decided"),
+    Index("ix_decisions_task_decided_at", "task", "decided_at"),
+    comment="When a task's choice changed, from what to what, and why; exploration and forced modes are not choices",
+)

@@ -1,0 +1,120 @@
+"""Probes, drift, drafts and their revisions, scheduled runs and reports."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from alphaloop.tables.metadata import NOW, instant, metadata
+
+probe_sets: Final = Table(
+    "probe_sets",
+    metadata,
+    Column("task", Text, primary_key=True, comment="Kind of prompt"),
+    Column("version", Text, primary_key=True, comment="Hash of the prompts: a changed set is another set"),
+    Column("position", Integer, primary_key=True, comment="Number of the prompt, from 0"),
+    Column("body", JSONB, nullable=False, comment="Body of the probe job, in OpenAI's form"),
+    Column(
+        "is_active", Boolean, nullable=False, server_default=text("true"), comment="The set in use; one version a task"
+    ),
+    instant("created_at", "When it was registered", server_default=NOW),
+    comment="Fixed prompts on which α is measured again; never traffic",
+)
+
+probe_runs: Final = Table(
+    "probe_runs",
+    metadata,
+    Column("job_id", Text, primary_key=True, comment="The probe or control job"),
+    Column("schedule_id", Text, nullable=False, comment="The scheduled run that sent it"),
+    instant("scheduled_for", "That run's time"),
+    Column("task", Text, nullable=False, comment="Kind of prompt"),
+    Column("probe_set", Text, nullable=False, comment="Version of the probe set"),
+    Column("position", Integer, nullable=False, comment="Number of the prompt in it"),
+    Column("purpose", Text, nullable=False, comment="probe or control"),
+    Column("drafter", Text, comment="What a probe measures; null for a control"),
+    Column("num_draft_tokens", Integer, comment="k of a probe"),
+    instant("sent_at", "When it was handed to Kafka", nullable=True),
+    Index("ix_probe_runs_task_scheduled_for", "task", "scheduled_for"),
+    comment="Every probe and control sent; joins decode_runs by job_id",
+)
+
+drift_events: Final = Table(
+    "drift_events",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order"),
+    Column("task", Text, nullable=False, comment="Kind of prompt"),
+    Column("drafter", Text, nullable=False, comment="Drafter whose acceptance moved"),
+    Column("draft_revision", Text, nullable=False, comment="Its revision"),
+    Column("target_revision", Text, nullable=False, comment="Hash of the target's weights"),
+    Column("cause", Text, nullable=False, comment="traffic_changed, draft_stale or unexplained"),
+    Column("verdict", Text, nullable=False, comment="One sentence for the owner"),
+    Column("evidence", JSONB, nullable=False, comment="Counts before and after, statistic and threshold"),
+    instant("opened_at", "When it was found", server_default=NOW),
+    instant("closed_at", "When it was over; null while open", nullable=True),
+    CheckConstraint("closed_at IS NULL OR closed_at >= opened_at", name="closed_after_opened"),
+    # One open event a subject: the test that finds the same drift again changes nothing.
+    Index(
+        "uq_drift_events_open", "task", "drafter", "draft_revision", "target_revision", "cause",
+        unique=True, postgresql_where=text("closed_at IS NULL"),
+    ),
+    comment="Drift found, its cause, and when it was over",
+)  # fmt: skip
+
+draft_revisions: Final = Table(
+    "draft_revisions",
+    metadata,
+    Column("drafter", Text, primary_key=True, comment="Name of the drafter"),
+    Column("draft_revision", Text, primary_key=True, comment="Its revision"),
+    Column("target_revision", Text, primary_key=True, comment="The target it drafts for"),
+    Column("parent_revision", Text, comment="Revision it was trained from"),
+    Column("trained_on", Text, comment="What it was trained on"),
+    Column("status", Text, nullable=False, comment="candidate, active, stale or retired"),
+    Column("status_reason", Text, nullable=False, server_default=text("''"), comment="Why it has this status"),
+    instant("registered_at", "When it was first seen", server_default=NOW),
+    instant("status_changed_at", "When it got this status", server_default=NOW),
+    CheckConstraint("status IN ('candidate','active','stale','retired')", name="status"),
+    comment="Drafts and whether they are fit to serve",
+)
+
+schedule_runs: Final = Table(
+    "schedule_runs",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order"),
+    Column("schedule_id", Text, nullable=False, comment="What ran"),
+    instant("scheduled_for", "The time it was due"),
+    Column("owner", Text, nullable=False, comment="Leader that ran it"),
+    instant("started_at", "When it started", server_default=NOW),
+    instant("finished_at", "When it ended; null while running or if it died", nullable=True),
+    Column("outcome", JSONB, comment="What it did, in counts; or the error"),
+    UniqueConstraint("schedule_id", "scheduled_for"),
+    comment="One row a due run, inserted first: the database decides that a run happens once",
+)
+
+reports: Final = Table(
+    "reports",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order"),
+    instant("created_at", "When", server_default=NOW),
+    instant("covers_from", "Start of what it covers"),
+    instant("covers_to", "End of what it covers"),
+    Column("summary", Text, nullable=False, comment="The first line"),
+    Column("content", JSONB, nullable=False, comment="The report as data"),
+    Column("text", Text, nullable=False, comment="The report for a terminal"),
+    Column("html", Text, nullable=False, comment="The report as one self-contained page"),
+    Index("ix_reports_created_at", "created_at"),
+    comment="Every report that was made",
+)

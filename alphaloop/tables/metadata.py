@@ -1,0 +1,56 @@
+"""The one MetaData, and the columns that several tables share."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Column, DateTime, MetaData, Text, text
+from sqlalchemy.dialects.postgresql import ARRAY
+
+metadata: Final = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+NOW: Final = text("now()")
+
+
+def instant(name: str, comment: str, *, nullable: bool = False, **kwargs: Any) -> Column[Any]:
+    """A point in time with its zone."""
+    return Column(name, DateTime(timezone=True), nullable=nullable, comment=comment, **kwargs)
+
+
+def counts_by_position(name: str, comment: str) -> Column[Any]:
+    """One integer a draft position, first position first; empty when nothing was proposed."""
+    return Column(name, ARRAY(BigInteger), nullable=False, server_default=text("'{}'"), comment=comment)
+
+
+def evidence_key(*, primary_key: bool = False) -> list[Column[Any]]:
+    """The key of all evidence, alphaloop.acceptance.EvidenceKey; empty text where a part does not apply."""
+    parts = {
+        "task": "Kind of prompt",
+        "segment": "Caller's label; empty without one",
+        "target_revision": "Hash of the target's weights",
+        "drafter": "Name of the drafter; empty for vanilla",
+        "draft_revision": "Revision of the drafter; empty for vanilla",
+        "gate": "Confidence gate that ends drafts early; empty without one",
+        "engine": "Decoding library, version and dtype",
+        "sampling_bucket": "Sampling settings that share a history",
+        "prompt_bucket": "Prompt lengths that share a history",
+    }
+    return [
+        Column(
+            name,
+            Text,
+            nullable=False,
+            primary_key=primary_key,
+            comment=comment,
+            server_default=None if primary_key else text("''"),
+        )
+        for name, comment in parts.items()
+    ]

@@ -1,0 +1,3 @@
+"""The measuring process: probes, drift, staleness, reports. It never decodes."""
+
+from __future__ import annotations

@@ -1,0 +1,129 @@
+"""The seam between the loop and whatever decodes: `admit`, `step`, `load`.
+
+Nothing above this seam knows which library decodes, and nothing below it knows Kafka or Postgres. A batch is a loop
+over `step`; sequences join and leave between two steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.messages import Job
+from alphaloop.policy import Decision, DrafterState
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """What decodes: part of the key of all evidence and of every stored cost."""
+
+    engine: str  #: library and its version, `transformers-5.23.0`
+    target: str  #: name under which the target is served
+    target_revision: str  #: hash of the weights that were loaded
+    dtype: str
+    device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`
+    context_length: int  #: tokens of prompt and output together
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling settings with every default filled in."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job whose prompt is tokenized and fits."""
+
+    job: Job
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished text and what it took. Times in seconds."""
+
+    job_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    num_prompt_tokens: int
+    counts: AcceptanceCounts
+    time_to_first_token_s: float
+    wall_s: float
+    device_s: float  #: the job's share: each step's time divided by the sequences in it
+    batch_size: int  #: most sequences that shared a step with it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Text that one step added to a job."""
+
+    job_id: str
+    text: str
+    index: int  #: 0 for the job's first delta
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step did."""
+
+    finished: tuple[Generation, ...]
+    deltas: tuple[TokenDelta, ...]
+    batch: int  #: sequences in the step
+    width: int  #: target positions a sequence, the widest
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How full the engine is."""
+
+    num_running: int
+    num_slots: int
+
+    @property
+    def num_free(self) -> int:
+        """Sequences that could be admitted now."""
+        return self.num_slots - self.num_running
+
+
+class Engine(Protocol):
+    """Decodes sequences, each with its own decision, in shared steps."""
+
+    @property
+    def identity(self) -> EngineIdentity:
+        """What decodes."""
+
+    @property
+    def drafters(self) -> tuple[DrafterState, ...]:
+        """The drafters loaded here, never marked stale: staleness is in the store."""
+
+    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+        """Tokenize; raises PromptTooLong or InvalidField when the job cannot be decoded here."""
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        """Take a sequence in; the caller has seen a free slot in `load()`."""
+
+    def step(self) -> Step:
+        """One round for every admitted sequence; raises DecodeFailed, after which `abandon` empties the engine."""
+
+    def cancel(self, job_id: str) -> bool:
+        """Drop a sequence between two steps; False if it is not here."""
+
+    def abandon(self) -> None:
+        """Drop every sequence."""
+
+    def load(self) -> Load:
+        """How full the engine is."""
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, num_samples: int) -> float:
+        """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
