@@ -47,14 +47,14 @@ class AcceptanceCounts:
                 f"expected as many positions in proposed, trials and accepts, found "
                 f"{len(self.proposed)}, {len(self.trials)}, {len(self.accepts)}"
             )
-        reachable = self.rounds - self.num_empty_rounds
+        offered, reached = self.rounds - self.num_empty_rounds, self.rounds
         for i, (proposed, trials, accepts) in enumerate(zip(self.proposed, self.trials, self.accepts, strict=True)):
-            if not reachable >= proposed >= trials >= accepts >= 0:
+            if not (offered >= proposed >= trials >= accepts >= 0 and reached >= trials):
                 raise InconsistentCounts(
-                    f"position {i + 1}: expected rounds ≥ proposed ≥ trials ≥ accepts ≥ 0, found "
-                    f"{reachable}, {proposed}, {trials}, {accepts}"
+                    f"position {i + 1}: expected {offered} ≥ proposed ≥ trials ≥ accepts ≥ 0 and trials ≤ {reached}, "
+                    f"found {proposed}, {trials}, {accepts}"
                 )
-            reachable = accepts
+            offered, reached = proposed, accepts
 
     @property
     def num_accepted(self) -> int:

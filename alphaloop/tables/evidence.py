@@ -29,8 +29,6 @@ decode_runs: Final = Table(
     Column("job_id", Text, nullable=False, comment="The job"),
     Column("attempt", Integer, nullable=False, comment="The claim that decoded it"),
     Column("purpose", Text, nullable=False, comment="traffic, probe or control"),
-    Column("probe_set", Text, comment="Probe set, for probes and their controls"),
-    Column("probe_prompt", Integer, comment="Number of the prompt in its probe set: pairs probes with controls"),
     *evidence_key(),
     Column("mode", Text, nullable=False, comment="vanilla or speculative"),
     Column("num_draft_tokens", Integer, nullable=False, comment="k, the draft length asked for; 0 is vanilla"),

@@ -1,0 +1,36 @@
+"""What every test gets: a clean environment, a printed seed, and the real servers as fixtures."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.postgres", "tests.fixtures.models"]
+
+# Settings of the person who runs the tests must not change what they test; KAFKA_HOME names where Kafka lies.
+for name in list(os.environ):
+    if name.startswith("ALPHALOOP_") or name in ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL"):
+        del os.environ[name]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """The run's seed, so that a failure can be repeated with TEST_SEED."""
+    return f"alphaloop seed: {_seed()}"
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed of this run."""
+    return _seed()
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    """A generator seeded with the run's seed."""
+    return random.Random(seed)
+
+
+def _seed() -> int:
+    return int(os.environ.setdefault("TEST_SEED", str(random.SystemRandom().randrange(2**31))))
