@@ -1,0 +1,84 @@
+"""The log: one line an event, machine-readable, never with prompt text."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from alphaloop.logs import MAX_FIELD_CHARS, configure
+
+
+@pytest.fixture(autouse=True)
+def restored_root() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_text_is_one_line_with_action_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("INFO", "text")
+    logging.getLogger("worker.loop").info(
+        "consuming", extra={"action": "worker_ready", "topic": "jobs.code", "share": 0.123456, "note": "two\nlines"}
+    )
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    line = captured.err.removesuffix("\n")
+    assert line[8:] == r" info worker_ready consuming topic=jobs.code share=0.1235 note=two\nlines"
+    assert line[2] == line[5] == ":"
+
+
+def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("INFO", "json")
+    logging.getLogger("scheduler.loop").warning(
+        "late", extra={"action": "probe_late", "seconds": 3.5, "level": "ours", "task": None}
+    )
+    entry = json.loads(capsys.readouterr().err)
+    assert entry["action"] == "probe_late"
+    assert entry["seconds"] == 3.5
+    assert entry["task"] is None
+    assert entry["level"] == "warning"
+    assert entry["time"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_prompt_text_is_withheld_and_long_values_cut(capsys: pytest.CaptureFixture[str], format: str) -> None:
+    configure("INFO", format)  # type: ignore[arg-type]
+    logging.getLogger("worker").info("x", extra={"prompt": "my secret prompt", "reason": "r" * 1000})
+    line = capsys.readouterr().err
+    assert "secret" not in line
+    assert "r" * MAX_FIELD_CHARS in line
+    assert "r" * (MAX_FIELD_CHARS + 1) not in line
+
+
+def test_traceback_follows_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("INFO", "text")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("worker").exception("step failed", extra={"action": "step_failed"})
+    lines = capsys.readouterr().err.splitlines()
+    assert "error step_failed step failed" in lines[0]
+    assert lines[-1] == "ValueError: broken"
+
+
+def test_other_libraries_are_heard_from_warning_up(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("INFO", "text")
+    logging.getLogger("alembic.runtime").info("chatter")
+    logging.getLogger("alembic.runtime").warning("grave")
+    assert "chatter" not in (err := capsys.readouterr().err)
+    assert "grave" in err
+    configure("DEBUG", "text")
+    logging.getLogger("alembic.runtime").info("chatter")
+    assert "chatter" in capsys.readouterr().err
+
+
+def test_configuring_twice_does_not_log_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("INFO", "text")
+    configure("INFO", "text")
+    logging.getLogger("worker").info("once")
+    assert capsys.readouterr().err.count("once") == 1
