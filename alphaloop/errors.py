@@ -11,6 +11,7 @@
     ├── BrokerError               Kafka refused or is gone
     │   ├── BrokerUnavailable     nobody answers at bootstrap.servers
     │   ├── DeliveryFailed        a message was not acknowledged in time
+    │   ├── StaleAssignment       a commit for partitions that this group member no longer owns
     │   └── FatalBrokerError      the client is dead and must be built anew: the process exits
     ├── StoreError                Postgres refused
     │   ├── StoreUnavailable      nobody answers at DATABASE_URL, or the connection broke
@@ -104,6 +105,7 @@ class BrokerError(AlphaloopError):
     """Kafka refused a request."""
 
     code = "broker"
+    is_stale_assignment: ClassVar[bool] = False
 
 
 class BrokerUnavailable(BrokerError):
@@ -116,6 +118,13 @@ class DeliveryFailed(BrokerError):
     """A message was not acknowledged by the broker."""
 
     code = "delivery_failed"
+
+
+class StaleAssignment(BrokerError):
+    """A commit came from a group member that no longer owns the partitions; the new owner will redo the work."""
+
+    code = "broker_stale_assignment"
+    is_stale_assignment = True
 
 
 class FatalBrokerError(BrokerError):

@@ -1,0 +1,118 @@
+"""Settings as librdkafka properties, and one voice for a broker that goes away and comes back.
+
+librdkafka writes a "Connect … failed" line every second for as long as a broker is gone. Every client gets a
+`BrokerWatch` instead: the loss is said once, the return once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
+
+from alphaloop.errors import ConfigError
+from alphaloop.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+#: How much larger than its job a dead letter may be: the original value plus the `__dlq.errors.*` headers.
+DEAD_LETTER_OVERHEAD_BYTES: Final = 128 << 10
+
+_STATISTICS_INTERVAL_MS: Final = 2000
+#: Lines of librdkafka that only repeat what BrokerWatch says.
+_REPEATED_FACILITIES: Final = frozenset({"FAIL", "ERROR", "BRKMAIN"})
+
+
+class BrokerWatch:
+    """Says once that the broker is lost and once that it is back. One per client; called from the client's thread."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._is_lost = False
+        self._said: set[int] = set()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no broker answers now, as far as the client knows."""
+        return self._is_lost
+
+    def on_error(self, error: KafkaError) -> None:
+        """librdkafka's `error_cb`."""
+        code = error.code()
+        if code == KafkaError._ALL_BROKERS_DOWN:
+            if not self._is_lost:
+                self._is_lost = True
+                log.warning("no broker answers at %s; trying again until one does", self._bootstrap_servers)
+        elif code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
+            log.debug("%s", error.str())  # one broker of several, or the line before _ALL_BROKERS_DOWN
+        elif code not in self._said:
+            self._said.add(code)
+            log.error("broker: %s (%s)", error.str(), error.name())
+
+    def on_statistics(self, statistics: str) -> None:
+        """librdkafka's `stats_cb`: an idle client learns only from here that a broker is up again."""
+        if self._is_lost and any(b["state"] == "UP" for b in json.loads(statistics)["brokers"].values()):
+            self.answered()
+
+    def answered(self) -> None:
+        """A broker has just answered."""
+        self._said.clear()
+        if self._is_lost:
+            self._is_lost = False
+            log.warning("the broker at %s answers again", self._bootstrap_servers)
+
+
+class _Repetition(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        facility = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        return facility not in _REPEATED_FACILITIES or log.isEnabledFor(logging.DEBUG)
+
+
+_library_log = logging.getLogger("alphaloop.kafka.librdkafka")
+_library_log.addFilter(_Repetition())
+
+
+def client_config(
+    kafka: KafkaSettings, own: Mapping[str, Any] | None = None, *, watch: BrokerWatch | None = None
+) -> dict[str, Any]:
+    """The properties that every client shares, over them the client's `own`, over all `kafka.extra`.
+
+    Raises ConfigError where no broker is named. Secrets are unwrapped here and nowhere else: never log the result.
+    """
+    servers = bootstrap_servers(kafka)
+    watch = watch or BrokerWatch(servers)
+    config: dict[str, Any] = {
+        "bootstrap.servers": servers,
+        "security.protocol": kafka.security_protocol,
+        "socket.keepalive.enable": True,
+        "statistics.interval.ms": _STATISTICS_INTERVAL_MS,
+        "message.max.bytes": kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES,
+        "topic.metadata.refresh.interval.ms": kafka.metadata_refresh_ms,
+        "logger": _library_log,
+        "error_cb": watch.on_error,
+        "stats_cb": watch.on_statistics,
+    }
+    optional = {
+        "sasl.mechanism": kafka.sasl_mechanism,
+        "sasl.username": kafka.sasl_username,
+        "sasl.password": kafka.sasl_password and kafka.sasl_password.get_secret_value(),
+        "ssl.ca.location": kafka.ssl_ca_location and str(kafka.ssl_ca_location),
+        "ssl.certificate.location": kafka.ssl_certificate_location and str(kafka.ssl_certificate_location),
+        "ssl.key.location": kafka.ssl_key_location and str(kafka.ssl_key_location),
+        "ssl.key.password": kafka.ssl_key_password and kafka.ssl_key_password.get_secret_value(),
+    }
+    config |= {key: value for key, value in optional.items() if value is not None}
+    return config | dict(own or {}) | kafka.extra
+
+
+def bootstrap_servers(kafka: KafkaSettings) -> str:
+    """Where the broker is. Raises ConfigError when no setting says it."""
+    if not kafka.bootstrap_servers:
+        raise ConfigError(
+            "kafka.bootstrap_servers: expected HOST:PORT, found nothing",
+            hint="set KAFKA_BOOTSTRAP_SERVERS, or start the embedded broker with `alphaloop up`",
+        )
+    return kafka.bootstrap_servers

@@ -1,0 +1,240 @@
+"""A consumer for long jobs: explicit commits, cooperative assignment, and a poll that outlives the broker.
+
+Nothing is committed or stored behind the caller's back, little is fetched ahead (a paused partition throws its
+prefetched messages away), and every method belongs to the one thread that polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
+from alphaloop.kafka.errors import MISSING, UNREACHABLE, broker_error
+from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+Start = Literal["earliest", "latest", "error"]
+PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
+
+_MAX_HEARTBEAT_MS: Final = 3000
+
+
+class Consumer:
+    """One group member, or a group-less reader of whole topics.
+
+    `start` says where a partition without a committed offset begins. `earliest` is right for alphaloop's groups: a job
+    that waited before the first worker came up must run, and when offsets expired or were lost, reading again from the
+    start is harmless, since a job with a recorded outcome is answered from the record. `latest` would skip jobs in
+    silence. `error` raises from `poll` and leaves the choice to the operator.
+    """
+
+    def __init__(
+        self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop", start: Start = "earliest"
+    ) -> None:
+        self._timeout_s = kafka.request_timeout_s
+        self._watch = BrokerWatch(bootstrap_servers(kafka))
+        fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
+        own: dict[str, Any] = {
+            "group.id": group_id,
+            "client.id": client_id,
+            "group.protocol": "classic",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": start,
+            "isolation.level": "read_committed",
+            "session.timeout.ms": kafka.session_timeout_ms,
+            "heartbeat.interval.ms": max(1, min(_MAX_HEARTBEAT_MS, kafka.session_timeout_ms // 10)),
+            "max.poll.interval.ms": max(300_000, kafka.session_timeout_ms),
+            "queued.min.messages": 50,
+            "queued.max.messages.kbytes": max(16_384, fetch_bytes >> 10),
+            "fetch.queue.backoff.ms": 100,
+            "fetch.message.max.bytes": fetch_bytes,
+            "fetch.max.bytes": max(16 << 20, fetch_bytes),
+            "allow.auto.create.topics": False,
+        }
+        with _mapped("starting a consumer"):
+            self._client = ck.Consumer(client_config(kafka, own, watch=self._watch))
+
+    def subscribe(
+        self, patterns: Sequence[str], *, on_assign: PartitionsCallback, on_revoke: PartitionsCallback,
+        on_lost: PartitionsCallback,
+    ) -> None:  # fmt: skip
+        """Join the group for topics and `^patterns`; the callbacks run inside `poll` and `close`.
+
+        `on_assign` runs once its partitions can be paused, `on_revoke` while its partitions can still be committed;
+        in `on_lost` others may own them already, so nothing may be committed there. Each gets only the difference.
+        """
+
+        def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            client.incremental_assign(partitions)
+            on_assign(_ours(partitions))
+
+        def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            try:
+                on_revoke(_ours(partitions))
+            finally:
+                client.incremental_unassign(partitions)
+
+        def lost(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            try:
+                on_lost(_ours(partitions))
+            finally:
+                client.incremental_unassign(partitions)
+
+        with _mapped("subscribing"):
+            self._client.subscribe(list(patterns), on_assign=assigned, on_revoke=revoked, on_lost=lost)
+
+    def assign_from(self, topics: Sequence[str], *, at: Literal["earliest", "latest"]) -> None:
+        """Read whole topics without joining a group; `latest` means after what is there when this returns.
+
+        Raises BrokerError when a topic does not exist.
+        """
+        wanted = []
+        for topic in topics:
+            with _mapped(f"reading {topic}"):
+                found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
+            if found.error is not None:
+                raise broker_error(found.error, f"reading {topic}")
+            for number in found.partitions:
+                low, high = self.watermarks(TopicPartition(topic, number))
+                wanted.append(ck.TopicPartition(topic, number, low if at == "earliest" else high))
+        with _mapped("assigning partitions"):
+            self._client.assign(wanted)
+
+    def poll(self, timeout_s: float) -> Record | None:
+        """The next record, or None after `timeout_s` and whenever there was only news of the client.
+
+        A broker that is gone is logged once and yields None: keep polling. Raises FatalBrokerError when the client is
+        dead, BrokerError for what only an operator can mend (no permission, no offset to start from), and whatever a
+        callback raised.
+        """
+        with _mapped("polling"):
+            message = self._client.poll(timeout_s)
+        if message is None:
+            return None
+        if (error := message.error()) is not None:
+            self._judge(error)
+            return None
+        self._watch.answered()
+        return _record(message)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Deliver nothing from these until `resume`; what was fetched ahead is fetched again then."""
+        with _mapped("pausing partitions"):
+            self._client.pause(_theirs(partitions))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Deliver from these again."""
+        with _mapped("resuming partitions"):
+            self._client.resume(_theirs(partitions))
+
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions that this member reads now, as far as it knows."""
+        with _mapped("asking for the assignment"):
+            return set(_ours(self._client.assignment()))
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Store the *next* offset to read of each partition and wait for the broker's word.
+
+        The broker takes a lower offset than before without complaint; never going back is the caller's business.
+        Raises StaleAssignment when the group moved on, BrokerError with the partition otherwise.
+        """
+        if not offsets:
+            return
+        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
+        with _mapped("committing offsets"):
+            answers = self._client.commit(offsets=wanted, asynchronous=False)
+        for answer in answers or ():
+            if answer.error is not None:
+                raise broker_error(answer.error, f"committing {answer.topic}[{answer.partition}] at {answer.offset}")
+        self._watch.answered()
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """The group's committed offsets, the next to read; None where nothing was committed yet."""
+        with _mapped("asking for committed offsets"):
+            answers = self._client.committed(_theirs(partitions), timeout=self._timeout_s)
+        for answer in answers:
+            if answer.error is not None:
+                raise broker_error(answer.error, f"asking for {answer.topic}[{answer.partition}]")
+        return {TopicPartition(a.topic, a.partition): a.offset if a.offset >= 0 else None for a in answers}
+
+    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """The first offset that is kept and the one that the next message will get, asked of the broker."""
+        doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
+        with _mapped(doing):
+            answer = self._client.get_watermark_offsets(
+                ck.TopicPartition(partition.topic, partition.partition), timeout=self._timeout_s
+            )
+        if answer is None:
+            raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
+        low, high = answer
+        return low, high
+
+    def close(self) -> None:
+        """Leave the group, so that others take over at once; `on_revoke` runs inside. Safe to call twice."""
+        with _mapped("leaving the group"), contextlib.suppress(RuntimeError):
+            self._client.close()
+
+    def _judge(self, error: KafkaError) -> None:
+        code = error.code()
+        if error.fatal():
+            raise broker_error(error, "polling")
+        if code == KafkaError._PARTITION_EOF:
+            return
+        if code in UNREACHABLE:
+            self._watch.on_error(error)
+        elif code == KafkaError._MAX_POLL_EXCEEDED:
+            # Informational: the member left the group and joins again with the next poll.
+            log.warning("this member was put out of the group: not polled for max.poll.interval.ms; joining again")
+        elif code in MISSING:
+            # A pattern, or a topic that is not there yet: the subscription picks it up once it exists.
+            log.debug("%s", error.str())
+        else:
+            raise broker_error(error, "polling")
+
+
+@contextlib.contextmanager
+def _mapped(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        raise broker_error(error, doing) from error
+
+
+def _ours(partitions: Iterable[ck.TopicPartition]) -> list[TopicPartition]:
+    return [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+
+
+def _theirs(partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
+    return [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
+
+
+def _record(message: ck.Message) -> Record:
+    kind, timestamp_ms = message.timestamp()
+    return Record(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        key=_bytes(message.key()),
+        value=_bytes(message.value()),
+        headers=_headers(message.headers()),
+        timestamp_ms=None if kind == ck.TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
+    )
+
+
+def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
+    # The stub of the client allows a mapping, as for sending; what it reads is always a list of pairs.
+    return tuple((name, _bytes(value) or b"") for name, value in headers or ())
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value

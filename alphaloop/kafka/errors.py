@@ -1,0 +1,97 @@
+"""librdkafka's errors as ours.
+
+Four questions decide the class, in this order: is the client dead, did the group move on, does nobody answer, was a
+message not stored? Everything else is a plain refusal.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from alphaloop.errors import BrokerError, BrokerUnavailable, DeliveryFailed, FatalBrokerError, StaleAssignment
+
+STALE_ASSIGNMENT: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,
+    }
+)
+UNREACHABLE: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._WAIT_COORD,
+        KafkaError._NODE_UPDATE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+NOT_STORED: Final = frozenset(
+    {
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    }
+)
+DENIED: Final = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._SSL,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+
+
+def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
+    """The member of our tree for `error`, saying what was being done when it happened."""
+    cause = _cause(error)
+    if cause is None:
+        return BrokerError(f"{doing}: {error}")
+    code = cause.code()
+    text = f"{doing}: {cause.str()} ({cause.name()})"
+    if cause.fatal() or code == KafkaError._FATAL:
+        return FatalBrokerError(text, hint="the process must be started again; a supervisor does that")
+    if code in STALE_ASSIGNMENT:
+        return StaleAssignment(text)
+    if code in UNREACHABLE:
+        return BrokerUnavailable(text, hint="is the broker at kafka.bootstrap_servers up and reachable from here?")
+    if code in NOT_STORED:
+        return DeliveryFailed(text)
+    return BrokerError(text, hint=_hint(code))
+
+
+def _cause(error: KafkaError | KafkaException) -> KafkaError | None:
+    if isinstance(error, KafkaError):
+        return error
+    return next((part for part in error.args if isinstance(part, KafkaError)), None)
+
+
+def _hint(code: int) -> str | None:
+    if code in DENIED:
+        return "check kafka.security_protocol, the credentials and certificates, and the ACLs of this user"
+    if code in MISSING:
+        return "no such topic: `alphaloop up` creates the embedded ones; on your own cluster run `alphaloop migrate`"
+    return None

@@ -1,0 +1,126 @@
+"""An idempotent producer that counts every delivery report. One thread owns it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError
+from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
+from alphaloop.kafka.errors import broker_error
+from alphaloop.settings import KafkaSettings
+
+OnDelivery = Callable[[BrokerError | None], None]
+
+_SERVE_S: Final = 0.1
+
+
+class Producer:
+    """Sends messages; `flush` tells whether all of them were stored.
+
+    A message may arrive once although it was sent twice by librdkafka (idempotence), but twice when the caller sends
+    it again after a failure whose outcome is unknown: readers tell results apart by their key, the job_id.
+    """
+
+    def __init__(self, kafka: KafkaSettings, client_id: str = "alphaloop") -> None:
+        self._buffer_s = kafka.request_timeout_s
+        self._watch = BrokerWatch(bootstrap_servers(kafka))
+        self._pending: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._first_failure: BrokerError | None = None
+        own: dict[str, Any] = {
+            "client.id": client_id,
+            "enable.idempotence": True,
+            "acks": "all",
+            "delivery.timeout.ms": 120_000,
+            "linger.ms": 5,
+            "compression.type": "lz4",
+        }
+        try:
+            self._client = ck.Producer(client_config(kafka, own, watch=self._watch))
+        except KafkaException as error:
+            raise broker_error(error, "starting a producer") from error
+
+    @property
+    def num_pending(self) -> int:
+        """Messages sent whose delivery report has not been served yet."""
+        return self._pending.total()
+
+    def send(
+        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = (),
+        partition: int | None = None, on_delivery: OnDelivery | None = None,
+    ) -> None:  # fmt: skip
+        """Hand one message to the client; it is stored only when `flush` returns or `on_delivery` got None.
+
+        A full buffer is waited out for `kafka.request_timeout_s`, serving delivery reports meanwhile. Raises
+        DeliveryFailed when it stays full or the message is too large, FatalBrokerError when the client is dead.
+        """
+        report = functools.partial(self._delivered, topic, on_delivery)
+        deadline = time.monotonic() + self._buffer_s
+        while True:
+            try:
+                self._client.produce(
+                    topic, value, key, -1 if partition is None else partition, on_delivery=report, headers=list(headers)
+                )
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    raise DeliveryFailed(
+                        f"{topic}: the send buffer, {self.num_pending} messages, stayed full for {self._buffer_s:g} s"
+                    ) from None
+                self._client.poll(_SERVE_S)
+            except KafkaException as error:
+                raise broker_error(error, f"sending to {topic}") from error
+            else:
+                self._pending[topic] += 1
+                self._client.poll(0)
+                return
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Serve delivery reports and the client's news."""
+        self._client.poll(timeout_s)
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait for the delivery report of every message sent so far.
+
+        Raises DeliveryFailed naming topics, counts and the first reason when any failed since the last flush or time
+        ran out (messages still waiting may yet arrive), FatalBrokerError when the client is dead.
+        """
+        self._client.flush(timeout_s)
+        failed, first = self._failed, self._first_failure
+        self._failed, self._first_failure = Counter(), None
+        if isinstance(first, FatalBrokerError):
+            raise first
+        waiting = +self._pending
+        if not failed and not waiting:
+            return
+        parts = [f"{count} to {topic} refused" for topic, count in failed.items()]
+        parts += [f"{count} to {topic} not acknowledged within {timeout_s:g} s" for topic, count in waiting.items()]
+        reason = f"; first reason: {first.message}" if first else ""
+        raise DeliveryFailed(f"messages not stored: {', '.join(parts)}{reason}", hint=first.hint if first else None)
+
+    def close(self) -> None:
+        """Drop what was not delivered, so that nothing is sent behind the caller's back; flush first."""
+        self._client.purge()
+        self._client.flush(_SERVE_S)
+
+    def _delivered(
+        self, topic: str, on_delivery: OnDelivery | None, error: KafkaError | None, _message: ck.Message
+    ) -> None:
+        self._pending[topic] -= 1
+        mapped = None
+        if error is None:
+            self._watch.answered()
+        else:
+            mapped = broker_error(error, f"sending to {topic}")
+            self._failed[topic] += 1
+            # A fatal error makes every later message fail with a vaguer one: it is the one to report.
+            if self._first_failure is None or isinstance(mapped, FatalBrokerError):
+                self._first_failure = mapped
+        if on_delivery is not None:
+            on_delivery(mapped)

@@ -1,0 +1,130 @@
+"""The topics of the contract: their names, and their creation where they are missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import ClusterMetadata
+from confluent_kafka.cimpl import NewTopic
+
+from alphaloop.errors import BrokerError, BrokerUnavailable
+from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, client_config
+from alphaloop.kafka.errors import broker_error
+from alphaloop.settings import KafkaSettings
+
+RESULTS: Final = "results"
+TOKENS: Final = "tokens"
+CONTROL: Final = "control"
+DRIFT_REPORTS: Final = "drift-reports"
+
+#: For `Consumer.subscribe`: exactly the jobs.<task> topics; a task has no dot, so .dlq and .retry.<delay> stay out.
+JOBS_PATTERN: Final = r"^jobs\.[a-z0-9][a-z0-9_-]*$"
+
+_TASK_OF: Final = re.compile(r"jobs\.([a-z0-9][a-z0-9_-]*)")
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
+
+
+def jobs_topic(task: str) -> str:
+    """Where the jobs of a task arrive."""
+    return f"jobs.{task}"
+
+
+def dlq_topic(topic: str) -> str:
+    """Where what cannot be read from `topic` goes."""
+    return f"{topic}.dlq"
+
+
+def task_of(topic: str) -> str | None:
+    """The task of a jobs.<task> topic; None for every other topic, dead letters and retries included."""
+    match = _TASK_OF.fullmatch(topic)
+    return match[1] if match else None
+
+
+def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[str]:
+    """Create the topics that are missing, and return their names; existing ones are left as they are.
+
+    Several processes may do this at once. Raises BrokerError when a topic is refused, BrokerUnavailable when nobody
+    answers.
+    """
+    existing = set(list_topics(kafka))
+    wanted = [topic for topic in _contract_topics(kafka, tasks) if topic.topic not in existing]
+    if not wanted:
+        return []
+    try:
+        # The name keeps the client alive until every answer is in.
+        admin = _admin(kafka)
+        answers = admin.create_topics(wanted, request_timeout=kafka.request_timeout_s)
+    except KafkaException as error:
+        raise broker_error(error, "creating topics") from error
+    created = []
+    for name, answer in answers.items():
+        try:
+            answer.result()
+            created.append(name)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise broker_error(error, f"creating the topic {name}") from error
+    return created
+
+
+def list_topics(kafka: KafkaSettings) -> list[str]:
+    """Every topic the broker has, internal ones included, sorted. Raises BrokerUnavailable."""
+    return sorted(_metadata(kafka, kafka.request_timeout_s).topics)
+
+
+def cluster_id(kafka: KafkaSettings) -> str:
+    """The cluster's own name, part of the job_id of jobs that came without one. Raises BrokerUnavailable."""
+    metadata: Any = _metadata(kafka, kafka.request_timeout_s)  # the stub knows only the initial None
+    if not metadata.cluster_id:
+        raise BrokerError("expected the broker to name its cluster, found no cluster id")
+    return str(metadata.cluster_id)
+
+
+def is_reachable(kafka: KafkaSettings, timeout_s: float) -> bool:
+    """Whether a broker answers within `timeout_s`."""
+    try:
+        return bool(_metadata(kafka, timeout_s).brokers)
+    except BrokerUnavailable:
+        return False
+
+
+def _contract_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[NewTopic]:
+    size, dead_size = kafka.max_message_bytes, kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
+    found = []
+    for task in tasks:
+        name = jobs_topic(task)
+        found.append(_topic(kafka, name, size, 7 * _DAY_MS))
+        found.append(_topic(kafka, dlq_topic(name), dead_size, 14 * _DAY_MS))
+    found.append(_topic(kafka, RESULTS, size, 7 * _DAY_MS))
+    found.append(_topic(kafka, TOKENS, size, _HOUR_MS))
+    found.append(_topic(kafka, CONTROL, size, _DAY_MS))
+    found.append(_topic(kafka, DRIFT_REPORTS, size, 30 * _DAY_MS))
+    return found
+
+
+def _topic(kafka: KafkaSettings, name: str, max_message_bytes: int, retention_ms: int) -> NewTopic:
+    return NewTopic(
+        name,
+        num_partitions=kafka.num_partitions,
+        replication_factor=kafka.replication_factor,
+        config={"max.message.bytes": str(max_message_bytes), "retention.ms": str(retention_ms)},
+    )
+
+
+def _metadata(kafka: KafkaSettings, timeout_s: float) -> ClusterMetadata:
+    try:
+        return _admin(kafka).list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        raise broker_error(error, f"asking {kafka.bootstrap_servers} for its topics") from error
+
+
+def _admin(kafka: KafkaSettings) -> AdminClient:
+    try:
+        return AdminClient(client_config(kafka))
+    except KafkaException as error:
+        raise broker_error(error, "starting an admin client") from error
