@@ -51,25 +51,15 @@ def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[str]:
     Several processes may do this at once. Raises BrokerError when a topic is refused, BrokerUnavailable when nobody
     answers.
     """
-    existing = set(list_topics(kafka))
-    wanted = [topic for topic in _contract_topics(kafka, tasks) if topic.topic not in existing]
-    if not wanted:
-        return []
-    try:
-        # The name keeps the client alive until every answer is in.
-        admin = _admin(kafka)
-        answers = admin.create_topics(wanted, request_timeout=kafka.request_timeout_s)
-    except KafkaException as error:
-        raise broker_error(error, "creating topics") from error
-    created = []
-    for name, answer in answers.items():
-        try:
-            answer.result()
-            created.append(name)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise broker_error(error, f"creating the topic {name}") from error
-    return created
+    return _create_missing(kafka, _contract_topics(kafka, tasks))
+
+
+def ensure_dead_letter_topic(kafka: KafkaSettings, topic: str) -> None:
+    """Create `topic`'s dead-letter topic if it is missing: somebody may have made a jobs topic that no task names.
+
+    Raises as ensure_topics.
+    """
+    _create_missing(kafka, [_dead_letter_topic(kafka, topic)])
 
 
 def list_topics(kafka: KafkaSettings) -> list[str]:
@@ -93,18 +83,46 @@ def is_reachable(kafka: KafkaSettings, timeout_s: float) -> bool:
         return False
 
 
+def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[str]:
+    existing = set(list_topics(kafka))
+    wanted = [topic for topic in topics if topic.topic not in existing]
+    if not wanted:
+        return []
+    try:
+        # The name keeps the client alive until every answer is in.
+        admin = _admin(kafka)
+        answers = admin.create_topics(wanted, request_timeout=kafka.request_timeout_s)
+    except KafkaException as error:
+        raise broker_error(error, "creating topics") from error
+    created = []
+    for name, answer in answers.items():
+        try:
+            answer.result()
+            created.append(name)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise broker_error(error, f"creating the topic {name}") from error
+    return created
+
+
 def _contract_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[NewTopic]:
-    size, dead_size = kafka.max_message_bytes, kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
+    size = kafka.max_message_bytes
     found = []
     for task in tasks:
         name = jobs_topic(task)
         found.append(_topic(kafka, name, size, 7 * _DAY_MS))
-        found.append(_topic(kafka, dlq_topic(name), dead_size, 14 * _DAY_MS))
+        found.append(_dead_letter_topic(kafka, name))
     found.append(_topic(kafka, RESULTS, size, 7 * _DAY_MS))
     found.append(_topic(kafka, TOKENS, size, _HOUR_MS))
     found.append(_topic(kafka, CONTROL, size, _DAY_MS))
+    found.append(_dead_letter_topic(kafka, CONTROL))
     found.append(_topic(kafka, DRIFT_REPORTS, size, 30 * _DAY_MS))
     return found
+
+
+def _dead_letter_topic(kafka: KafkaSettings, topic: str) -> NewTopic:
+    size = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
+    return _topic(kafka, dlq_topic(topic), size, 14 * _DAY_MS)
 
 
 def _topic(kafka: KafkaSettings, name: str, max_message_bytes: int, retention_ms: int) -> NewTopic:

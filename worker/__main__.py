@@ -1,0 +1,139 @@
+"""`python -m worker`: load, calibrate, consume until SIGTERM, drain, leave."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from alphaloop import logs
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.endpoint import Endpoint
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.kafka.producer import Producer
+from alphaloop.settings import Settings, load_settings
+from alphaloop.store.database import Database
+from alphaloop.store.outbox import Outbox
+from worker.assembly import assemble, owner_name
+from worker.loop import Parts, Worker
+from worker.publish import Publisher
+
+log = logging.getLogger("worker")
+
+MAX_POLL_AGE_S = 30.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one worker; 0 after a drained stop, 1 after an error that a person must see to."""
+    options = _options(argv)
+    try:
+        settings = with_running_stack(load_settings(options.configs, profile=options.profile))
+        logs.configure(settings.logs.level, settings.logs.format)
+        _serve(settings, options.configs, random.Random(options.seed))
+    except AlphaloopError as error:
+        log.error("%s", error.message, extra={"action": "worker_failed", "code": error.code, "hint": error.hint or ""})
+        return 1
+    return 0
+
+
+def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None:
+    stop, hurry = threading.Event(), threading.Event()
+    _on_signals(stop, hurry, settings.worker.drain_s)
+    if settings.postgres.url is None:
+        raise ConfigError("postgres.url: not set", hint="set DATABASE_URL, or start `alphaloop up`")
+    database = Database(
+        settings.postgres.url,
+        pool_size=settings.postgres.pool_size,
+        connect_timeout_s=settings.postgres.connect_timeout_s,
+    )
+    database.check_revision()
+    producer = Producer(settings.kafka)
+    # Loaded here, so that everything that can be checked without a model is checked before one is read.
+    from worker.decoding import load_engine
+
+    engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
+    owner = owner_name()
+    parts = assemble(settings, configs, engine, database, producer, owner=owner, stop=stop, hurry=hurry, rng=rng)
+    worker = Worker(parts)
+    parts.metrics.watch(parts.intake, lambda: worker.num_waiting)
+    endpoint = Endpoint(
+        settings.worker.http_host, settings.worker.http_port, parts.metrics.registry,
+        healthy=lambda: _unhealthy(parts), ready=lambda: _unready(parts),
+    )  # fmt: skip
+    try:
+        _relay_orphans(database, parts.publisher, settings.worker.lease_s)
+        parts.leases.start()
+        parts.intake.start()
+        log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": endpoint.url})
+        worker.run()
+    finally:
+        parts.intake.stop_taking()
+        parts.intake.close(settings.worker.drain_s)
+        parts.leases.close()
+        producer.close()
+        endpoint.close()
+        database.close()
+    log.info("drained", extra={"action": "worker_stopped", "owner": owner})
+
+
+def _relay_orphans(database: Database, publisher: Publisher, older_than_s: float) -> None:
+    """Publish what an earlier worker recorded and did not live to publish."""
+    num_relayed = Outbox(database).relay(publisher.emit, older_than_s=older_than_s, limit=10_000)
+    if num_relayed:
+        log.info("relayed %d recorded results", num_relayed, extra={"action": "outbox_relayed"})
+
+
+def _unhealthy(parts: Parts) -> str | None:
+    age_s = parts.intake.poll_age_s
+    return f"the consumer was last polled {age_s:.0f} s ago" if age_s > MAX_POLL_AGE_S else None
+
+
+def _unready(parts: Parts) -> str | None:
+    if parts.stop.is_set():
+        return "draining"
+    return None if parts.intake.is_assigned else "no partitions assigned yet"
+
+
+def _on_signals(stop: threading.Event, hurry: threading.Event, drain_s: float) -> None:
+    """First SIGTERM or SIGINT: finish the batch, within `drain_s`. The second: give it back at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            hurry.set()
+            return
+        stop.set()
+        timer = threading.Timer(drain_s, hurry.set)
+        timer.daemon = True
+        timer.start()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker", description=__doc__, epilog="example: python -m worker --profile local"
+    )
+    parser.add_argument(
+        "--configs", type=Path, default=_path_from_environment("ALPHALOOP_CONFIGS"), help="folder of TOML files"
+    )
+    parser.add_argument(
+        "--profile", default=os.environ.get("ALPHALOOP_PROFILE"), help="one more file of it, laid over the others"
+    )
+    parser.add_argument("--seed", type=int, default=None, help="of the exploration; unset: another every time")
+    return parser.parse_args(argv)
+
+
+def _path_from_environment(name: str) -> Path | None:
+    return Path(os.environ[name]) if os.environ.get(name) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Putting a worker together from its settings: the only place that knows every part's real class."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from alphaloop.cost import CostTable
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dead_letter_topic, ensure_topics
+from alphaloop.settings import Settings, TaskSettings, read_tasks
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.history import HistoryStore
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox
+from alphaloop.store.outcomes import OutcomeStore
+from worker.batching import Batcher
+from worker.calibration import calibrate
+from worker.claiming import Claiming
+from worker.deciding import Decider, Window
+from worker.engine import Engine
+from worker.intake import Intake
+from worker.leases import LeaseKeeper
+from worker.loop import Parts
+from worker.metrics import WorkerMetrics
+from worker.publish import Publisher
+from worker.validation import Validation
+
+log = logging.getLogger(__name__)
+
+
+def owner_name() -> str:
+    """This process among all workers, past and present."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def assemble(
+    settings: Settings, configs: Path | None, engine: Engine, database: Database, producer: Producer, *, owner: str,
+    stop: threading.Event, hurry: threading.Event, rng: random.Random,
+) -> Parts:  # fmt: skip
+    """Build every part of a worker. Topics that are missing are created; costs never measured here are measured now."""
+    limits = settings.worker
+    ensure_topics(settings.kafka, settings.tasks)
+    _register_drafters(engine, database)
+    costs = _costs(settings, engine, database)
+    jobs = JobStore(database)
+    source = Consumer(settings.kafka, group_id=settings.kafka.group_id)
+    intake = Intake(
+        source, [JOBS_PATTERN, CONTROL], max_buffered=limits.max_buffered, max_distance=limits.max_watermark_distance,
+        commit_interval_s=limits.commit_interval_s,
+    )  # fmt: skip
+    metrics = WorkerMetrics()
+    metrics.running_on(engine.identity)
+    return Parts(
+        owner=owner,
+        group=settings.kafka.group_id,
+        engine=engine,
+        intake=intake,
+        validation=Validation(
+            engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
+        ),
+        batcher=Batcher(limits.batch_size, limits.batch_wait_s),
+        claiming=Claiming(
+            jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, now=lambda: datetime.now(UTC)
+        ),
+        decider=Decider(
+            engine, HistoryStore(database), DraftRegistry(database), DecisionLog(database), costs=costs,
+            limits=settings.policy.limits(), window=Window(limits.history_days, limits.history_half_life_days), owner=owner,
+            now=lambda: datetime.now(UTC), rng=rng,
+        ),
+        leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
+        recorder=OutcomeStore(database),
+        jobs=jobs,
+        outbox=Outbox(database),
+        publisher=Publisher(producer, ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic)),
+        metrics=metrics,
+        max_waiting=limits.max_buffered,
+        stop=stop,
+        hurry=hurry,
+    )  # fmt: skip
+
+
+def _register_drafters(engine: Engine, database: Database) -> None:
+    registry = DraftRegistry(database)
+    for drafter in engine.drafters:
+        registry.register(drafter.name, drafter.revision, engine.identity.target_revision)
+
+
+def _costs(settings: Settings, engine: Engine, database: Database) -> CostTable:
+    """Stored costs of this device, engine and target; measured and stored first where there are none."""
+    store, identity = CostStore(database), engine.identity
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    costs = store.load(identity.device, identity.engine, identity.target_revision, revisions)
+    if not costs.is_empty and all(costs.round_ms(name, 1, 1) is not None for name in revisions):
+        return costs
+    limits = settings.worker
+    batches = sorted(
+        {batch for batch in (*limits.calibration_batches, limits.batch_size) if batch <= limits.batch_size}
+    )
+    log.info("measuring what a round costs here", extra={"action": "calibration_started", "device": identity.device})
+    points = calibrate(engine, batches, limits.calibration_widths, limits.calibration_samples)
+    store.save(identity.device, identity.engine, identity.target_revision, revisions, points)
+    log.info("measured %d points", len(points), extra={"action": "calibration_done"})
+    return CostTable(points)
+
+
+def _reread(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
+    def reread() -> Mapping[str, TaskSettings]:
+        try:
+            return read_tasks(configs)
+        except ConfigError as error:
+            # Somebody is editing the file: the tasks known so far stay.
+            log.warning("tasks not read again: %s", error.message, extra={"action": "tasks_unreadable"})
+            return {}
+
+    return reread

@@ -1,0 +1,107 @@
+"""The decision for a batch: history and staleness from the store, costs from the calibration, then the pure policy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Protocol
+
+from alphaloop.cost import CostTable
+from alphaloop.messages import Decoding, Purpose
+from alphaloop.policy import Decision, DecisionContext, DrafterState, Evidence, PolicyLimits, decide
+from worker.batching import BatchKey
+from worker.engine import Engine
+
+
+class History(Protocol):
+    """What is needed of alphaloop.store.history.HistoryStore."""
+
+    def evidence(
+        self, task: str, *, target_revision: str, engine: str, sampling_bucket: str, drafters: Mapping[str, str], now: datetime,
+        window_days: float, half_life_days: float,
+    ) -> dict[str, Evidence]: ...  # fmt: skip
+    def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None: ...
+
+
+class Drafts(Protocol):
+    """What is needed of alphaloop.store.drafts.DraftRegistry."""
+
+    def stale(self, target_revision: str) -> set[tuple[str, str]]: ...
+
+
+class Changes(Protocol):
+    """What is needed of alphaloop.store.decisions.DecisionLog."""
+
+    def record_change(
+        self,
+        task: str,
+        target_revision: str,
+        device: str,
+        sampling_bucket: str,
+        batch: int,
+        decision: Decision,
+        owner: str,
+    ) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How far back evidence counts, and how fast it fades."""
+
+    days: float
+    half_life_days: float
+
+
+class Decider:
+    """Decides batches. The generator is the worker's own, seeded, so that a run can be repeated."""
+
+    def __init__(
+        self, engine: Engine, history: History, drafts: Drafts, changes: Changes, *, costs: CostTable, limits: PolicyLimits,
+        window: Window, owner: str, now: Callable[[], datetime], rng: random.Random,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._history = history
+        self._drafts = drafts
+        self._changes = changes
+        self._costs = costs
+        self._limits = limits
+        self._window = window
+        self._owner = owner
+        self._now = now
+        self._rng = rng
+
+    def decide(self, key: BatchKey, max_tokens: Sequence[int], forced: Decoding) -> Decision:
+        """Decide for a batch of `len(max_tokens)` jobs; `forced` is what the task's configuration fixes."""
+        identity = self._engine.identity
+        drafters = self._drafters(identity.target_revision)
+        now = self._now()
+        evidence = self._history.evidence(
+            key.task, target_revision=identity.target_revision, engine=identity.engine, sampling_bucket=key.sampling_bucket,
+            drafters={drafter.name: drafter.revision for drafter in drafters}, now=now,
+            window_days=self._window.days, half_life_days=self._window.half_life_days,
+        )  # fmt: skip
+        usual = self._history.expected_tokens(key.task, now=now, window_days=self._window.days)
+        limit = sum(max_tokens) / len(max_tokens)
+        asked = Decoding(key.decoding)
+        context = DecisionContext(
+            task=key.task, batch=len(max_tokens), expected_tokens=min(limit, usual) if usual is not None else limit,
+            draw=self._rng.random(), purpose=Purpose(key.purpose), decoding=forced if asked is Decoding.AUTO else asked,
+            probe_drafter=key.probe_drafter or None, probe_num_draft_tokens=key.probe_num_draft_tokens or None,
+        )  # fmt: skip
+        decision = decide(evidence, drafters, self._costs, context, self._limits)
+        self._changes.record_change(
+            key.task,
+            identity.target_revision,
+            identity.device,
+            key.sampling_bucket,
+            context.batch,
+            decision,
+            self._owner,
+        )
+        return decision
+
+    def _drafters(self, target_revision: str) -> list[DrafterState]:
+        stale = self._drafts.stale(target_revision)
+        return [replace(d, is_stale=(d.name, d.revision) in stale) for d in self._engine.drafters]

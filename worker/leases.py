@@ -1,0 +1,86 @@
+"""Keeping the claims of the jobs in hand, from a thread of its own: decoding may take longer than a lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from alphaloop.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+
+class LeaseStore(Protocol):
+    """What is needed of alphaloop.store.jobs.JobStore."""
+
+    def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]: ...
+    def cancelled(self, job_ids: Iterable[str]) -> set[str]: ...
+
+
+class LeaseKeeper:
+    """Renews every held claim three times a lease, and learns on the way which jobs were cancelled.
+
+    A claim that could not be renewed in time is lost: the attempt number fences it, so its outcome, if it still comes,
+    is dropped by the store. Losing it is therefore only logged.
+    """
+
+    def __init__(self, store: LeaseStore, *, owner: str, lease_s: float) -> None:
+        self._store = store
+        self._owner = owner
+        self._lease_s = lease_s
+        self._held: dict[str, int] = {}
+        self._cancelled: set[str] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def hold(self, attempts: Mapping[str, int]) -> None:
+        """Renew these claims from now on; job_id to attempt."""
+        with self._lock:
+            self._held.update(attempts)
+
+    def let_go(self, job_ids: Iterable[str]) -> None:
+        """Renew these no longer."""
+        with self._lock:
+            for job_id in job_ids:
+                self._held.pop(job_id, None)
+                self._cancelled.discard(job_id)
+
+    def cancelled(self) -> set[str]:
+        """Held jobs whose cancellation was asked for, as of the last renewal."""
+        with self._lock:
+            return set(self._cancelled)
+
+    def renew_once(self) -> None:
+        """One renewal; StoreError is logged, since the next renewal or the fencing token will tell."""
+        with self._lock:
+            held = dict(self._held)
+        if not held:
+            return
+        try:
+            still = self._store.renew(held, owner=self._owner, lease_s=self._lease_s)
+            cancelled = self._store.cancelled(held)
+        except StoreError as error:
+            log.warning("leases not renewed: %s", error.message, extra={"action": "lease_renewal_failed"})
+            return
+        if lost := held.keys() - still:
+            log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
+        with self._lock:
+            self._cancelled = cancelled & self._held.keys()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(self._lease_s)
+
+    def _run(self) -> None:
+        # At least once a second, so that a running job notices its cancellation soon.
+        while not self._stop.wait(min(self._lease_s / 3, 1.0)):
+            self.renew_once()

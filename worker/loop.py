@@ -1,0 +1,262 @@
+"""The worker, top to bottom: what happens to a job between Kafka and Kafka."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from alphaloop.errors import MessageError
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.messages import Status, dead_letter
+from alphaloop.policy import Decision
+from alphaloop.store.outbox import OutboxMessage
+from alphaloop.store.outcomes import Outcome
+from worker import outcomes
+from worker.batch import BatchDecoding
+from worker.batching import Batcher, BatchKey, batch_key
+from worker.claiming import ClaimedJob, Claiming, Claims, cancelled
+from worker.control import parse_cancellation
+from worker.deciding import Decider
+from worker.engine import Engine, Step
+from worker.intake import Delivery, Intake
+from worker.leases import LeaseKeeper
+from worker.metrics import WorkerMetrics
+from worker.patience import Patience
+from worker.publish import Publisher
+from worker.validation import ReadyJob, Validation
+
+log = logging.getLogger(__name__)
+
+
+class Recorder(Protocol):
+    """What is needed of alphaloop.store.outcomes.OutcomeStore."""
+
+    def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]: ...
+
+
+class ClaimRelease(Protocol):
+    """What is needed of alphaloop.store.jobs.JobStore."""
+
+    def release(self, attempts: dict[str, int], *, owner: str) -> None: ...
+    def request_cancel(self, job_id: str) -> None: ...
+
+
+class OutboxDelete(Protocol):
+    """What is needed of alphaloop.store.outbox.Outbox."""
+
+    def delete(self, ids: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of the loop did."""
+
+    num_taken: int = 0
+    num_refused: int = 0
+    num_answered: int = 0
+    num_recorded: int = 0
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything a worker is made of; worker/assembly.py puts the real ones together."""
+
+    owner: str
+    group: str
+    engine: Engine
+    intake: Intake
+    validation: Validation
+    batcher: Batcher[ReadyJob]
+    claiming: Claiming
+    decider: Decider
+    leases: LeaseKeeper
+    recorder: Recorder
+    jobs: ClaimRelease
+    outbox: OutboxDelete
+    publisher: Publisher
+    metrics: WorkerMetrics
+    max_waiting: int
+    stop: threading.Event  #: take nothing new, finish the batch in hand
+    hurry: threading.Event  #: give the batch in hand back between two steps
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+
+class Worker:
+    """One GPU process."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+        self._patience = Patience(parts.hurry)
+        self._held: list[tuple[float, ReadyJob]] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs taken and not yet decoding."""
+        return len(self._p.batcher) + len(self._held)
+
+    def run(self) -> None:
+        """Turn until told to stop; then everything in hand is decoded or given back, and the offsets are committed."""
+        while not self._p.stop.is_set():
+            self.run_once()
+
+    def run_once(self, timeout_s: float = 0.2) -> Turn:
+        """Take what has come, and decode at most one batch of it. Offsets move last.
+
+        1. take   2. validate   3. batch by task   4. claim   5. decide   6. decode   7. record   8. publish   9. finish
+
+        A crash anywhere before 9 delivers the messages again: the claim then finds what was recorded and emits it once
+        more, or decodes anew. Claiming comes after batching so that only jobs about to be decoded burn an attempt.
+        """
+        deliveries = self._take(timeout_s)
+        ready, num_refused = self._validate(deliveries)
+        self._wait_for_batch(ready)
+        batched = self._p.batcher.next(self._p.clock())
+        if batched is None:
+            return Turn(len(deliveries), num_refused)
+        key, batch = batched
+        claims = self._claim(batch)
+        decision, decoded, released = self._decide_and_decode(key, claims)
+        messages = self._record(claims, decoded)
+        self._publish(claims, messages)
+        self._finish(claims, released)
+        return Turn(len(deliveries), num_refused, len(claims.answered), len(messages), decision)
+
+    def _take(self, timeout_s: float) -> list[Delivery]:
+        room = self._p.max_waiting - self.num_waiting
+        waits = len(self._p.batcher) > 0
+        return self._p.intake.take(room, timeout_s if not waits else min(timeout_s, 0.02)) if room > 0 else []
+
+    def _validate(self, deliveries: Sequence[Delivery]) -> tuple[list[ReadyJob], int]:
+        ready, refused = [], []
+        for delivery in deliveries:
+            try:
+                if delivery.record.topic == CONTROL:
+                    self._cancel(delivery)
+                else:
+                    ready.append(self._p.validation.read(delivery))
+            except MessageError as error:
+                refused.append((delivery, error))
+        self._refuse(refused)
+        return ready, len(refused)
+
+    def _wait_for_batch(self, ready: Sequence[ReadyJob]) -> None:
+        now = self._p.clock()
+        due = [job for at, job in self._held if at <= now]
+        self._held = [(at, job) for at, job in self._held if at > now]
+        for job in (*ready, *due):
+            key = batch_key(job.job, job.prepared.sampling)
+            self._p.batcher.add(key, job, priority=job.job.priority, now=now)
+        # Jobs of a partition that went to another worker are that worker's now.
+        self._p.batcher.discard(lambda job: not self._p.intake.is_current(job.delivery))
+
+    def _claim(self, batch: Sequence[ReadyJob]) -> Claims:
+        claims = self._patience.until_done("claim", lambda: self._p.claiming.claim(batch))
+        now = self._p.clock()
+        self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
+        self._refuse([(job.delivery, error) for job, error in claims.conflicts])
+        self._p.leases.hold(claims.attempts)
+        return claims
+
+    def _decide_and_decode(
+        self, key: BatchKey, claims: Claims
+    ) -> tuple[Decision | None, list[tuple[ClaimedJob, Outcome]], list[ClaimedJob]]:
+        """The decision, the outcomes, and the claimed jobs that were given back undecoded."""
+        now = self._p.now()
+        decoded = [(e.claimed, outcomes.ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
+        if not claims.to_decode:
+            return None, decoded, []
+        limits = [claimed.ready.prepared.sampling.max_tokens for claimed in claims.to_decode]
+        forced = self._p.validation.task_decoding(key.task)
+        decision = self._patience.until_done("decide", lambda: self._p.decider.decide(key, limits, forced))
+        self._p.metrics.decided(key.task, decision)
+        started = self._p.now()
+        batch = self._decoding(claims.to_decode).decode(claims.to_decode, decision)
+        now = self._p.now()
+        for claimed, generation in batch.finished:
+            queue_s = _seconds_between(claimed, started)
+            identity = self._p.engine.identity
+            outcome = outcomes.succeeded(claimed, generation, decision, identity, queue_s=queue_s, now=now)
+            decoded.append((claimed, outcome))
+        for claimed, error in batch.failed:
+            decoded.append((claimed, outcomes.ended(claimed, Status.FAILED, outcomes.failure_of(error), now=now)))
+        decoded += [(c, outcomes.ended(c, Status.CANCELLED, cancelled(), now=now)) for c in batch.cancelled]
+        return decision, decoded, batch.unfinished
+
+    def _decoding(self, batch: Sequence[ClaimedJob]) -> BatchDecoding:
+        stream = self._p.publisher.token_stream(batch)
+
+        def on_step(step: Step) -> None:
+            self._p.metrics.stepped(step)
+            stream(step)
+
+        return BatchDecoding(
+            self._p.engine, is_hurried=self._p.hurry.is_set, cancelled=self._p.leases.cancelled, on_step=on_step
+        )
+
+    def _record(self, claims: Claims, decoded: Sequence[tuple[ClaimedJob, Outcome]]) -> list[OutboxMessage]:
+        """One Postgres transaction for result, counts, status and outbox; outcomes whose claim was lost are dropped."""
+        if not decoded:
+            return []
+        every = [outcome for _, outcome in decoded]
+        messages = self._patience.until_done("record", lambda: self._p.recorder.record(every, owner=self._p.owner))
+        won = {(message.key or b"").decode() for message in messages}
+        for claimed, outcome in decoded:
+            if claimed.job_id in won:
+                job = claimed.ready.job
+                self._p.metrics.recorded(outcome, job.task, job.purpose.value)
+        self._p.metrics.fenced(len(decoded) - len(won))
+        return messages
+
+    def _publish(self, claims: Claims, messages: Sequence[OutboxMessage]) -> None:
+        self._patience.until_done("publish", lambda: self._p.publisher.emit(messages))
+        self._patience.until_done("clear outbox", lambda: self._p.outbox.delete([message.id for message in messages]))
+        again = [(job.job.job_id, outcome) for job, outcome in claims.answered]
+        self._patience.until_done("answer again", lambda: self._p.publisher.answer_again(again))
+        self._p.metrics.answered_again(len(again))
+
+    def _finish(self, claims: Claims, released: Sequence[ClaimedJob]) -> None:
+        attempts = {claimed.job_id: claimed.attempt for claimed in released}
+        if attempts:
+            self._p.jobs.release(attempts, owner=self._p.owner)
+        self._p.leases.let_go(claims.attempts)
+        unfinished = {id(claimed.ready) for claimed in released}
+        ours = [c.ready for c in claims.to_decode if id(c.ready) not in unfinished]
+        ours += [e.claimed.ready for e in claims.ended] + [job for job, _ in claims.answered]
+        self._p.intake.finish(job.delivery for job in ours)
+
+    def _cancel(self, delivery: Delivery) -> None:
+        request = parse_cancellation(delivery.record.value)
+        self._patience.until_done("cancel", lambda: self._p.jobs.request_cancel(request.job_id))
+        self._p.intake.finish([delivery])
+
+    def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
+        """Dead letters first, acknowledged; only then are the messages done with."""
+        if not refused:
+            return
+        letters = [
+            dead_letter(
+                error, self._p.validation.origin(d), group=self._p.group, num_deliveries=1, key=d.record.key,
+                value=d.record.value, headers=d.record.headers,
+            )
+            for d, error in refused
+        ]  # fmt: skip
+        self._patience.until_done("refuse", lambda: self._p.publisher.refuse(letters))
+        for delivery, error in refused:
+            self._p.metrics.refused(error.code)
+            log.warning(
+                "refused: %s", error.code,
+                extra={"action": "dead_letter", "topic": delivery.record.topic, "partition": delivery.record.partition, "offset": delivery.record.offset},
+            )  # fmt: skip
+        self._p.intake.finish(delivery for delivery, _ in refused)
+
+
+def _seconds_between(claimed: ClaimedJob, started: datetime) -> float:
+    timestamp_ms = claimed.ready.delivery.record.timestamp_ms
+    return max(0.0, started.timestamp() - timestamp_ms / 1000) if timestamp_ms else 0.0

@@ -1,0 +1,120 @@
+"""The worker's Prometheus metrics, in one place. Labels are bounded: tasks, drafters, reasons, never jobs or callers.
+
+Where vLLM has a metric for the same thing its name is kept under our prefix, so that dashboards carry over.
+α_i over any window is `rate(alphaloop_spec_decode_accepts_total) / rate(alphaloop_spec_decode_trials_total)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from alphaloop import __version__
+from alphaloop.policy import Decision
+from alphaloop.store.outcomes import Outcome
+from worker.engine import EngineIdentity, Step
+from worker.intake import Intake
+
+LATENCY_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+
+
+class WorkerMetrics:
+    """Counters and gauges of one worker process."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        r = self.registry
+        self._jobs = Counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"], registry=r)
+        self._dead_letters = Counter("alphaloop_dead_letters", "Refused messages", ["code"], registry=r)
+        self._answered = Counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record", registry=r)
+        self._fenced = Counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost", registry=r)
+        self._decisions = Counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"], registry=r)
+        self._prompt_tokens = Counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"], registry=r)
+        self._tokens = Counter("alphaloop_generation_tokens", "Tokens generated", ["task", "mode"], registry=r)
+        self._device_s = Counter("alphaloop_device_seconds", "Engine seconds", ["task", "mode"], registry=r)
+        spec = ["task", "drafter"]
+        self._rounds = Counter("alphaloop_spec_decode_rounds", "Rounds of speculative jobs", spec, registry=r)
+        self._proposed = Counter("alphaloop_spec_decode_proposed", "Proposed tokens", [*spec, "position"], registry=r)
+        self._trials = Counter(
+            "alphaloop_spec_decode_trials", "Tested draft positions", [*spec, "position"], registry=r
+        )
+        self._accepts = Counter(
+            "alphaloop_spec_decode_accepts", "Accepted draft positions", [*spec, "position"], registry=r
+        )
+        self._queue = Histogram(
+            "alphaloop_request_queue_time_seconds", "Waiting", ["task"], buckets=LATENCY_S, registry=r
+        )
+        self._first = Histogram(
+            "alphaloop_time_to_first_token_seconds", "First token", ["task"], buckets=LATENCY_S, registry=r
+        )
+        self._decode = Histogram(
+            "alphaloop_request_decode_time_seconds", "Decoding", ["task"], buckets=LATENCY_S, registry=r
+        )
+        self._steps = Histogram(
+            "alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3), registry=r
+        )
+        self._batch = Histogram(
+            "alphaloop_step_batch_size", "Sequences a step", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=r
+        )
+        self._build = Gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=r)
+
+    def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
+        """Read these gauges whenever somebody scrapes."""
+        r = self.registry
+        Gauge("alphaloop_intake_in_flight", "Messages taken and not finished", registry=r).set_function(
+            lambda: intake.num_in_flight
+        )
+        Gauge("alphaloop_watermark_distance", "Offsets a restart would read again", registry=r).set_function(
+            lambda: intake.distance
+        )
+        Gauge("alphaloop_intake_poll_age_seconds", "Since the consumer was polled", registry=r).set_function(
+            lambda: intake.poll_age_s
+        )
+        Gauge("alphaloop_num_requests_waiting", "Jobs waiting for a batch", registry=r).set_function(num_waiting)
+
+    def running_on(self, identity: EngineIdentity) -> None:
+        """Say what decodes."""
+        self._build.labels(__version__, identity.engine, identity.target, identity.device).set(1)
+
+    def decided(self, task: str, decision: Decision) -> None:
+        """Count a decided batch."""
+        self._decisions.labels(task, decision.mode.value, decision.reason.value).inc()
+
+    def stepped(self, step: Step) -> None:
+        """Observe an engine step."""
+        self._steps.observe(step.wall_s)
+        self._batch.observe(step.batch)
+
+    def recorded(self, outcome: Outcome, task: str, purpose: str) -> None:
+        """Count an outcome that won its record, with its tokens and acceptance."""
+        self._jobs.labels(task, purpose, outcome.status).inc()
+        run = outcome.run
+        if run is None:
+            return
+        self._prompt_tokens.labels(task).inc(run.num_prompt_tokens)
+        self._tokens.labels(task, run.mode).inc(run.num_tokens)
+        self._device_s.labels(task, run.mode).inc(run.device_s)
+        self._queue.labels(task).observe(run.queue_s)
+        self._decode.labels(task).observe(run.wall_s)
+        if run.time_to_first_token_s is not None:
+            self._first.labels(task).observe(run.time_to_first_token_s)
+        if run.key.drafter:
+            self._rounds.labels(task, run.key.drafter).inc(run.counts.rounds)
+            for metric, counts in (
+                (self._proposed, run.counts.proposed), (self._trials, run.counts.trials), (self._accepts, run.counts.accepts)
+            ):  # fmt: skip
+                for position, count in enumerate(counts, start=1):
+                    metric.labels(task, run.key.drafter, str(position)).inc(count)
+
+    def fenced(self, num_outcomes: int) -> None:
+        """Count outcomes that lost their claim."""
+        self._fenced.inc(num_outcomes)
+
+    def refused(self, code: str) -> None:
+        """Count a dead letter."""
+        self._dead_letters.labels(code).inc()
+
+    def answered_again(self, num_jobs: int) -> None:
+        """Count redeliveries answered from the record."""
+        self._answered.inc(num_jobs)

@@ -1,0 +1,115 @@
+"""From what became of a job to the Result that is recorded and published. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from alphaloop.acceptance import EvidenceKey, prompt_bucket, sampling_bucket
+from alphaloop.errors import AlphaloopError
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import DecodingReport, Failure, Result, Status, Timings, Usage
+from alphaloop.policy import Decision
+from alphaloop.store.outcomes import DecodeRun, Outcome
+from worker.claiming import ClaimedJob
+from worker.engine import EngineIdentity, Generation
+
+
+def succeeded(
+    claimed: ClaimedJob,
+    generation: Generation,
+    decision: Decision,
+    identity: EngineIdentity,
+    *,
+    queue_s: float,
+    now: datetime,
+) -> Outcome:
+    """The outcome of a decoded job, with its counts."""
+    counts = generation.counts
+    result = Result(
+        **_addressed(claimed, now),
+        status=Status.SUCCEEDED,
+        text=generation.text,
+        finish_reason=generation.finish_reason,
+        usage=Usage(
+            prompt_tokens=generation.num_prompt_tokens,
+            completion_tokens=counts.num_tokens,
+            total_tokens=generation.num_prompt_tokens + counts.num_tokens,
+        ),
+        timings=Timings(
+            queue_s=queue_s, time_to_first_token_s=generation.time_to_first_token_s, wall_s=generation.wall_s,
+            device_s=generation.device_s,
+        ),
+        decoding=DecodingReport(
+            mode=decision.mode, drafter=decision.drafter, draft_revision=decision.draft_revision,
+            target_revision=identity.target_revision, engine=identity.engine, num_draft_tokens=decision.num_draft_tokens,
+            reason=decision.reason.value, explanation=decision.explanation, rounds=counts.rounds,
+            num_empty_rounds=counts.num_empty_rounds, proposed=counts.proposed, trials=counts.trials, accepts=counts.accepts,
+            num_cropped=counts.num_cropped, batch_size=generation.batch_size,
+        ),
+    )  # fmt: skip
+    return _outcome(claimed, result, _run(claimed, generation, decision, identity, queue_s=queue_s, now=now))
+
+
+def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
+    """The outcome of a job that was not decoded to its end."""
+    return _outcome(claimed, Result(**_addressed(claimed, now), status=status, error=failure), None)
+
+
+def failure_of(error: AlphaloopError) -> Failure:
+    """What a result says of an error."""
+    return Failure(code=error.code, message=error.message, hint=error.hint)
+
+
+def _addressed(claimed: ClaimedJob, now: datetime) -> dict[str, Any]:
+    job = claimed.ready.job
+    return {
+        "job_id": job.job_id, "task": job.task, "custom_id": job.custom_id, "batch_id": job.batch_id, "segment": job.segment,
+        "purpose": job.purpose, "attempt": claimed.attempt, "recorded_at": now,
+    }  # fmt: skip
+
+
+def _outcome(claimed: ClaimedJob, result: Result, run: DecodeRun | None) -> Outcome:
+    return Outcome(
+        job_id=claimed.job_id, attempt=claimed.attempt, status=result.status.value, result=result.encode(), topic=RESULTS,
+        headers=_headers(claimed), run=run,
+    )  # fmt: skip
+
+
+def _headers(claimed: ClaimedJob) -> Mapping[str, str]:
+    """The trace of the producer goes on in the result; everything else about the job is in the value."""
+    carried = {}
+    for name, value in claimed.ready.delivery.record.headers:
+        if name in ("traceparent", "tracestate"):
+            carried[name] = (value or b"").decode("utf-8", "replace")
+    return {"content-type": "application/json", **carried}
+
+
+def _run(
+    claimed: ClaimedJob,
+    generation: Generation,
+    decision: Decision,
+    identity: EngineIdentity,
+    *,
+    queue_s: float,
+    now: datetime,
+) -> DecodeRun:
+    job, sampling = claimed.ready.job, claimed.ready.prepared.sampling
+    key = EvidenceKey(
+        task=job.task,
+        segment=job.segment or "",
+        target_revision=identity.target_revision,
+        drafter=decision.drafter or "",
+        draft_revision=decision.draft_revision or "",
+        engine=identity.engine,
+        sampling_bucket=sampling_bucket(sampling.temperature, sampling.top_p, sampling.top_k),
+        prompt_bucket=prompt_bucket(generation.num_prompt_tokens),
+    )
+    return DecodeRun(
+        key=key, purpose=job.purpose.value, mode=decision.mode.value, num_draft_tokens=decision.num_draft_tokens,
+        reason=decision.reason.value, device=identity.device, counts=generation.counts,
+        num_prompt_tokens=generation.num_prompt_tokens, num_tokens=generation.counts.num_tokens, batch_size=generation.batch_size,
+        queue_s=queue_s, time_to_first_token_s=generation.time_to_first_token_s, wall_s=generation.wall_s,
+        device_s=generation.device_s, decoded_at=now,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""From a delivery to a job that this worker can decode, or to the error for the dead-letter topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from alphaloop.errors import InvalidField, UnknownTask
+from alphaloop.kafka.topics import task_of
+from alphaloop.messages import Decoding, Job, Origin, parse_job, payload_digest
+from alphaloop.settings import TaskSettings, WorkerSettings
+from worker.engine import Engine, PreparedJob, Sampling
+from worker.intake import Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyJob:
+    """A valid job with its prompt tokenized, and the delivery it must finish."""
+
+    delivery: Delivery
+    prepared: PreparedJob
+    payload_sha256: bytes
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.prepared.job
+
+
+class Validation:
+    """Reads deliveries. A task that is not known makes it read the task list afresh: it may have been added since."""
+
+    def __init__(
+        self, engine: Engine, tasks: Mapping[str, TaskSettings], *, reread_tasks: Callable[[], Mapping[str, TaskSettings]],
+        limits: WorkerSettings, cluster: str,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._tasks = dict(tasks)
+        self._reread_tasks = reread_tasks
+        self._limits = limits
+        self._cluster = cluster
+
+    def origin(self, delivery: Delivery) -> Origin:
+        """Where a delivery came from."""
+        record = delivery.record
+        return Origin(self._cluster, record.topic, record.partition, record.offset)
+
+    def read(self, delivery: Delivery) -> ReadyJob:
+        """Raises the MessageError that goes into the dead letter."""
+        topic = delivery.record.topic
+        task = task_of(topic) or topic
+        settings = self._settings_of(task)
+        job = parse_job(
+            delivery.record.value, self.origin(delivery), task=task,
+            max_bytes=self._limits.max_job_bytes, max_depth=self._limits.max_json_depth,
+        )  # fmt: skip
+        served = self._engine.identity.target
+        if job.body.model not in (None, served):
+            raise InvalidField(
+                f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
+            )
+        prepared = self._engine.prepare(job, _sampling(job, settings))
+        return ReadyJob(delivery, prepared, payload_digest(job))
+
+    def task_decoding(self, task: str) -> Decoding:
+        """How the task's configuration wants its jobs decoded; `auto` leaves it to the policy."""
+        return self._tasks[task].decoding
+
+    def _settings_of(self, task: str) -> TaskSettings:
+        if task not in self._tasks:
+            self._tasks.update(self._reread_tasks())
+        if task not in self._tasks:
+            raise UnknownTask(
+                f"expected a task of configs/tasks.toml, found {task[:100]!r}", field="task",
+                hint=f"add [tasks.{task[:100]}] there, or send to one of: {', '.join(sorted(self._tasks))}",
+            )  # fmt: skip
+        return self._tasks[task]
+
+
+def _sampling(job: Job, task: TaskSettings) -> Sampling:
+    body = job.body
+    return Sampling(
+        max_tokens=body.max_tokens if body.max_tokens is not None else task.max_tokens,
+        temperature=body.temperature if body.temperature is not None else task.temperature,
+        top_p=body.top_p if body.top_p is not None else task.top_p,
+        top_k=body.top_k or 0,
+        seed=body.seed,
+        stop=body.stop,
+    )
