@@ -1,0 +1,60 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+import alphaloop
+from alphaloop.cli import cancel, dlq, enqueue, migrate, processes
+from alphaloop.cli.options import GlobalOptions
+
+app: Final = typer.Typer(
+    help="A Kafka-driven processor for text-generation jobs that speculates only where speculation pays.",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
+
+
+def epilog(example: str) -> str:
+    """An example as it stands at the end of a command's help, its line breaks kept."""
+    return "Example:\n\n\b\n" + "\n".join(f"  {line}" for line in example.splitlines())
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(alphaloop.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    configs: Path | None = typer.Option(
+        None, envvar="ALPHALOOP_CONFIGS", help="Folder of TOML files; ./configs if it is there."
+    ),
+    profile: str | None = typer.Option(
+        None, envvar="ALPHALOOP_PROFILE", help="A further file of that folder, laid over the others: local."
+    ),
+    data_dir: Path | None = typer.Option(None, help="Where the embedded broker, the database and the reports live."),
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options before the command."""
+    context.obj = GlobalOptions(configs, profile, data_dir)
+
+
+def _add(function: Callable[..., Any], example: str, group: typer.Typer = app, name: str | None = None) -> None:
+    group.command(name or function.__name__, epilog=epilog(example))(function)
+
+
+_add(processes.worker, processes.WORKER_EXAMPLE)
+_add(processes.scheduler, processes.SCHEDULER_EXAMPLE)
+_add(enqueue.enqueue, enqueue.EXAMPLE)
+_add(cancel.cancel, cancel.EXAMPLE)
+_add(migrate.migrate, migrate.EXAMPLE)
+dlq_group = typer.Typer(help="Messages that could not become jobs.", no_args_is_help=True, rich_markup_mode=None)
+_add(dlq.list_letters, dlq.EXAMPLE, dlq_group, "list")
+app.add_typer(dlq_group, name="dlq")

@@ -1,0 +1,146 @@
+"""`alphaloop enqueue`: jobs onto Kafka, and their results back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from alphaloop.cli.job_lines import BadLine, JobLine, JobReader, Overrides
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.screen import counts, note, print_json, rate
+from alphaloop.cli.sending import Summary, report_wrong, send, send_and_wait
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.messages import Decoding
+
+EXAMPLE: Final = """\
+alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
+alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
+cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday"""
+
+
+def enqueue(
+    context: typer.Context,
+    file: list[str] = typer.Option(
+        [], "--file", "-f", help="JSONL file of jobs, - for standard input; may be given again."
+    ),
+    task: str | None = typer.Option(None, help="Task of the prompt, and of lines that name none."),
+    prompt: str | None = typer.Option(None, help="One prompt instead of a file."),
+    max_tokens: int | None = typer.Option(None, min=1, help="Upper bound on generated tokens, for every job."),
+    temperature: float | None = typer.Option(None, min=0.0, max=2.0, help="0 is greedy; for every job."),
+    decoding: Decoding | None = typer.Option(None, help="Leave the choice to history, or force one way."),
+    segment: str | None = typer.Option(None, help="Label that may split a task's history."),
+    batch_id: str | None = typer.Option(None, help="Label of this group of jobs, echoed in the results."),
+    strict: bool = typer.Option(False, "--strict", help="Send nothing at all when a line is wrong."),
+    wait: bool = typer.Option(False, "--wait", help="Wait for every job's result."),
+    timeout: float = typer.Option(1800.0, min=0.0, help="Seconds to wait for results."),
+    output: Path | None = typer.Option(
+        None, help="JSONL of results in the order of the input, - for standard output; implies --wait."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Send jobs, and wait for their results if asked to.
+
+    A line is {"task": …, "prompt": …}, a whole job, or a line of an OpenAI batch file. A wrong line is reported with
+    its place and the good ones go out; the exit code is 1 then, and also when a job did not succeed.
+    """
+    if bool(file) == (prompt is not None):
+        raise typer.BadParameter("expected either --file or --prompt")
+    if prompt is not None and task is None:
+        raise typer.BadParameter("--prompt needs --task")
+    settings = connected_settings(context, database=False)
+    reader = JobReader(settings, task=task, overrides=_overrides(max_tokens, temperature, decoding, segment, batch_id))
+    waits = wait or output is not None
+    with contextlib.ExitStack() as stack:
+        items = _read(reader, file, prompt, stack)
+        if waits or strict:
+            items = list(items)
+        if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
+            report_wrong(wrong)
+            raise AlphaloopError(f"nothing was sent: {len(wrong)} wrong", hint="without --strict the good lines go out")
+        summary = Summary()
+        if waits:
+            rows = send_and_wait(settings.kafka, list(items), summary, timeout)
+            _deliver(rows, output, is_single=prompt is not None and not as_json)
+        else:
+            send(settings.kafka, items, summary, show_id=prompt is not None and not as_json)
+    _conclude(summary, waits=waits, as_json=as_json)
+
+
+def _overrides(
+    max_tokens: int | None,
+    temperature: float | None,
+    decoding: Decoding | None,
+    segment: str | None,
+    batch_id: str | None,
+) -> Overrides:
+    body = {"max_tokens": max_tokens, "temperature": temperature}
+    top = {"decoding": decoding and decoding.value, "segment": segment, "batch_id": batch_id}
+    return Overrides(
+        body={name: value for name, value in body.items() if value is not None},
+        top={name: value for name, value in top.items() if value is not None},
+    )
+
+
+def _read(
+    reader: JobReader, files: Sequence[str], prompt: str | None, stack: contextlib.ExitStack
+) -> Iterable[JobLine | BadLine]:
+    if prompt is not None:
+        return reader.read([json.dumps({"prompt": prompt}).encode()], "--prompt")
+    # Opened before anything is read, so that a misspelt second name does not come after the first file was sent.
+    opened = [(name, _open(name, stack)) for name in files]
+    return (item for name, lines in opened for item in reader.read(lines, name))
+
+
+def _open(name: str, stack: contextlib.ExitStack) -> Iterable[bytes]:
+    if name == "-":
+        return sys.stdin.buffer
+    try:
+        return stack.enter_context(open(name, "rb"))
+    except OSError as error:
+        raise ConfigError(
+            f"{name}: {error.strerror or error}", hint="--file takes a JSONL file, or - for standard input"
+        ) from None
+
+
+def _deliver(rows: Iterator[dict[str, Any]], output: Path | None, *, is_single: bool) -> None:
+    if output is None:
+        for row in rows:
+            if is_single and row.get("text") is not None:
+                sys.stdout.write(f"{row['text']}\n")
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            target = sys.stdout if str(output) == "-" else stack.enter_context(open(output, "w", encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"{output}: {error.strerror or error}", hint="--output takes a file that can be written"
+            ) from None
+        for row in rows:
+            target.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _conclude(summary: Summary, *, waits: bool, as_json: bool) -> None:
+    told = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
+    if waits:
+        told += (
+            f"; {counts(summary.by_status)}; {summary.completion_tokens} tokens in {summary.wall_s:.1f} s, "
+            f"{rate(summary.tokens_per_s)} tokens/s"
+        )
+    note(told)
+    if as_json:
+        print_json(summary.as_json())
+    if summary.interrupted:
+        raise typer.Exit(130)
+    if missing := summary.by_status["missing"]:
+        raise AlphaloopError(
+            f"no result of {missing} jobs in time", hint="is a worker running? `alphaloop status` shows it"
+        )
+    bad = summary.invalid + sum(n for status, n in summary.by_status.items() if status != "succeeded")
+    if bad or (waits and not summary.sent):
+        raise typer.Exit(1)

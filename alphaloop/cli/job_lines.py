@@ -1,0 +1,117 @@
+"""From lines of JSON to jobs: minimal jobs, OpenAI batch lines, or any object with a task and a prompt.
+
+A line is read by the same contract as a message on Kafka (alphaloop.messages.parse_job), after three conveniences:
+`--task` and the overriding flags are filled in, `id` becomes `custom_id` where there is none, and a job without
+`job_id` gets a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from alphaloop.errors import InvalidField, JobConflict, MessageError, UnknownTask
+from alphaloop.messages import Job, Origin, parse_job, payload_digest
+from alphaloop.settings import Settings
+
+# Of an OpenAI batch line; they say where a request would go, not what to generate.
+_BATCH_ROUTING: Final = ("method", "url")
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the flags say about every job: `body` fields of the body, `top` fields of the job."""
+
+    body: Mapping[str, Any] = field(default_factory=dict)
+    top: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """A good line. `where` is `file:line`."""
+
+    where: str
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that is no job."""
+
+    where: str
+    error: MessageError
+
+
+class JobReader:
+    """Reads lines into jobs, of one file or of several, and remembers job_ids to find conflicts between lines."""
+
+    def __init__(self, settings: Settings, *, task: str | None = None, overrides: Overrides | None = None) -> None:
+        self._settings = settings
+        self._task = task
+        self._overrides = overrides or Overrides()
+        self._digests: dict[str, bytes] = {}
+
+    def read(self, lines: Iterable[bytes], name: str) -> Iterator[JobLine | BadLine]:
+        """One item a line that is not blank; `name` is the file's, for the reports."""
+        for number, line in enumerate(lines, 1):
+            content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if content.strip():
+                yield self._read_line(content.strip(), f"{name}:{number}")
+
+    def _read_line(self, line: bytes, where: str) -> JobLine | BadLine:
+        try:
+            return JobLine(where, self._job(line, where))
+        except MessageError as error:
+            return BadLine(where, error)
+
+    def _job(self, line: bytes, where: str) -> Job:
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            fields = None
+        if isinstance(fields, dict):
+            fields = self._complete(fields)
+            task = fields.get("task")
+            line = json.dumps(fields).encode()
+        else:
+            task = self._task
+        limits = self._settings.worker
+        job = parse_job(
+            line, Origin("", where, 0, 0), task=task if isinstance(task, str) else "",
+            max_bytes=limits.max_job_bytes, max_depth=limits.max_json_depth,
+        )  # fmt: skip
+        known = self._settings.tasks
+        if known and job.task not in known:
+            raise UnknownTask(
+                f"no task {job.task!r} in configs/tasks.toml", field="task", hint=f"expected one of {', '.join(known)}"
+            )
+        if self._digests.setdefault(job.job_id, digest := payload_digest(job)) != digest:
+            raise JobConflict("an earlier line has this job_id with another payload", field="job_id")
+        return job
+
+    def _complete(self, given: dict[str, Any]) -> dict[str, Any]:
+        fields = {name: value for name, value in given.items() if name not in _BATCH_ROUTING}
+        if self._task is not None:
+            fields.setdefault("task", self._task)
+        if "task" not in fields:
+            raise InvalidField("no task", field="task", hint="name it in the line, or for all lines with --task")
+        identifier = fields.pop("id", None)
+        if isinstance(identifier, str | int) and "custom_id" not in fields:
+            fields["custom_id"] = str(identifier)
+        fields.setdefault("job_id", uuid.uuid4().hex)
+        fields.update(self._overrides.top)
+        body = fields.get("body")
+        if isinstance(body, dict):
+            fields["body"] = _with_overrides(body, self._overrides.body)
+        elif body is None:
+            fields = _with_overrides(fields, self._overrides.body)
+        return fields
+
+
+def _with_overrides(fields: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    if "max_tokens" in overrides:
+        fields = {name: value for name, value in fields.items() if name != "max_completion_tokens"}
+    return {**fields, **overrides}

@@ -1,0 +1,69 @@
+"""The options before a command, and the settings they lead to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from alphaloop.errors import ConfigError
+from alphaloop.settings import Settings, load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """`--configs`, `--profile` and `--data-dir`."""
+
+    configs: Path | None = None
+    profile: str | None = None
+    data_dir: Path | None = None
+
+    def settings(self, *, profile: str | None = None) -> Settings:
+        """The settings; `profile` is used where the command line names none. The command line wins over all else."""
+        settings = load_settings(self.configs, profile=self.profile or profile)
+        return settings.model_copy(update={"data_dir": self.data_dir.absolute()}) if self.data_dir else settings
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment with these options in it, for a child that has to read the same settings."""
+        given = {
+            "ALPHALOOP_CONFIGS": self.configs and str(self.configs.absolute()),
+            "ALPHALOOP_PROFILE": self.profile,
+            "ALPHALOOP_DATA_DIR": self.data_dir and str(self.data_dir.absolute()),
+        }
+        return {**os.environ, **{name: value for name, value in given.items() if value}}
+
+    def arguments(self) -> list[str]:
+        """The options that `python -m worker` and `python -m scheduler` take too."""
+        configs = ["--configs", str(self.configs.absolute())] if self.configs else []
+        return [*configs, *(["--profile", self.profile] if self.profile else [])]
+
+
+def global_options(context: typer.Context) -> GlobalOptions:
+    """What was given before the command."""
+    found = context.find_object(GlobalOptions)
+    return found if found is not None else GlobalOptions()
+
+
+def connected_settings(context: typer.Context, *, broker: bool = True, database: bool = True) -> Settings:
+    """Settings that name a broker and a database: those configured, else those of the running embedded stack.
+
+    Raises ConfigError with a hint where a needed one is neither configured nor running.
+    """
+    from alphaloop.embedded.stack import with_running_stack
+
+    settings = global_options(context).settings()
+    if _lacks(settings, broker=broker, database=database):
+        settings = with_running_stack(settings)
+    if missing := _lacks(settings, broker=broker, database=database):
+        raise ConfigError(
+            f"no {' and no '.join(missing)} is configured, and nothing runs under {settings.data_dir}",
+            hint="start everything with `alphaloop up`, or set KAFKA_BOOTSTRAP_SERVERS and DATABASE_URL",
+        )
+    return settings
+
+
+def _lacks(settings: Settings, *, broker: bool, database: bool) -> list[str]:
+    lacking = ["broker"] if broker and settings.kafka.bootstrap_servers is None else []
+    return lacking + (["database"] if database and settings.postgres.url is None else [])

@@ -1,0 +1,134 @@
+"""What became of jobs just sent: their results, and the dead letters of those that were refused."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from pydantic import ValidationError
+
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import RESULTS, dlq_topic, ensure_topics, jobs_topic
+from alphaloop.messages import Result, Status
+from alphaloop.messages.dead_letter import PREFIX
+from alphaloop.settings import KafkaSettings
+
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A job that ended in the dead-letter topic."""
+
+    job_id: str
+    code: str
+    message: str
+    field: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same form as a failed result's."""
+        error = {"code": self.code, "message": self.message, "field": self.field}
+        return {"job_id": self.job_id, "status": "refused", "error": {k: v for k, v in error.items() if v is not None}}
+
+
+Outcome = Result | Refusal
+
+
+class OutcomeReader:
+    """Reads `results` and the dead letters of some tasks from the moment it was made: make it before you produce."""
+
+    def __init__(self, kafka: KafkaSettings, tasks: Collection[str]) -> None:
+        """Creates missing topics first. Raises BrokerError."""
+        ensure_topics(kafka, tasks)
+        self._consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-reader")
+        try:
+            topics = [RESULTS, *(dlq_topic(jobs_topic(task)) for task in sorted(tasks))]
+            self._consumer.assign_from(topics, at="latest")
+        except BaseException:
+            self._consumer.close()
+            raise
+
+    def outcomes(
+        self, job_ids: Collection[str], *, timeout_s: float, alive: Callable[[], None] = lambda: None
+    ) -> Iterator[Outcome]:
+        """The first outcome of each of these jobs as they come; ends when all are there or time is up.
+
+        `alive` is called between two polls and raises what should end the wait.
+        """
+        waiting = set(job_ids)
+        deadline = time.monotonic() + timeout_s
+        while waiting and time.monotonic() < deadline:
+            alive()
+            record = self._consumer.poll(_POLL_S)
+            outcome = read_outcome(record) if record is not None else None
+            if outcome is not None and outcome.job_id in waiting:
+                waiting.remove(outcome.job_id)
+                yield outcome
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_outcome(record: Record) -> Outcome | None:
+    """A record of `results` or of a dead-letter topic; None for one that names no job."""
+    if record.topic != RESULTS:
+        return _refusal(record)
+    try:
+        return Result.decode(record.value or b"")
+    except ValidationError:
+        return None
+
+
+def status_of(outcome: Outcome) -> str:
+    """`succeeded`, `failed`, `expired`, `cancelled` or `refused`."""
+    return outcome.status.value if isinstance(outcome, Result) else "refused"
+
+
+def is_success(outcome: Outcome | None) -> bool:
+    """Whether there is a text."""
+    return isinstance(outcome, Result) and outcome.status is Status.SUCCEEDED
+
+
+def dead_letter_reason(record: Record) -> dict[str, str]:
+    """The `__dlq.errors.*` headers of a dead letter, without their prefix."""
+    return {
+        name.removeprefix(PREFIX): content.decode("utf-8", "replace")
+        for name, content in record.headers
+        if name.startswith(PREFIX)
+    }
+
+
+def _refusal(record: Record) -> Refusal | None:
+    job_id = _job_id(record)
+    if job_id is None:
+        return None
+    reason = dead_letter_reason(record)
+    return Refusal(
+        job_id, reason.get("exception", "unknown"), reason.get("message", "no reason given"), reason.get("field")
+    )
+
+
+def _job_id(record: Record) -> str | None:
+    try:
+        fields = json.loads(record.value or b"")
+        found = fields.get("job_id") if isinstance(fields, dict) else None
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, str):
+        return found
+    return record.key.decode("utf-8", "replace") if record.key else None

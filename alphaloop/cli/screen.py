@@ -1,0 +1,103 @@
+"""What a person sees: data on standard output, everything else on standard error, and how figures are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from alphaloop.acceptance import Interval
+from alphaloop.errors import AlphaloopError, MessageError
+
+#: Tables must be readable in a pipe and in a narrow window alike.
+PIPE_WIDTH: Final = 100
+
+
+def out() -> Console:
+    """Standard output: the data that was asked for."""
+    return _console(sys.stdout)
+
+
+def err() -> Console:
+    """Standard error: progress, notes and errors."""
+    return _console(sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output; what JSON has no type for (times, paths) becomes text."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def note(text: str) -> None:
+    """A line for the person on standard error."""
+    err().print(Text(text), soft_wrap=True)
+
+
+def show_error(error: AlphaloopError) -> None:
+    """`error: …` and `hint: …` on standard error, without a traceback."""
+    field = getattr(error, "field", None) if isinstance(error, MessageError) else None
+    console = err()
+    console.print(
+        Text.assemble(("error: ", "bold red"), f"{field}: {error.message}" if field else error.message), soft_wrap=True
+    )
+    if error.hint:
+        console.print(Text.assemble(("hint: ", "bold cyan"), error.hint), soft_wrap=True)
+
+
+def progress() -> Progress:
+    """A progress bar on standard error; silent where that is not a terminal."""
+    return Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(),
+        TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=err(), transient=True,
+    )  # fmt: skip
+
+
+def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
+    """A plain table; the columns named in `right` hold figures."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def share(value: float | None) -> str:
+    """A rate between 0 and 1 in two digits, `-` where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def share_with_interval(interval: Interval | None) -> str:
+    """`.71 (.64-.77)`, or `-`."""
+    if interval is None:
+        return "-"
+    return f"{interval.mean:.2f} ({interval.low:.2f}–{interval.high:.2f})"
+
+
+def rate(value: float | None) -> str:
+    """Tokens a second, `-` where nothing was decoded."""
+    return "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def counts(by_name: Mapping[str, int]) -> str:
+    """`12 succeeded, 1 failed`."""
+    return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
+
+
+def either(as_json: bool, value: Callable[[], Any], show: Callable[[], None]) -> None:
+    """The machine's form or the person's."""
+    if as_json:
+        print_json(value())
+    else:
+        show()
+
+
+def _console(file: Any) -> Console:
+    is_terminal = file.isatty()
+    width = None if is_terminal or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(file=file, width=width, highlight=False)

@@ -1,0 +1,145 @@
+"""Lines of jobs onto Kafka, and one row a line back."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from alphaloop.cli.job_lines import BadLine, JobLine
+from alphaloop.cli.outcomes import Outcome, OutcomeReader, Refusal, status_of
+from alphaloop.cli.screen import counts, note, progress
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics, jobs_topic
+from alphaloop.messages import Result, encode_job
+from alphaloop.settings import KafkaSettings
+
+_MAX_SHOWN: Final = 20
+_FLUSH_S: Final = 120.0
+
+
+@dataclass(slots=True)
+class Summary:
+    """What became of the lines."""
+
+    sent: int = 0
+    invalid: int = 0
+    by_status: Counter[str] = field(default_factory=Counter)
+    completion_tokens: int = 0
+    wall_s: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens over the time from the first job sent to the last result read."""
+        return self.completion_tokens / self.wall_s if self.completion_tokens and self.wall_s > 0 else None
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        told = {"sent": self.sent, "invalid": self.invalid, **self.by_status}
+        return {
+            **told, "completion_tokens": self.completion_tokens, "wall_s": round(self.wall_s, 3),
+            "tokens_per_s": self.tokens_per_s,
+        }  # fmt: skip
+
+
+def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summary, *, show_id: bool) -> None:
+    """Send as lines are read; a file need not fit into memory."""
+    producer = Producer(kafka, client_id="alphaloop-enqueue")
+    ready: set[str] = set()
+    wrong: list[BadLine] = []
+    try:
+        for item in items:
+            if isinstance(item, BadLine):
+                wrong.append(item)
+                continue
+            if item.job.task not in ready:
+                ensure_topics(kafka, [item.job.task])
+                ready.add(item.job.task)
+            _produce(producer, item)
+            summary.sent += 1
+            if show_id:
+                sys.stdout.write(f"{item.job.job_id}\n")
+        producer.flush(_FLUSH_S)
+    finally:
+        producer.close()
+        summary.invalid = len(wrong)
+        report_wrong(wrong)
+
+
+def send_and_wait(
+    kafka: KafkaSettings, items: Sequence[JobLine | BadLine], summary: Summary, timeout_s: float
+) -> Iterator[dict[str, Any]]:
+    """Send, wait, and yield one row for each line, in its order."""
+    lines = [item for item in items if isinstance(item, JobLine)]
+    wrong = [item for item in items if isinstance(item, BadLine)]
+    report_wrong(wrong)
+    summary.invalid, summary.sent = len(wrong), len(lines)
+    outcomes: dict[str, Outcome] = {}
+    if lines:
+        outcomes = _outcomes(kafka, lines, summary, timeout_s)
+    for item in items:
+        outcome = None if isinstance(item, BadLine) else outcomes.get(item.job.job_id)
+        summary.by_status[_status(item, outcome)] += isinstance(item, JobLine)
+        if isinstance(outcome, Result) and outcome.usage:
+            summary.completion_tokens += outcome.usage.completion_tokens
+        yield _row(item, outcome)
+
+
+def _outcomes(kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, timeout_s: float) -> dict[str, Outcome]:
+    outcomes: dict[str, Outcome] = {}
+    job_ids = {line.job.job_id for line in lines}
+    producer = Producer(kafka, client_id="alphaloop-enqueue")
+    try:
+        with OutcomeReader(kafka, {line.job.task for line in lines}) as reader, progress() as bar:
+            shown = bar.add_task("results", total=len(job_ids), note="")
+            started = time.monotonic()
+            for line in lines:
+                _produce(producer, line)
+            producer.flush(_FLUSH_S)
+            for outcome in reader.outcomes(job_ids, timeout_s=timeout_s):
+                outcomes[outcome.job_id] = outcome
+                summary.wall_s = time.monotonic() - started
+                bar.update(shown, advance=1, note=counts(Counter(map(status_of, outcomes.values()))))
+    except KeyboardInterrupt:
+        summary.interrupted = True  # what has come back is still written
+    finally:
+        producer.close()
+    return outcomes
+
+
+def _produce(producer: Producer, line: JobLine) -> None:
+    producer.send(jobs_topic(line.job.task), key=line.job.job_id.encode(), value=encode_job(line.job))
+
+
+def _status(item: JobLine | BadLine, outcome: Outcome | None) -> str:
+    if isinstance(item, BadLine):
+        return "invalid"
+    return status_of(outcome) if outcome is not None else "missing"
+
+
+def _row(item: JobLine | BadLine, outcome: Outcome | None) -> dict[str, Any]:
+    if isinstance(item, BadLine):
+        error = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
+        return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
+    named = {"job_id": item.job.job_id, "custom_id": item.job.custom_id, "task": item.job.task}
+    if isinstance(outcome, Result):
+        row: dict[str, Any] = json.loads(outcome.encode())
+    elif isinstance(outcome, Refusal):
+        row = {**named, **outcome.as_json()}
+    else:
+        row = {**named, "status": "missing"}
+    return row
+
+
+def report_wrong(wrong: Sequence[BadLine]) -> None:
+    """Say on standard error where the wrong lines are and what is wrong with them."""
+    for item in wrong[:_MAX_SHOWN]:
+        where = f"{item.where}: {item.error.field}" if item.error.field else item.where
+        note(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))
+    if len(wrong) > _MAX_SHOWN:
+        note(f"… and {len(wrong) - _MAX_SHOWN} more wrong lines")
