@@ -35,7 +35,7 @@ check: $(INSTALLED) ## style, types, import rules, generated files
 	@echo "==> ruff";          $(BIN)/ruff check .
 	@echo "==> ruff format";   $(BIN)/ruff format --check .
 	@echo "==> mypy";          $(BIN)/mypy
-	@echo "==> import rules";  PYTHONPATH=. $(BIN)/lint-imports
+	@echo "==> import rules";  $(BIN)/lint-imports
 	@echo "==> generated files"; $(BIN)/python -m alphaloop.contract --check
 
 format: $(INSTALLED) ## let ruff rewrite the sources

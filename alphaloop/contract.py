@@ -1,0 +1,201 @@
+"""The message contract as documents: JSON Schemas, an AsyncAPI 3 description and the settings reference.
+
+They are written from the pydantic models, so that they cannot say something else than the code:
+`python -m alphaloop.contract` writes them into docs/reference/, `--check` compares and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from alphaloop import __version__
+from alphaloop.messages import Job, Result
+from alphaloop.messages.body import UNSUPPORTED
+from alphaloop.messages.dead_letter import PREFIX
+from alphaloop.messages.job import SHORTHAND
+from alphaloop.settings.reference import settings_reference
+
+REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+_DEAD_LETTER_HEADERS: Final = {
+    "topic": "Topic the message was read from.",
+    "partition": "Its partition, in digits.",
+    "offset": "Its offset, in digits.",
+    "group": "Consumer group that refused it.",
+    "delivery.count": "How often it was tried, in digits.",
+    "message": "What was found and what was expected; never prompt text.",
+    "exception": "Code of the error, docs/reference/errors.md.",
+    "field": "Path of the wrong field; absent when the message as a whole is at fault.",
+}
+
+
+def job_schema() -> dict[str, Any]:
+    """JSON Schema of a job as it may be sent: `job_id` and `task` may be left out, and so may `body`.
+
+    Pydantic's own schema describes the parsed Job, in which all three are there.
+    """
+    schema = Job.model_json_schema(mode="validation")
+    body = schema["$defs"]["Body"]
+    _refuse_unsupported(body)
+    body["properties"]["max_completion_tokens"] = {
+        **body["properties"]["max_tokens"], "description": "Newer name of max_tokens; give one of the two.",
+    }  # fmt: skip
+    body["oneOf"] = [_has("messages"), _has("prompt")]
+    loose: dict[str, Any] = {name: _reference("#/$defs/Body/properties/" + name) for name in sorted(SHORTHAND)}
+    loose["prompt"] = {"type": "string", "minLength": 1, "description": "Shorthand for one user message."}
+    inside = {"required": ["body"], "not": {"anyOf": [{"required": [name]} for name in sorted(SHORTHAND)]}}
+    shorthand = {"not": {"required": ["body"]}, "oneOf": [_has("messages"), _has("prompt")]}
+    return {
+        "$schema": DIALECT,
+        **schema,
+        "properties": {**schema["properties"], **loose},
+        "required": [],
+        "oneOf": [inside, shorthand],
+    }
+
+
+def result_schema() -> dict[str, Any]:
+    """JSON Schema of a result as it is sent: fields without a value are left out."""
+    return {"$schema": DIALECT, **Result.model_json_schema(mode="serialization")}
+
+
+def dead_letter_headers_schema() -> dict[str, Any]:
+    """JSON Schema of a dead letter's own headers, each UTF-8 text; key, value and other headers are the message's."""
+    return {
+        "$schema": DIALECT,
+        "title": "DeadLetterHeaders",
+        "description": "Headers added to a refused message; its key, value and other headers are kept byte for byte.",
+        "type": "object",
+        "properties": {
+            PREFIX + name: {"type": "string", "description": description}
+            for name, description in _DEAD_LETTER_HEADERS.items()
+        },
+        "required": [PREFIX + name for name in _DEAD_LETTER_HEADERS if name != "field"],
+    }
+
+
+def asyncapi() -> dict[str, Any]:
+    """An AsyncAPI 3 document of the topics, told from alphaloop's side: it receives jobs and sends results."""
+    task = {"task": {"description": "Kind of prompt: a table of configs/tasks.toml."}}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "alphaloop",
+            "version": __version__,
+            "description": "Jobs in, results out. At-least-once execution, exactly-once recorded outcome.",
+            "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "channels": {
+            "jobs": _channel("jobs.{task}", "job", "Jobs of one task.", task),
+            "deadLetters": _channel("jobs.{task}.dlq", "deadLetter", "Messages that cannot become a job.", task),
+            "results": _channel("results", "result", "One result for every job, keyed by job_id."),
+        },
+        "operations": {
+            "receiveJob": _operation("receive", "jobs", "job"),
+            "sendDeadLetter": _operation("send", "deadLetters", "deadLetter"),
+            "sendResult": _operation("send", "results", "result"),
+        },
+        "components": {
+            "messages": {
+                "job": _message("A text to generate", "schemas/job.json"),
+                "result": _message("What became of a job", "schemas/result.json"),
+                "deadLetter": {
+                    "title": "A refused message",
+                    "contentType": "application/octet-stream",
+                    "headers": _schema("schemas/dead_letter_headers.json"),
+                },
+            }
+        },
+    }
+
+
+def documents() -> dict[str, str]:
+    """Every generated file: its path below docs/reference/, and its text."""
+    data = {
+        "schemas/job.json": job_schema(),
+        "schemas/result.json": result_schema(),
+        "schemas/dead_letter_headers.json": dead_letter_headers_schema(),
+        "asyncapi.json": asyncapi(),
+    }
+    texts = {path: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for path, content in data.items()}
+    return {**texts, "settings.md": settings_reference()}
+
+
+def outdated(folder: Path = REFERENCE) -> list[str]:
+    """Paths of generated files below `folder` that are missing or differ from what the code says."""
+    return [
+        path for path, text in documents().items()
+        if not (folder / path).is_file() or (folder / path).read_text(encoding="utf-8") != text
+    ]  # fmt: skip
+
+
+def write(folder: Path = REFERENCE) -> None:
+    """Write every generated file below `folder`."""
+    for path, text in documents().items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Write the documents, or with `--check` name those that are out of date; the exit status."""
+    stale = outdated()
+    if arguments == ["--check"]:
+        if stale:
+            sys.stderr.write(f"out of date in docs/reference/: {', '.join(stale)}\nhint: make generated\n")
+        return 1 if stale else 0
+    write()
+    sys.stdout.write(f"wrote {', '.join(stale) or 'nothing: all up to date'}\n")
+    return 0
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    for name, neutral in UNSUPPORTED.items():
+        body["properties"][name] = {
+            "enum": list(neutral), "description": "Not supported: only the value that changes nothing.",
+        }  # fmt: skip
+
+
+def _has(name: str) -> dict[str, Any]:
+    # null counts as left out, as OpenAI's clients send it.
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+def _reference(path: str) -> dict[str, str]:
+    return {"$ref": path}
+
+
+def _schema(path: str) -> dict[str, Any]:
+    return {"schemaFormat": "application/schema+json;version=draft-2020-12", "schema": {"$ref": path}}
+
+
+def _message(title: str, path: str) -> dict[str, Any]:
+    return {"title": title, "contentType": "application/json", "payload": _schema(path)}
+
+
+def _channel(
+    address: str, message: str, description: str, parameters: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    channel: dict[str, Any] = {
+        "address": address,
+        "description": description,
+        "messages": {message: _reference(f"#/components/messages/{message}")},
+    }
+    return channel | ({"parameters": dict(parameters)} if parameters else {})
+
+
+def _operation(action: str, channel: str, message: str) -> dict[str, Any]:
+    return {
+        "action": action,
+        "channel": _reference(f"#/channels/{channel}"),
+        "messages": [_reference(f"#/channels/{channel}/messages/{message}")],
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
