@@ -1,0 +1,103 @@
+"""From counts to what a report shows: α_1 and α with intervals, and the speed-up against the own control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from alphaloop.acceptance import Interval, design_effect, wilson
+from alphaloop.measurements import DecodedJob, ProbeResult
+from scheduler.paired import CostPair, speedup
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance of a set of jobs; None where nothing was tested."""
+
+    num_jobs: int
+    alpha_1: Interval | None
+    alpha: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens a device second of both ways to decode, and their ratio with its interval."""
+
+    tokens_per_s: float
+    control_tokens_per_s: float
+    ratio: Interval
+    num_pairs: int  #: paired prompts; 0 where traffic is compared with traffic
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaAt:
+    """α of one stretch of time."""
+
+    start: datetime
+    num_jobs: int
+    alpha: Interval
+
+
+def acceptance(jobs: Sequence[DecodedJob]) -> Acceptance:
+    """Pooled over `jobs`; intervals are Wilson's, widened by the design effect of jobs as clusters."""
+    return Acceptance(
+        num_jobs=len(jobs),
+        alpha_1=_interval([(job.trials[0], job.accepts[0]) for job in jobs if job.trials]),
+        alpha=_interval([(sum(job.trials), sum(job.accepts)) for job in jobs]),
+    )
+
+
+def speed_of_pairs(results: Iterable[ProbeResult]) -> Speed | None:
+    """Probes against their vanilla twins, prompt by prompt; None without a decoded pair."""
+    pairs = [
+        CostPair(r.num_tokens, r.device_s, r.control_tokens, r.control_device_s)
+        for r in results
+        if r.control_tokens is not None and r.control_device_s is not None
+    ]
+    return _speed(pairs, num_pairs=len(pairs))
+
+
+def speed_of_jobs(speculative: Sequence[DecodedJob], control: Sequence[DecodedJob]) -> Speed | None:
+    """Jobs against other jobs of the same task; weaker than pairs, as the prompts differ."""
+    sides = [CostPair(job.num_tokens, job.device_s, 0, 0) for job in speculative]
+    sides += [CostPair(0, 0, job.num_tokens, job.device_s) for job in control]
+    return _speed(sides, num_pairs=0)
+
+
+def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> list[AlphaAt]:
+    """α of position 1 by stretches of `step`, oldest first; stretches without a trial are left out."""
+    by_start: dict[int, list[DecodedJob]] = {}
+    for job in jobs:
+        by_start.setdefault(int(job.decoded_at.timestamp() // step.total_seconds()), []).append(job)
+    found = []
+    for index, group in sorted(by_start.items()):
+        alpha = acceptance(group).alpha_1
+        if alpha is not None:
+            start = datetime.fromtimestamp(index * step.total_seconds(), UTC)
+            found.append(AlphaAt(start, len(group), alpha))
+    return found
+
+
+def _interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
+    counts = [(n, a) for n, a in counts if n]
+    trials, accepts = sum(n for n, _ in counts), sum(a for _, a in counts)
+    if not trials:
+        return None
+    effect = design_effect(
+        len(counts), accepts, trials,
+        sum(a * a for _, a in counts), sum(n * n for n, _ in counts), sum(a * n for n, a in counts),
+    )  # fmt: skip
+    return wilson(accepts, trials, effect)
+
+
+def _speed(pairs: Sequence[CostPair], *, num_pairs: int) -> Speed | None:
+    ratio = speedup(pairs)
+    if ratio is None:
+        return None
+    return Speed(
+        sum(p.tokens for p in pairs) / sum(p.device_s for p in pairs),
+        sum(p.control_tokens for p in pairs) / sum(p.control_device_s for p in pairs),
+        ratio,
+        num_pairs,
+    )

@@ -1,0 +1,129 @@
+"""Which drafters are measured now, and the jobs that measure them.
+
+A probe is an ordinary job on the task's topic, greedy, with the drafter and k it names; its control is the same prompt
+decoded vanilla. Both are sent for drafters that are switched off too: that is the way back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from alphaloop.measurements import DriftSubject
+from alphaloop.messages import Body, Decoding, Job, Purpose
+
+PRIOR_JOB_DEVICE_S: Final = 5.0  #: before anything of a task was timed: 48 tokens at 10 a second
+MAX_JOB_ID_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSet:
+    """The fixed prompts of a task; `bodies` by position, in OpenAI's form."""
+
+    task: str
+    version: str
+    bodies: Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A (task, drafter) whose evidence is older than allowed."""
+
+    task: str
+    drafter: str
+    num_draft_tokens: int
+    last_probed: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """A probe or control with what probe_runs keeps of it."""
+
+    job: Job
+    probe_set: str
+    position: int
+
+
+def find_due(
+    sets: Iterable[ProbeSet], drafters: Mapping[str, int], last_probed: Mapping[tuple[str, str], datetime],
+    now: datetime, max_age: timedelta,
+) -> list[Due]:  # fmt: skip
+    """Every (task, drafter) without a probe younger than `max_age`: never probed first, then oldest first.
+
+    `drafters` maps the names that workers have registered to the k that their probes use.
+    """
+    due = [
+        Due(probe_set.task, drafter, k, last_probed.get((probe_set.task, drafter)))
+        for probe_set in sets
+        for drafter, k in drafters.items()
+    ]
+    stale = [d for d in due if d.last_probed is None or now - d.last_probed >= max_age]
+    oldest = datetime.min.replace(tzinfo=UTC)
+    return sorted(stale, key=lambda d: (d.last_probed or oldest, d.task, d.drafter))
+
+
+def within_budget(
+    due: Sequence[Due], job_device_s: Mapping[str, float], num_prompts: int, budget_device_s: float
+) -> list[Due]:
+    """The longest beginning of `due` whose jobs fit the budget; a measurement is sent whole or not at all.
+
+    `job_device_s` is what a probe of a task took on average. Each task pays for its controls once.
+    """
+    chosen: list[Due] = []
+    left = budget_device_s
+    for candidate in due:
+        per_job = job_device_s.get(candidate.task, PRIOR_JOB_DEVICE_S)
+        needs_controls = all(c.task != candidate.task for c in chosen)
+        cost = per_job * num_prompts * (2 if needs_controls else 1)
+        if cost > left:
+            break
+        left -= cost
+        chosen.append(candidate)
+    return chosen
+
+
+def make_jobs(
+    chosen: Sequence[Due], sets: Mapping[str, ProbeSet], scheduled_for: datetime, *,
+    num_prompts: int, max_tokens: int, deadline: timedelta,
+) -> list[PlannedJob]:  # fmt: skip
+    """The jobs of this run: for each prompt a control, then a probe a drafter.
+
+    The ids follow from the run's time, so a run that is repeated after a crash sends the same jobs again and none is
+    decoded twice.
+    """
+    planned = []
+    for task in dict.fromkeys(due.task for due in chosen):
+        probe_set = sets[task]
+        for position, body in sorted(probe_set.bodies.items())[:num_prompts]:
+            common: dict[str, Any] = {
+                "task": task,
+                "body": Body.model_validate({**body, "temperature": 0.0, "max_tokens": max_tokens, "stream": False}),
+                "deadline": scheduled_for + deadline,
+            }
+            control = Job(
+                job_id=_job_id("control", task, scheduled_for, position, None),
+                purpose=Purpose.CONTROL, decoding=Decoding.VANILLA, **common,
+            )  # fmt: skip
+            planned.append(PlannedJob(control, probe_set.version, position))
+            for due in chosen:
+                if due.task == task:
+                    probe = Job(
+                        job_id=_job_id("probe", task, scheduled_for, position, due.drafter),
+                        purpose=Purpose.PROBE,
+                        probe_drafter=due.drafter,
+                        probe_num_draft_tokens=due.num_draft_tokens,
+                        **common,
+                    )
+                    planned.append(PlannedJob(probe, probe_set.version, position))
+    return planned
+
+
+def _job_id(purpose: str, task: str, scheduled_for: datetime, position: int, drafter: str | None) -> str:
+    when = scheduled_for.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ").replace(".000000Z", "Z")
+    name = "-".join([purpose, task, when, str(position), *([drafter] if drafter else [])])
+    if len(name) <= MAX_JOB_ID_CHARS:
+        return name
+    return f"{purpose}-{when}-{hashlib.sha256(name.encode()).hexdigest()}"
