@@ -70,6 +70,7 @@ def _rollup(name: str, bucket: str) -> Table:
         Column("mode", Text, primary_key=True, comment="vanilla or speculative"),
         Column("num_draft_tokens", Integer, primary_key=True, comment="k; 0 is vanilla"),
         *_sums(),
+        Index(f"ix_{name}_task_bucket", "task", "bucket"),
         comment=f"Counts and sums of decode_runs by {bucket}: never rates",
     )
 

@@ -1,0 +1,134 @@
+"""A pool of connections to Postgres, and the seam at which the driver's exceptions become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Self
+
+import psycopg
+from pydantic import SecretStr
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from alphaloop.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
+
+#: The revisions of migrations/ that this code can run on, oldest first. A rolling upgrade migrates first and then
+#: replaces the processes, so the range covers the newest revision and those before it that still have all we need.
+SUPPORTED_REVISIONS: Final = ("0002",)
+
+_DRIVER: Final = "postgresql+psycopg"
+_UNDEFINED_TABLE: Final = "42P01"
+# 08: connection exceptions; 57P01 to 57P03: shut down, crashed, starting up; 53300: too many connections.
+_GONE: Final = ("08", "57P01", "57P02", "57P03", "53300")
+
+
+class Database:
+    """Connections to one database. Threads share it; close it once."""
+
+    def __init__(self, url: SecretStr, *, pool_size: int = 5, connect_timeout_s: int = 10) -> None:
+        """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
+        parsed = parse_url(url)
+        self.redacted_url: Final = parsed.render_as_string(hide_password=True)
+        self._engine = create_engine(
+            parsed,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=connect_timeout_s,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args={
+                "connect_timeout": connect_timeout_s,
+                "application_name": "alphaloop",
+                "options": "-c timezone=UTC",
+                "keepalives_idle": 30,
+            },
+        )
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """One transaction: committed at the end, rolled back on any exception.
+
+        Raises StoreUnavailable when nobody answers or the connection broke (the transaction's fate is then unknown:
+        ask again), StoreError for everything else that Postgres refuses.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, psycopg.Error) as error:
+            # Not chained: the driver's text quotes rows, and rows hold what people wrote.
+            raise store_error(error, self.redacted_url) from None
+
+    @contextmanager
+    def dedicated(self) -> Iterator[Connection]:
+        """A connection outside the pool's transactions, in autocommit: for session locks. Same errors as `begin`."""
+        try:
+            with self._engine.connect() as connection:
+                yield connection.execution_options(isolation_level="AUTOCOMMIT")
+        except (SQLAlchemyError, psycopg.Error) as error:
+            raise store_error(error, self.redacted_url) from None
+
+    def check_revision(self) -> str:
+        """The database's schema revision; raises SchemaMismatch unless this code can run on it."""
+        try:
+            with self.begin() as connection:
+                found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+        except StoreError as error:
+            if _UNDEFINED_TABLE not in error.message:
+                raise
+            found = None
+        if found not in SUPPORTED_REVISIONS:
+            raise SchemaMismatch(
+                f"expected schema revision {' or '.join(SUPPORTED_REVISIONS)}, found {found or 'none'} "
+                f"in {self.redacted_url}",
+                hint="alphaloop migrate",
+            )
+        return str(found)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def parse_url(url: SecretStr) -> URL:
+    """The URL with the driver spelt out: `postgres://` and `postgresql://` mean psycopg 3. Raises ConfigError."""
+    hint = "postgresql://user:password@host:5432/name"
+    try:
+        parsed = make_url(url.get_secret_value())
+    except (ArgumentError, ValueError):
+        raise ConfigError("expected the URL of a Postgres database, found something else", hint=hint) from None
+    if parsed.drivername not in ("postgres", "postgresql", _DRIVER):
+        raise ConfigError(f"expected a URL that starts with postgresql://, found {parsed.drivername}://", hint=hint)
+    return parsed.set(drivername=_DRIVER)
+
+
+def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreError:
+    """The error of our tree for one of the driver's. Holds no parameter, no row and no password."""
+    if isinstance(error, PoolTimeout):
+        return StoreUnavailable(f"no free connection to {where}", hint="raise postgres.pool_size")
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(original, psycopg.Error):
+        return StoreError(f"{type(error).__name__} at {where}")
+    state = original.sqlstate
+    broken = isinstance(error, DBAPIError) and error.connection_invalidated
+    if broken or (state or "").startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
+        told = original.diag.message_primary or _first_line(original)
+        return StoreUnavailable(f"no connection to {where}: {told}", hint="is the server up, and the URL right?")
+    diag = original.diag
+    told = diag.message_primary or type(original).__name__
+    return StoreError(f"{where} refused a statement: {told} (SQLSTATE {state or 'unknown'})")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

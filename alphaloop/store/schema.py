@@ -1,0 +1,65 @@
+"""The schema's migrations, run through alembic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from pydantic import SecretStr
+
+from alphaloop.errors import ConfigError, SchemaMismatch
+from alphaloop.store.database import Database
+
+_BESIDE_THE_PACKAGE: Final = Path(__file__).resolve().parents[2] / "migrations"
+#: Beside the package in a checkout; in a container the working folder holds it.
+MIGRATIONS: Final = _BESIDE_THE_PACKAGE if _BESIDE_THE_PACKAGE.is_dir() else Path("migrations")
+
+
+def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRATIONS) -> None:
+    """Bring the schema to `revision`. Safe to run from several processes at once: one migrates, the others wait.
+
+    Raises StoreUnavailable, StoreError, or SchemaMismatch when the database holds a revision that `migrations` lacks.
+    """
+    _run(command.upgrade, url, revision, migrations)
+
+
+def downgrade(url: SecretStr, revision: str, *, migrations: Path = MIGRATIONS) -> None:
+    """Take the schema back to `revision`; `base` drops every table with its rows."""
+    _run(command.downgrade, url, revision, migrations)
+
+
+def current(url: SecretStr) -> str | None:
+    """The database's revision; None before the first migration."""
+    with Database(url, pool_size=1) as database, database.begin() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def pending(url: SecretStr, *, migrations: Path = MIGRATIONS) -> bool:
+    """Whether `upgrade` would change anything."""
+    return current(url) != ScriptDirectory.from_config(alembic_config(url, migrations)).get_current_head()
+
+
+def alembic_config(url: SecretStr, migrations: Path = MIGRATIONS) -> Config:
+    """What alembic's commands take. Raises ConfigError where `migrations` is not the folder it should be."""
+    if not (migrations / "env.py").is_file():
+        raise ConfigError(
+            f"expected the migrations in {migrations.resolve()}, found no env.py there",
+            hint="run from the folder that holds migrations/",
+        )
+    config = Config()
+    config.set_main_option("script_location", str(migrations).replace("%", "%%"))
+    config.attributes["url"] = url
+    return config
+
+
+def _run(action: Callable[[Config, str], None], url: SecretStr, revision: str, migrations: Path) -> None:
+    try:
+        action(alembic_config(url, migrations), revision)
+    except CommandError as error:
+        raise SchemaMismatch(str(error), hint="is this code older than the database?") from None

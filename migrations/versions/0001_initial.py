@@ -1,0 +1,487 @@
+"""Functions on counts by position, every table, and the partitions of the first week.
+
+Frozen: it repeats what alphaloop.tables said when it was written, and is not changed with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import op
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    Identity,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+INSTANT = DateTime(timezone=True)
+COUNTS = ARRAY(BigInteger())
+NOW = text("now()")
+
+TABLES = (
+    "jobs",
+    "outbox",
+    "cancellations",
+    "decode_runs",
+    "acceptance_hourly",
+    "acceptance_daily",
+    "cost_profiles",
+    "decisions",
+    "probe_sets",
+    "probe_runs",
+    "drift_events",
+    "draft_revisions",
+    "schedule_runs",
+    "reports",
+)
+
+# Bodies in standard SQL are bound to what they name when they are created: no search_path can change their meaning,
+# and a dump restores them before the constraints that use them.
+FUNCTIONS = (
+    """
+    CREATE FUNCTION array_sum(counts bigint[]) RETURNS bigint
+        LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+        RETURN (SELECT coalesce(sum(c), 0)::bigint FROM unnest(counts) AS c)
+    """,
+    "COMMENT ON FUNCTION array_sum(bigint[]) IS 'Sum of the elements; 0 for an empty array'",
+    """
+    CREATE FUNCTION array_ge(a bigint[], b bigint[]) RETURNS boolean
+        LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+        RETURN cardinality(a) = cardinality(b) AND NOT EXISTS (SELECT 1 FROM unnest(a, b) AS p(x, y) WHERE x < y)
+    """,
+    "COMMENT ON FUNCTION array_ge(bigint[], bigint[]) IS 'Whether both are as long and no element of a is below its fellow in b'",
+    """
+    CREATE FUNCTION array_add(a bigint[], b bigint[]) RETURNS bigint[]
+        LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+        RETURN ARRAY(
+            SELECT coalesce(x, 0) + coalesce(y, 0) FROM unnest(a, b) WITH ORDINALITY AS p(x, y, i) ORDER BY i
+        )
+    """,
+    "COMMENT ON FUNCTION array_add(bigint[], bigint[]) IS 'Sum position by position, as long as the longer of the two'",
+    """
+    CREATE AGGREGATE sum_by_position(bigint[]) (
+        SFUNC = array_add, STYPE = bigint[], INITCOND = '{}', COMBINEFUNC = array_add, PARALLEL = SAFE
+    )
+    """,
+    "COMMENT ON AGGREGATE sum_by_position(bigint[]) IS 'Sum of counts position by position; empty without rows'",
+)
+
+# One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
+# default partition: rows in it would stand in the way of every partition made after them.
+FIRST_PARTITIONS = """
+DO $$
+DECLARE
+    day date;
+BEGIN
+    FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n LOOP
+        EXECUTE format(
+            'CREATE TABLE %I PARTITION OF decode_runs FOR VALUES FROM (%L) TO (%L)',
+            'decode_runs_' || to_char(day, 'YYYYMMDD'), day || ' 00:00+00', day + 1 || ' 00:00+00'
+        );
+    END LOOP;
+END
+$$
+"""
+
+
+def upgrade() -> None:
+    """Create everything."""
+    for statement in FUNCTIONS:
+        op.execute(statement)
+    create_jobs()
+    create_evidence()
+    create_choices()
+    create_probes()
+    create_drift()
+    create_schedule()
+    op.execute(FIRST_PARTITIONS)
+
+
+def downgrade() -> None:
+    """Drop everything."""
+    for table in reversed(TABLES):
+        op.drop_table(table)
+    op.execute("DROP AGGREGATE sum_by_position(bigint[])")
+    for signature in ("array_add(bigint[], bigint[])", "array_ge(bigint[], bigint[])", "array_sum(bigint[])"):
+        op.execute(f"DROP FUNCTION {signature}")
+
+
+def create_jobs() -> None:
+    """Claims, outcomes, and what is to be published."""
+    op.create_table(
+        "jobs",
+        Column("job_id", Text(), nullable=False, comment="The producer's, or derived from where the message lies"),
+        Column("payload_sha256", LargeBinary(), nullable=False, comment="Tells a redelivery from a conflict"),
+        Column("task", Text(), nullable=False, comment="Kind of prompt"),
+        Column(
+            "segment", Text(), server_default=text("''"), nullable=False, comment="Caller's label; empty without one"
+        ),
+        Column("custom_id", Text(), comment="The caller's own name for the job"),
+        Column("batch_id", Text(), comment="The caller's group of jobs"),
+        Column("purpose", Text(), nullable=False, comment="traffic, probe or control"),
+        Column("status", Text(), nullable=False, comment="running, then one of succeeded, failed, expired, cancelled"),
+        Column("attempt", Integer(), nullable=False, comment="Number of the claim, from 1: the fencing token"),
+        Column("owner", Text(), comment="Worker that holds the claim; null once the job ended"),
+        Column("lease_expires_at", INSTANT, comment="When the claim may be taken over; null once the job ended"),
+        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="First claim"),
+        Column("finished_at", INSTANT, comment="When the outcome was recorded"),
+        Column("outcome", JSON(), comment="The Result message, byte for byte as published"),
+        CheckConstraint("(status = 'running') = (outcome IS NULL)", name=op.f("ck_jobs_outcome_when_ended")),
+        CheckConstraint(
+            "status IN ('running','succeeded','failed','expired','cancelled')", name=op.f("ck_jobs_status")
+        ),
+        PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
+        comment="One row a job: claim, then the one recorded outcome",
+    )
+    op.create_index("ix_jobs_batch_id", "jobs", ["batch_id"], postgresql_where=text("batch_id IS NOT NULL"))
+    op.create_index(
+        "ix_jobs_lease_expires_at", "jobs", ["lease_expires_at"], postgresql_where=text("status = 'running'")
+    )
+    op.create_index("ix_jobs_task_created_at", "jobs", ["task", "created_at"])
+    op.create_table(
+        "outbox",
+        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order of recording"),
+        Column("topic", Text(), nullable=False, comment="Where it goes"),
+        Column("key", LargeBinary(), comment="Kafka key"),
+        Column("value", LargeBinary(), nullable=False, comment="Kafka value"),
+        Column("headers", JSONB(), server_default=text("'{}'"), nullable=False, comment="Kafka headers, text to text"),
+        Column("owner", Text(), comment="Worker that recorded it and publishes it first"),
+        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When it was recorded"),
+        PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
+        comment="Messages recorded with an outcome and not yet acknowledged by the broker",
+    )
+    op.create_table(
+        "cancellations",
+        Column("job_id", Text(), nullable=False, comment="The job to cancel, perhaps not seen yet"),
+        Column("requested_at", INSTANT, server_default=NOW, nullable=False, comment="When the request was read"),
+        PrimaryKeyConstraint("job_id", name=op.f("pk_cancellations")),
+        comment="Requests from the control topic; a job that ended before is not changed",
+    )
+
+
+def create_evidence() -> None:
+    """What was decoded: by job, by hour, by day."""
+    op.create_table(
+        "decode_runs",
+        Column("decoded_at", INSTANT, nullable=False, comment="When the job's last token was decoded"),
+        Column("run_id", BigInteger(), Identity(always=True), nullable=False, comment="Unique with decoded_at"),
+        Column("job_id", Text(), nullable=False, comment="The job"),
+        Column("attempt", Integer(), nullable=False, comment="The claim that decoded it"),
+        Column("purpose", Text(), nullable=False, comment="traffic, probe or control"),
+        *evidence_key(primary_key=False),
+        Column("mode", Text(), nullable=False, comment="vanilla or speculative"),
+        Column("num_draft_tokens", Integer(), nullable=False, comment="k, the draft length asked for; 0 is vanilla"),
+        Column("reason", Text(), nullable=False, comment="Why this mode: alphaloop.policy.Reason"),
+        Column("device", Text(), nullable=False, comment="What decoded it"),
+        Column(
+            "rounds", BigInteger(), nullable=False, comment="Target passes that yielded tokens, the prefill among them"
+        ),
+        Column("num_empty_rounds", BigInteger(), nullable=False, comment="Rounds in which nothing was proposed"),
+        Column("num_cropped", BigInteger(), nullable=False, comment="rounds + accepted - tokens"),
+        Column(
+            "proposed",
+            COUNTS,
+            server_default=text("'{}'"),
+            nullable=False,
+            comment="Rounds in which at least this many tokens were proposed",
+        ),
+        Column(
+            "trials",
+            COUNTS,
+            server_default=text("'{}'"),
+            nullable=False,
+            comment="Rounds in which this position was tested",
+        ),
+        Column("accepts", COUNTS, server_default=text("'{}'"), nullable=False, comment="Of the trials, accepted"),
+        Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
+        Column("num_tokens", BigInteger(), nullable=False, comment="Tokens generated"),
+        Column("batch_size", Integer(), nullable=False, comment="Most sequences that shared a step with it"),
+        Column(
+            "queue_s", Double(), nullable=False, comment="Seconds from the Kafka timestamp to the start of decoding"
+        ),
+        Column("time_to_first_token_s", Double(), comment="Seconds from the start of decoding"),
+        Column("wall_s", Double(), nullable=False, comment="Seconds of decoding"),
+        Column(
+            "device_s",
+            Double(),
+            nullable=False,
+            comment="Share of the engine's seconds: each step's divided by its batch",
+        ),
+        CheckConstraint(
+            "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_decode_runs_counts_ordered")
+        ),
+        CheckConstraint(
+            "num_tokens = rounds + array_sum(accepts) - num_cropped", name=op.f("ck_decode_runs_tokens_add_up")
+        ),
+        PrimaryKeyConstraint("decoded_at", "run_id", name=op.f("pk_decode_runs")),
+        comment="One row a decoded job: counts by draft position under the key of all evidence",
+        postgresql_partition_by="RANGE (decoded_at)",
+    )
+    op.create_index("ix_decode_runs_decoded_at", "decode_runs", ["decoded_at"], postgresql_using="brin")
+    op.create_index("ix_decode_runs_job_id", "decode_runs", ["job_id"])
+    op.create_index("ix_decode_runs_task_purpose_decoded_at", "decode_runs", ["task", "purpose", "decoded_at"])
+    create_rollup("acceptance_hourly", "hour")
+    create_rollup("acceptance_daily", "day")
+
+
+def create_choices() -> None:
+    """What rounds cost, and what was decided."""
+    op.create_table(
+        "cost_profiles",
+        Column("device", Text(), nullable=False, comment="What was measured"),
+        Column("engine", Text(), nullable=False, comment="Decoding library, version and dtype"),
+        Column("target_revision", Text(), nullable=False, comment="Hash of the target's weights"),
+        Column(
+            "drafter",
+            Text(),
+            nullable=False,
+            comment="Empty: the target's pass; else the time of this drafter's proposal",
+        ),
+        Column("draft_revision", Text(), nullable=False, comment="Empty for the target"),
+        Column("batch", Integer(), nullable=False, comment="Sequences"),
+        Column("width", Integer(), nullable=False, comment="Target positions a sequence: k + 1"),
+        Column("median_ms", Double(), nullable=False, comment="Median milliseconds"),
+        Column("num_samples", Integer(), nullable=False, comment="Timings behind the median"),
+        Column("measured_at", INSTANT, server_default=NOW, nullable=False, comment="When"),
+        CheckConstraint("median_ms > 0", name=op.f("ck_cost_profiles_median_ms")),
+        PrimaryKeyConstraint(
+            "device",
+            "engine",
+            "target_revision",
+            "drafter",
+            "draft_revision",
+            "batch",
+            "width",
+            name=op.f("pk_cost_profiles"),
+        ),
+        comment="What a round costs on a device",
+    )
+    op.create_table(
+        "decisions",
+        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order"),
+        Column("decided_at", INSTANT, server_default=NOW, nullable=False, comment="When the choice changed"),
+        Column("task", Text(), nullable=False, comment="Kind of prompt"),
+        Column("target_revision", Text(), nullable=False, comment="Hash of the target's weights"),
+        Column("device", Text(), nullable=False, comment="Where it applies"),
+        Column("sampling_bucket", Text(), nullable=False, comment="Sampling settings it applies to"),
+        Column("batch", Integer(), nullable=False, comment="Batch size it was decided at"),
+        Column("from_mode", Text(), comment="Before; null for the first decision"),
+        Column("from_drafter", Text(), comment="Before"),
+        Column("from_num_draft_tokens", Integer(), comment="Before"),
+        Column("to_mode", Text(), nullable=False, comment="Now"),
+        Column("to_drafter", Text(), comment="Now; null for vanilla"),
+        Column("to_num_draft_tokens", Integer(), nullable=False, comment="Now; 0 for vanilla"),
+        Column("reason", Text(), nullable=False, comment="alphaloop.policy.Reason"),
+        Column("explanation", Text(), nullable=False, comment="The reason in words, with its figures"),
+        Column("owner", Text(), nullable=False, comment="Worker that decided"),
+        PrimaryKeyConstraint("id", name=op.f("pk_decisions")),
+        comment="When a task's choice changed, from what to what, and why; exploration and forced modes are not choices",
+    )
+    op.create_index("ix_decisions_task_decided_at", "decisions", ["task", "decided_at"])
+
+
+def create_probes() -> None:
+    """What is measured again, and when it was."""
+    op.create_table(
+        "probe_sets",
+        Column("task", Text(), nullable=False, comment="Kind of prompt"),
+        Column("version", Text(), nullable=False, comment="Hash of the prompts: a changed set is another set"),
+        Column("position", Integer(), nullable=False, comment="Number of the prompt, from 0"),
+        Column("body", JSONB(), nullable=False, comment="Body of the probe job, in OpenAI's form"),
+        Column(
+            "is_active",
+            Boolean(),
+            server_default=text("true"),
+            nullable=False,
+            comment="The set in use; one version a task",
+        ),
+        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When it was registered"),
+        PrimaryKeyConstraint("task", "version", "position", name=op.f("pk_probe_sets")),
+        comment="Fixed prompts on which α is measured again; never traffic",
+    )
+    op.create_table(
+        "probe_runs",
+        Column("job_id", Text(), nullable=False, comment="The probe or control job"),
+        Column("schedule_id", Text(), nullable=False, comment="The scheduled run that sent it"),
+        Column("scheduled_for", INSTANT, nullable=False, comment="That run's time"),
+        Column("task", Text(), nullable=False, comment="Kind of prompt"),
+        Column("probe_set", Text(), nullable=False, comment="Version of the probe set"),
+        Column("position", Integer(), nullable=False, comment="Number of the prompt in it"),
+        Column("purpose", Text(), nullable=False, comment="probe or control"),
+        Column("drafter", Text(), comment="What a probe measures; null for a control"),
+        Column("num_draft_tokens", Integer(), comment="k of a probe"),
+        Column("sent_at", INSTANT, comment="When it was handed to Kafka"),
+        PrimaryKeyConstraint("job_id", name=op.f("pk_probe_runs")),
+        comment="Every probe and control sent; joins decode_runs by job_id",
+    )
+    op.create_index("ix_probe_runs_task_scheduled_for", "probe_runs", ["task", "scheduled_for"])
+
+
+def create_drift() -> None:
+    """Drift and staleness."""
+    op.create_table(
+        "drift_events",
+        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order"),
+        Column("task", Text(), nullable=False, comment="Kind of prompt"),
+        Column("drafter", Text(), nullable=False, comment="Drafter whose acceptance moved"),
+        Column("draft_revision", Text(), nullable=False, comment="Its revision"),
+        Column("target_revision", Text(), nullable=False, comment="Hash of the target's weights"),
+        Column("cause", Text(), nullable=False, comment="traffic_changed, draft_stale or unexplained"),
+        Column("verdict", Text(), nullable=False, comment="One sentence for the owner"),
+        Column("evidence", JSONB(), nullable=False, comment="Counts before and after, statistic and threshold"),
+        Column("opened_at", INSTANT, server_default=NOW, nullable=False, comment="When it was found"),
+        Column("closed_at", INSTANT, comment="When it was over; null while open"),
+        CheckConstraint(
+            "closed_at IS NULL OR closed_at >= opened_at", name=op.f("ck_drift_events_closed_after_opened")
+        ),
+        PrimaryKeyConstraint("id", name=op.f("pk_drift_events")),
+        comment="Drift found, its cause, and when it was over",
+    )
+    op.create_index(
+        "uq_drift_events_open",
+        "drift_events",
+        ["task", "drafter", "draft_revision", "target_revision", "cause"],
+        unique=True,
+        postgresql_where=text("closed_at IS NULL"),
+    )
+    op.create_table(
+        "draft_revisions",
+        Column("drafter", Text(), nullable=False, comment="Name of the drafter"),
+        Column("draft_revision", Text(), nullable=False, comment="Its revision"),
+        Column("target_revision", Text(), nullable=False, comment="The target it drafts for"),
+        Column("parent_revision", Text(), comment="Revision it was trained from"),
+        Column("trained_on", Text(), comment="What it was trained on"),
+        Column("status", Text(), nullable=False, comment="candidate, active, stale or retired"),
+        Column("status_reason", Text(), server_default=text("''"), nullable=False, comment="Why it has this status"),
+        Column("registered_at", INSTANT, server_default=NOW, nullable=False, comment="When it was first seen"),
+        Column("status_changed_at", INSTANT, server_default=NOW, nullable=False, comment="When it got this status"),
+        CheckConstraint("status IN ('candidate','active','stale','retired')", name=op.f("ck_draft_revisions_status")),
+        PrimaryKeyConstraint("drafter", "draft_revision", "target_revision", name=op.f("pk_draft_revisions")),
+        comment="Drafts and whether they are fit to serve",
+    )
+
+
+def create_schedule() -> None:
+    """Scheduled runs and reports."""
+    op.create_table(
+        "schedule_runs",
+        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order"),
+        Column("schedule_id", Text(), nullable=False, comment="What ran"),
+        Column("scheduled_for", INSTANT, nullable=False, comment="The time it was due"),
+        Column("owner", Text(), nullable=False, comment="Leader that ran it"),
+        Column("started_at", INSTANT, server_default=NOW, nullable=False, comment="When it started"),
+        Column("finished_at", INSTANT, comment="When it ended; null while running or if it died"),
+        Column("outcome", JSONB(), comment="What it did, in counts; or the error"),
+        PrimaryKeyConstraint("id", name=op.f("pk_schedule_runs")),
+        UniqueConstraint("schedule_id", "scheduled_for", name=op.f("uq_schedule_runs_schedule_id_scheduled_for")),
+        comment="One row a due run, inserted first: the database decides that a run happens once",
+    )
+    op.create_table(
+        "reports",
+        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order"),
+        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When"),
+        Column("covers_from", INSTANT, nullable=False, comment="Start of what it covers"),
+        Column("covers_to", INSTANT, nullable=False, comment="End of what it covers"),
+        Column("summary", Text(), nullable=False, comment="The first line"),
+        Column("content", JSONB(), nullable=False, comment="The report as data"),
+        Column("text", Text(), nullable=False, comment="The report for a terminal"),
+        Column("html", Text(), nullable=False, comment="The report as one self-contained page"),
+        PrimaryKeyConstraint("id", name=op.f("pk_reports")),
+        comment="Every report that was made",
+    )
+    op.create_index("ix_reports_created_at", "reports", ["created_at"])
+
+
+def create_rollup(name: str, bucket: str) -> None:
+    """Counts and sums under the key of all evidence."""
+    op.create_table(
+        name,
+        Column("bucket", INSTANT, nullable=False, comment=f"Start of the {bucket}, UTC"),
+        *evidence_key(primary_key=True),
+        Column("purpose", Text(), nullable=False, comment="traffic, probe or control"),
+        Column("mode", Text(), nullable=False, comment="vanilla or speculative"),
+        Column("num_draft_tokens", Integer(), nullable=False, comment="k; 0 is vanilla"),
+        whole("num_jobs", "Jobs"),
+        whole("rounds", "Rounds, prefills among them"),
+        whole("num_empty_rounds", "Rounds without a proposal"),
+        whole("num_cropped", "rounds + accepted - tokens"),
+        whole("num_prompt_tokens", "Tokens of prompts"),
+        whole("num_tokens", "Tokens generated"),
+        whole("rounds_sq", "Sum over jobs of rounds², for the variance over jobs"),
+        whole("tokens_sq", "Sum over jobs of tokens²"),
+        whole("rounds_tokens", "Sum over jobs of rounds · tokens"),
+        by_position("proposed", "Rounds in which at least this many tokens were proposed"),
+        by_position("trials", "Rounds in which this position was tested"),
+        by_position("accepts", "Of the trials, accepted"),
+        by_position("trials_sq", "Sum over jobs of trials²"),
+        by_position("accepts_sq", "Sum over jobs of accepts²"),
+        by_position("accepts_trials", "Sum over jobs of accepts · trials"),
+        seconds("wall_s", "Seconds of decoding"),
+        seconds("device_s", "Engine seconds"),
+        PrimaryKeyConstraint(
+            "bucket",
+            "task",
+            "segment",
+            "target_revision",
+            "drafter",
+            "draft_revision",
+            "gate",
+            "engine",
+            "sampling_bucket",
+            "prompt_bucket",
+            "purpose",
+            "mode",
+            "num_draft_tokens",
+            name=op.f(f"pk_{name}"),
+        ),
+        comment=f"Counts and sums of decode_runs by {bucket}: never rates",
+    )
+    op.create_index(f"ix_{name}_task_bucket", name, ["task", "bucket"])
+
+
+def evidence_key(*, primary_key: bool) -> list[Column[Any]]:
+    """What acceptance depends on."""
+    parts = {
+        "task": "Kind of prompt",
+        "segment": "Caller's label; empty without one",
+        "target_revision": "Hash of the target's weights",
+        "drafter": "Name of the drafter; empty for vanilla",
+        "draft_revision": "Revision of the drafter; empty for vanilla",
+        "gate": "Confidence gate that ends drafts early; empty without one",
+        "engine": "Decoding library, version and dtype",
+        "sampling_bucket": "Sampling settings that share a history",
+        "prompt_bucket": "Prompt lengths that share a history",
+    }
+    default = None if primary_key else text("''")
+    return [Column(name, Text(), server_default=default, nullable=False, comment=told) for name, told in parts.items()]
+
+
+def whole(name: str, comment: str) -> Column[Any]:
+    """A sum of whole numbers."""
+    return Column(name, BigInteger(), server_default=text("0"), nullable=False, comment=comment)
+
+
+def by_position(name: str, comment: str) -> Column[Any]:
+    """A sum for each draft position."""
+    return Column(name, COUNTS, server_default=text("'{}'"), nullable=False, comment=comment)
+
+
+def seconds(name: str, comment: str) -> Column[Any]:
+    """A sum of seconds."""
+    return Column(name, Double(), server_default=text("0"), nullable=False, comment=comment)
