@@ -20,10 +20,8 @@ from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
-from alphaloop.store.outbox import Outbox
 from worker.assembly import assemble, owner_name
 from worker.loop import Parts, Worker
-from worker.publish import Publisher
 
 log = logging.getLogger("worker")
 
@@ -68,7 +66,6 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         healthy=lambda: _unhealthy(parts), ready=lambda: _unready(parts),
     )  # fmt: skip
     try:
-        _relay_orphans(database, parts.publisher, settings.worker.lease_s)
         parts.leases.start()
         parts.intake.start()
         log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": endpoint.url})
@@ -81,13 +78,6 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         endpoint.close()
         database.close()
     log.info("drained", extra={"action": "worker_stopped", "owner": owner})
-
-
-def _relay_orphans(database: Database, publisher: Publisher, older_than_s: float) -> None:
-    """Publish what an earlier worker recorded and did not live to publish."""
-    num_relayed = Outbox(database).relay(publisher.emit, older_than_s=older_than_s, limit=10_000)
-    if num_relayed:
-        log.info("relayed %d recorded results", num_relayed, extra={"action": "outbox_relayed"})
 
 
 def _unhealthy(parts: Parts) -> str | None:

@@ -84,6 +84,7 @@ def assemble(
         recorder=OutcomeStore(database),
         jobs=jobs,
         outbox=Outbox(database),
+        relay_after_s=2 * limits.lease_s,
         publisher=Publisher(producer, ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic)),
         metrics=metrics,
         max_waiting=limits.max_buffered,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from alphaloop.errors import StoreError
@@ -16,7 +16,7 @@ class LeaseStore(Protocol):
     """What is needed of alphaloop.store.jobs.JobStore."""
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]: ...
-    def cancelled(self, job_ids: Iterable[str]) -> set[str]: ...
+    def cancelled(self, job_ids: Collection[str]) -> set[str]: ...
 
 
 class LeaseKeeper:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 from alphaloop.errors import MessageError
 from alphaloop.kafka.topics import CONTROL
@@ -32,6 +32,8 @@ from worker.validation import ReadyJob, Validation
 
 log = logging.getLogger(__name__)
 
+RELAY_LIMIT: Final = 500
+
 
 class Recorder(Protocol):
     """What is needed of alphaloop.store.outcomes.OutcomeStore."""
@@ -42,14 +44,15 @@ class Recorder(Protocol):
 class ClaimRelease(Protocol):
     """What is needed of alphaloop.store.jobs.JobStore."""
 
-    def release(self, attempts: dict[str, int], *, owner: str) -> None: ...
+    def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]: ...
     def request_cancel(self, job_id: str) -> None: ...
 
 
-class OutboxDelete(Protocol):
+class UnpublishedResults(Protocol):
     """What is needed of alphaloop.store.outbox.Outbox."""
 
     def delete(self, ids: Sequence[int]) -> None: ...
+    def relay(self, publish: Callable[[Sequence[OutboxMessage]], None], *, older_than_s: float, limit: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ class Parts:
     leases: LeaseKeeper
     recorder: Recorder
     jobs: ClaimRelease
-    outbox: OutboxDelete
+    outbox: UnpublishedResults
+    relay_after_s: float  #: recorded results that are unpublished for so long are published by whoever sees them
     publisher: Publisher
     metrics: WorkerMetrics
     max_waiting: int
@@ -95,6 +99,7 @@ class Worker:
         self._p = parts
         self._patience = Patience(parts.hurry)
         self._held: list[tuple[float, ReadyJob]] = []
+        self._relay_due = parts.clock()
 
     @property
     def num_waiting(self) -> int:
@@ -104,7 +109,22 @@ class Worker:
     def run(self) -> None:
         """Turn until told to stop; then everything in hand is decoded or given back, and the offsets are committed."""
         while not self._p.stop.is_set():
+            self.relay_overdue()
             self.run_once()
+
+    def relay_overdue(self) -> int:
+        """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""
+        if self._p.clock() < self._relay_due:
+            return 0
+        self._relay_due = self._p.clock() + self._p.relay_after_s
+
+        def relay() -> int:
+            return self._p.outbox.relay(self._p.publisher.emit, older_than_s=self._p.relay_after_s, limit=RELAY_LIMIT)
+
+        num_relayed = self._patience.until_done("relay", relay)
+        if num_relayed:
+            log.info("published %d results recorded earlier", num_relayed, extra={"action": "outbox_relayed"})
+        return num_relayed
 
     def run_once(self, timeout_s: float = 0.2) -> Turn:
         """Take what has come, and decode at most one batch of it. Offsets move last.
@@ -194,7 +214,7 @@ class Worker:
 
         def on_step(step: Step) -> None:
             self._p.metrics.stepped(step)
-            stream(step)
+            stream.send(step)
 
         return BatchDecoding(
             self._p.engine, is_hurried=self._p.hurry.is_set, cancelled=self._p.leases.cancelled, on_step=on_step

@@ -22,10 +22,10 @@ class Watermark:
         """Note a delivered message; False when this or a later one was delivered before (a repeat)."""
         if self._newest is not None and offset <= self._newest:
             return False
+        if not self._delivered:
+            self._next = offset
         self._newest = offset
         self._delivered.append(offset)
-        if self._next is None:
-            self._next = offset
         return True
 
     def finish(self, offset: int) -> None:
