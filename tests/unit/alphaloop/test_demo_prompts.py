@@ -1,0 +1,80 @@
+"""The demo's prompts: real text of this Python, enough of it, always the same, never both probe and traffic."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from alphaloop.demo import sources
+from alphaloop.demo.prompts import MAX_CHARS, MIN_CHARS, TASKS, DemoPrompts, harvest
+from alphaloop.demo.sources import licence_clauses, stdlib_folder
+from alphaloop.errors import ConfigError
+from alphaloop.settings import load_settings
+
+
+@pytest.fixture(scope="module")
+def prompts() -> DemoPrompts:
+    return harvest(7, num_traffic=8, num_probes=4)
+
+
+def test_enough_tasks_and_prompts(prompts: DemoPrompts) -> None:
+    assert set(prompts.traffic) == set(prompts.probes) == set(TASKS)
+    assert len(TASKS) >= 7
+    assert prompts.num_traffic == 8 * len(TASKS) >= 60
+    assert {len(found) for found in prompts.probes.values()} == {4}
+
+
+def test_every_task_is_configured() -> None:
+    assert set(TASKS) <= set(load_settings().tasks)
+
+
+def test_prompts_have_the_right_size_and_hold_library_text(prompts: DemoPrompts) -> None:
+    for prompt in chain(*prompts.traffic.values(), *prompts.probes.values()):
+        assert MIN_CHARS <= len(prompt) <= MAX_CHARS
+        prompt.encode("utf-8")
+    library = {path.stem for path in stdlib_folder().glob("*.py")}
+    named = [prompt.split("module ")[1].split(":")[0].split(".")[0] for prompt in prompts.traffic["question_answering"]]
+    assert set(named) <= library
+
+
+def test_the_same_seed_gives_the_same_prompts_and_another_seed_others(prompts: DemoPrompts) -> None:
+    assert harvest(7, num_traffic=8, num_probes=4) == prompts
+    assert harvest(8, num_traffic=8, num_probes=4).traffic["code"] != prompts.traffic["code"]
+
+
+def test_no_text_is_used_twice(prompts: DemoPrompts) -> None:
+    every = list(chain(*prompts.traffic.values(), *prompts.probes.values()))
+    assert len(set(every)) == len(every)
+    # A function belongs to one task, so its code is never a probe here and traffic there.
+    signatures = [line for prompt in every for line in prompt.splitlines() if line.startswith("def ")]
+    by_prompt = [prompt for prompt in every if "```python\ndef " in prompt]
+    assert len(signatures) >= len(by_prompt)
+    sources_of = [prompt.split("```python\n")[1] for prompt in by_prompt]
+    assert len(set(sources_of)) == len(sources_of)
+
+
+def test_a_python_without_sources_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"no \.py file"):
+        harvest(7, num_traffic=8, num_probes=4)
+    (tmp_path / "lonely.py").write_text('def f(a):\n    """Doc."""\n    return a\n')
+    with pytest.raises(ConfigError, match="too few"):
+        harvest(7, num_traffic=8, num_probes=4)
+
+
+def test_sources_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
+    (tmp_path / "good.py").write_text('"""A module."""\n')
+    assert [name for name, _, _ in sources.modules(tmp_path, sources.Random(1))] == ["good"]
+
+
+def test_without_a_python_licence_the_packages_licences_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = tmp_path / "lib" / "python3.11"
+    lib.mkdir(parents=True)
+    monkeypatch.setattr(sources.sys, "base_prefix", str(tmp_path))
+    clauses = licence_clauses(lib)
+    assert sum(MIN_CHARS <= len(clause) <= MAX_CHARS for clause in clauses) >= 12
+    assert len(set(clauses)) == len(clauses)
