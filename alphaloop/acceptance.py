@@ -47,6 +47,8 @@ class AcceptanceCounts:
                 f"expected as many positions in proposed, trials and accepts, found "
                 f"{len(self.proposed)}, {len(self.trials)}, {len(self.accepts)}"
             )
+        if not 0 <= self.num_empty_rounds <= self.rounds:
+            raise InconsistentCounts(f"expected 0 to {self.rounds} empty rounds, found {self.num_empty_rounds}")
         offered, reached = self.rounds - self.num_empty_rounds, self.rounds
         for i, (proposed, trials, accepts) in enumerate(zip(self.proposed, self.trials, self.accepts, strict=True)):
             if not (offered >= proposed >= trials >= accepts >= 0 and reached >= trials):
@@ -55,6 +57,10 @@ class AcceptanceCounts:
                     f"found {proposed}, {trials}, {accepts}"
                 )
             offered, reached = proposed, accepts
+        if not 0 <= self.num_cropped <= self.rounds + self.num_accepted:
+            raise InconsistentCounts(
+                f"expected 0 to {self.rounds + self.num_accepted} cropped tokens, found {self.num_cropped}"
+            )
 
     @property
     def num_accepted(self) -> int:
@@ -78,6 +84,8 @@ class AcceptanceCounts:
 
     def alpha_at(self, position: int) -> float | None:
         """α_i for `position` i ≥ 1; None where it was never tested."""
+        if position < 1:
+            raise InconsistentCounts(f"expected a position from 1, found {position}")
         if position > len(self.trials) or not self.trials[position - 1]:
             return None
         return self.accepts[position - 1] / self.trials[position - 1]

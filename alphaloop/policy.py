@@ -21,7 +21,7 @@ class Reason(StrEnum):
 
     FASTER = "faster"  #: the best alternative's expected goodput is above vanilla's
     NOT_FASTER = "not_faster"  #: no alternative is expected to beat vanilla by the required margin
-    UNCERTAIN = "uncertain"  #: an alternative looks faster, but its lower bound does not
+    UNCERTAIN = "uncertain"  #: an alternative looks faster, but no lower bound does
     NO_HISTORY = "no_history"  #: a cold task: vanilla until explored
     NO_COSTS = "no_costs"  #: nothing was calibrated for this batch size
     NO_DRAFTER = "no_drafter"  #: no drafter is configured, or none is fit to serve
@@ -50,6 +50,9 @@ class Evidence:
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     num_jobs: int = 0
     tokens_per_round_se: float | None = None  #: standard error over jobs; None with fewer than two
+    #: Rounds in which position i could have been proposed: accepted through i - 1, in runs with k ≥ i, prefills left
+    #: out. Empty where every run had the same k: then it follows from the counts.
+    chances: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +179,23 @@ def _tokens_per_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple
     """Expected tokens of a round at draft length k, and its standard error.
 
     α_i and the reach of each position are Beta posterior means around the prior, the prior's weight counted in trials.
-    A position past every trial so far falls back on the prior. The error is the one seen over jobs, or, with fewer
-    than two jobs, that of a single draw at the prior's spread.
+    A position past every trial so far falls back on the prior; so does the reach of a position that no run's k allowed,
+    or a history of short drafts would speak against long ones. The error is the one seen over jobs, or, with fewer than
+    two jobs, that of a single draw at the prior's spread.
     """
     counts = evidence.counts
     reach, acceptance = [], []
-    through = max(
-        counts.rounds - evidence.num_jobs, 0
-    )  # every job's prefill is a round in which nothing can be proposed
+    # Every job's prefill is a round in which nothing can be proposed.
+    through = max(counts.rounds - evidence.num_jobs, 0)
     for i in range(k):
         trials = counts.trials[i] if i < len(counts.trials) else 0
         accepts = counts.accepts[i] if i < len(counts.accepts) else 0
-        was_offered = i < len(counts.trials)
-        reach.append(
-            (trials + limits.prior_trials * 0.5) / (through + limits.prior_trials) if was_offered and through else 0.5
-        )
+        if evidence.chances:
+            through = evidence.chances[i] if i < len(evidence.chances) else 0
+        # Decayed counts are rounded one by one, so a few more trials than chances are possible.
+        seen = (trials + limits.prior_trials * 0.5) / (through + limits.prior_trials)
+        allowed = i == 0 or bool(evidence.chances) or i < len(counts.trials)
+        reach.append(min(seen, 1.0) if allowed and through else 0.5)
         acceptance.append((accepts + limits.prior_trials * limits.prior_alpha) / (trials + limits.prior_trials))
         through = accepts
     tokens = expected_tokens_per_round(reach, acceptance)
@@ -207,9 +212,11 @@ def _choose(alternatives: Sequence[Alternative], limits: PolicyLimits, some_cold
     best = rivals[0]
     if best.speedup < limits.min_speedup:
         return vanilla, Reason.NOT_FASTER
-    if best.speedup_low < 1.0:
-        return vanilla, Reason.UNCERTAIN
-    return best, Reason.FASTER
+    # A shorter draft may be worth a little less and be certain all the same.
+    certain = (a for a in rivals if a.speedup >= limits.min_speedup and a.speedup_low >= 1.0)
+    if sure := next(certain, None):
+        return sure, Reason.FASTER
+    return vanilla, Reason.UNCERTAIN
 
 
 def _explore(
@@ -220,17 +227,22 @@ def _explore(
     best, reason = chosen
     by_name = {drafter.name: drafter for drafter in usable}
     if best.drafter is not None:
-        told = f"{best.speedup:.2f}x vanilla expected ({best.speedup_low:.2f} to {best.speedup_high:.2f}) with {best.drafter}, k={best.num_draft_tokens}"
+        told = f"{_expected(best)} with {best.drafter}, k={best.num_draft_tokens}"
         if context.draw < limits.explore_share:
             return _vanilla(Reason.CONTROL, f"control against: {told}", alternatives)
         return _speculative(by_name[best.drafter], best.num_draft_tokens, Reason.FASTER, told, alternatives)
     rival = next((a for a in alternatives if a.drafter is not None), None)
     if rival is None or rival.drafter is None:
         return _vanilla(reason, "nothing to compare with", alternatives)
-    told = f"best alternative {rival.drafter}, k={rival.num_draft_tokens}: {rival.speedup:.2f}x vanilla expected ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
+    told = f"best alternative {rival.drafter}, k={rival.num_draft_tokens}: {_expected(rival)}"
     if context.draw < limits.explore_share:
         return _speculative(by_name[rival.drafter], rival.num_draft_tokens, Reason.EXPLORING, told, alternatives)
     return _vanilla(reason, told, alternatives)
+
+
+def _expected(alternative: Alternative) -> str:
+    low, high = alternative.speedup_low, alternative.speedup_high
+    return f"{alternative.speedup:.2f}x vanilla expected ({low:.2f} to {high:.2f})"
 
 
 def _fixed_by_caller(

@@ -10,5 +10,6 @@ from alphaloop.messages.result import DecodingReport, Failure, Mode, Result, Sta
 
 __all__ = [
     "Body", "ChatMessage", "DeadLetter", "Decoding", "DecodingReport", "Failure", "Job", "Mode", "Origin", "Purpose",
-    "Result", "Status", "Timings", "Usage", "dead_letter", "derived_job_id", "encode_job", "parse_job", "payload_digest",
+    "Result", "Status", "Timings", "Usage", "dead_letter", "derived_job_id", "encode_job", "parse_job",
+    "payload_digest",
 ]  # fmt: skip

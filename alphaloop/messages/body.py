@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alphaloop.messages.text import PlainText
 
@@ -58,9 +58,8 @@ class Body(BaseModel):
     )
     prompt: PlainText | None = Field(None, min_length=1, description="Raw text to continue; no template is applied.")
     max_tokens: int | None = Field(
-        None, ge=1, le=1_000_000, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"),
-        description="Upper bound on generated tokens.",
-    )  # fmt: skip
+        None, ge=1, le=1_000_000, description="Upper bound on generated tokens; max_completion_tokens is read too."
+    )
     temperature: Temperature | None = Field(None, description="0 is greedy.")
     top_p: TopP | None = Field(None, description="Nucleus: smallest set of tokens with at least this probability.")
     top_k: int | None = Field(None, ge=0, description="Sample from the k likeliest tokens; 0 is all.")
@@ -78,6 +77,10 @@ class Body(BaseModel):
         for name, neutral in UNSUPPORTED.items():
             if name in value and value[name] not in neutral:
                 raise ValueError(f"{name} is not supported; leave it out")
+        if (newer := value.get("max_completion_tokens")) is not None:
+            if value.get("max_tokens") not in (None, newer):
+                raise ValueError("expected max_tokens or max_completion_tokens, found both with different values")
+            value = {**value, "max_tokens": newer}
         if isinstance(value.get("stop"), str):
             value = {**value, "stop": (value["stop"],)}
         if value.get("stop", ()) is None or value.get("stream", False) is None:

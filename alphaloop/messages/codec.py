@@ -16,6 +16,13 @@ from alphaloop.messages.job import Job
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
 DEFAULT_MAX_DEPTH: Final = 32
+# Pydantic names Python's types; the sender wrote JSON.
+_SENT_WORDS: Final = {
+    "Tuple": "Array",
+    "tuple": "array",
+    "dictionary or instance of ChatMessage": "object",
+    "dictionary or instance of Body": "object",
+}
 _NAMESPACE: Final = uuid.UUID("6f0d8f3e-6c57-5d0a-9d0e-0f6d6d1a5c11")
 
 
@@ -54,8 +61,11 @@ def derived_job_id(origin: Origin) -> str:
 
 
 def payload_digest(job: Job) -> bytes:
-    """SHA-256 over everything the sender asked for: equal digests of one job_id are a redelivery, others a conflict."""
-    content = job.model_dump(mode="json", exclude={"job_id"}, exclude_none=True)
+    """SHA-256 over everything the sender asked for: equal digests of one job_id are a redelivery, others a conflict.
+
+    Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts.
+    """
+    content = job.model_dump(mode="json", exclude={"job_id"}, exclude_none=True, exclude_defaults=True)
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).digest()
 
 
@@ -112,6 +122,8 @@ def _first_invalid_field(error: ValidationError) -> InvalidField:
     first = error.errors(include_url=False, include_context=False)[0]
     path = ".".join(str(part) for part in first["loc"])
     message = first["msg"].removeprefix("Value error, ")
+    for python, sent in _SENT_WORDS.items():
+        message = message.replace(python, sent)
     if first["type"] not in ("value_error", "missing"):
         message = f"{message}; found {_kind(first['input'])}"
     others = error.error_count() - 1

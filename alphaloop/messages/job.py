@@ -11,10 +11,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alphaloop.messages.body import UNSUPPORTED, Body
-from alphaloop.messages.text import Identifier, Label, TaskName
+from alphaloop.messages.text import Identifier, Instant, Label, TaskName
 
 SHORTHAND: Final = frozenset(Body.model_fields) | {"max_completion_tokens"} | frozenset(UNSUPPORTED)
 
@@ -47,8 +47,8 @@ class Job(BaseModel):
     batch_id: Label | None = Field(None, description="The caller's group of jobs, echoed in the result.")
     segment: Label | None = Field(None, description="Label that may split a task's history (customer tier, product).")
     priority: int = Field(0, ge=-100, le=100, description="Reserved: higher first within a worker's buffer.")
-    deadline: AwareDatetime | None = Field(
-        None, strict=False, description="ISO 8601 with offset; a job not started by then is reported as expired."
+    deadline: Instant | None = Field(
+        None, description="ISO 8601 with offset; a job not started by then is reported as expired."
     )
     decoding: Decoding = Field(Decoding.AUTO, strict=False)
     purpose: Purpose = Field(Purpose.TRAFFIC, strict=False)
@@ -67,11 +67,8 @@ class Job(BaseModel):
             return value
         if "body" in value:
             raise ValueError(f"{sorted(loose)[0]} stands beside body; expected it inside body")
-        if "prompt" in loose and "messages" not in loose:
-            prompt = loose.pop("prompt")
-            if not isinstance(prompt, str):
-                raise ValueError(f"prompt: expected a string, found {type(prompt).__name__}")
-            loose["messages"] = [{"role": "user", "content": prompt}]
+        if isinstance(loose.get("prompt"), str) and loose.get("messages") is None:
+            loose["messages"] = [{"role": "user", "content": loose.pop("prompt")}]
         return {**{name: item for name, item in value.items() if name not in SHORTHAND}, "body": loose}
 
     def is_expired(self, now: datetime) -> bool:

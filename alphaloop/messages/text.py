@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, StringConstraints
 
 
 def _encodable(value: str) -> str:
@@ -14,6 +15,13 @@ def _encodable(value: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"expected text that UTF-8 can encode, found a lone surrogate at {error.start}") from None
     return value
+
+
+def _iso8601(value: object) -> object:
+    # Pydantic would also read seconds since 1970, and take "60" for a minute after midnight of that day.
+    if isinstance(value, datetime) or (isinstance(value, str) and "-" in value[1:]):
+        return value
+    raise ValueError("expected a date and time in ISO 8601 with its offset, such as 2026-01-31T09:00:00Z")
 
 
 PlainText = Annotated[str, AfterValidator(_encodable)]
@@ -26,3 +34,6 @@ TaskName = Annotated[str, StringConstraints(min_length=1, max_length=100, patter
 
 #: A caller's free label (customer tier, product).
 Label = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+#: A point in time with its offset from UTC.
+Instant = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_iso8601)]
