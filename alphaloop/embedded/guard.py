@@ -1,0 +1,92 @@
+"""Stands between alphaloop and a server, so that the server never outlives alphaloop, not even a kill -9 of it.
+
+Run as a script by `alphaloop.embedded.process`, with the standard library only. Standard input is a pipe from
+alphaloop: when it closes, on purpose or because alphaloop is gone, the server gets its stop signal, a grace period, and
+only then a kill. The server's process id is written to standard output, its own output goes to standard error.
+
+    python -I -S guard.py '{"command": ["…"], "stop_signal": 15, "grace_s": 20, "run_as": null, "keep_search": false}'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def main(order: dict[str, Any]) -> int:
+    """Run the command until it ends or standard input closes; the exit code is the command's (128 + signal)."""
+    awake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    # This process has one thread, so code between fork and exec is safe here, as it would not be in alphaloop itself.
+    child = subprocess.Popen(
+        order["command"],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        preexec_fn=lambda: _prepare(order),
+    )
+    sys.stdout.write(f"{child.pid}\n")
+    sys.stdout.flush()
+    while child.poll() is None:
+        ready, _, _ = select.select([sys.stdin, awake], [], [])
+        woken = os.read(awake, 64) if awake in ready else b""
+        if sys.stdin in ready or set(woken) - {signal.SIGCHLD}:
+            _stop(child, order["stop_signal"], order["grace_s"])
+    code = child.returncode
+    return code if code >= 0 else 128 - code
+
+
+def _stop(child: subprocess.Popen[bytes], stop_signal: int, grace_s: float) -> None:
+    child.send_signal(stop_signal)
+    try:
+        child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _prepare(order: dict[str, Any]) -> None:
+    if order["run_as"] is not None:
+        _become(*order["run_as"], keep_search=order["keep_search"])
+    if sys.platform == "linux":
+        # Only now: changing the user clears it. It covers a kill -9 of this guard.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, order["stop_signal"], 0, 0, 0)
+
+
+def _become(user: int, group: int, *, keep_search: bool) -> None:
+    """Give up root; with `keep_search` the right to pass through folders that are closed to the new user stays."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if keep_search:
+        libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
+    if keep_search and not any(_keep(libc, cap) for cap in (_CAP_DAC_READ_SEARCH, _CAP_DAC_OVERRIDE)):
+        os.write(2, b"guard: cannot keep the right to search closed folders\n")
+
+
+def _keep(libc: ctypes.CDLL, capability: int) -> bool:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    bit = 1 << capability
+    sets = (ctypes.c_uint32 * 6)(bit, bit, bit, 0, 0, 0)  # effective, permitted, inheritable; then the upper 32
+    if libc.capset(header, sets) != 0:
+        return False
+    return bool(libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability, 0, 0) == 0)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        sys.exit(main(json.loads(sys.argv[1])))

