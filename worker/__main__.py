@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
+
+from alphaloop import logs
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.kafka.producer import Producer
@@ -62,9 +63,12 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
     worker = Worker(parts)
     parts.metrics.watch(parts.intake, lambda: worker.num_waiting)
     endpoint = Endpoint(
-        settings.worker.http_host, settings.worker.http_port, parts.metrics.registry,
-        healthy=lambda: _unhealthy(parts), ready=lambda: _unready(parts),
-    )  # fmt: skip
+        settings.worker.http_host,
+        settings.worker.http_port,
+        parts.metrics.registry,
+        healthy=lambda: _unhealthy(parts),
+        ready=lambda: _unready(parts),
+    )
     try:
         parts.leases.start()
         parts.intake.start()

@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from alphaloop.store.costs import CostStore
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.history import HistoryStore
+
 from alphaloop.cost import CostTable
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dead_letter_topic, ensure_topics
 from alphaloop.settings import Settings, TaskSettings, read_tasks
-from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.history import HistoryStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
@@ -47,9 +48,17 @@ def owner_name() -> str:
 
 
 def assemble(
-    settings: Settings, configs: Path | None, engine: Engine, database: Database, producer: Producer, *, owner: str,
-    stop: threading.Event, hurry: threading.Event, rng: random.Random,
-) -> Parts:  # fmt: skip
+    settings: Settings,
+    configs: Path | None,
+    engine: Engine,
+    database: Database,
+    producer: Producer,
+    *,
+    owner: str,
+    stop: threading.Event,
+    hurry: threading.Event,
+    rng: random.Random,
+) -> Parts:
     """Build every part of a worker. Topics that are missing are created; costs never measured here are measured now."""
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
@@ -58,9 +67,12 @@ def assemble(
     jobs = JobStore(database)
     source = Consumer(settings.kafka, group_id=settings.kafka.group_id)
     intake = Intake(
-        source, [JOBS_PATTERN, CONTROL], max_buffered=limits.max_buffered, max_distance=limits.max_watermark_distance,
+        source,
+        [JOBS_PATTERN, CONTROL],
+        max_buffered=limits.max_buffered,
+        max_distance=limits.max_watermark_distance,
         commit_interval_s=limits.commit_interval_s,
-    )  # fmt: skip
+    )
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
     return Parts(
@@ -76,21 +88,30 @@ def assemble(
             jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, now=lambda: datetime.now(UTC)
         ),
         decider=Decider(
-            engine, HistoryStore(database), DraftRegistry(database), DecisionLog(database), costs=costs,
-            limits=settings.policy.limits(), window=Window(limits.history_days, limits.history_half_life_days), owner=owner,
-            now=lambda: datetime.now(UTC), rng=rng,
+            engine,
+            HistoryStore(database),
+            DraftRegistry(database),
+            DecisionLog(database),
+            costs=costs,
+            limits=settings.policy.limits(),
+            window=Window(limits.history_days, limits.history_half_life_days),
+            owner=owner,
+            now=lambda: datetime.now(UTC),
+            rng=rng,
         ),
         leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
         recorder=OutcomeStore(database),
         jobs=jobs,
         outbox=Outbox(database),
         relay_after_s=2 * limits.lease_s,
-        publisher=Publisher(producer, ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic)),
+        publisher=Publisher(
+            producer, ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic)
+        ),
         metrics=metrics,
         max_waiting=limits.max_buffered,
         stop=stop,
         hurry=hurry,
-    )  # fmt: skip
+    )
 
 
 def _register_drafters(engine: Engine, database: Database) -> None:

@@ -28,9 +28,13 @@ class BatchDecoding:
     """Drives the engine. `is_hurried` ends a batch between two steps; `cancelled` names jobs to drop."""
 
     def __init__(
-        self, engine: Engine, *, is_hurried: Callable[[], bool], cancelled: Callable[[], set[str]],
+        self,
+        engine: Engine,
+        *,
+        is_hurried: Callable[[], bool],
+        cancelled: Callable[[], set[str]],
         on_step: Callable[[Step], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine = engine
         self._is_hurried = is_hurried
         self._cancelled = cancelled

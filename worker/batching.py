@@ -69,9 +69,10 @@ class Batcher(Generic[Item]):
         priority goes first, then order of arrival.
         """
         ready = [
-            key for key, group in self._waiting.items()
+            key
+            for key, group in self._waiting.items()
             if len(group) >= self._batch_size or now - min(w.since for w in group) >= self._wait_s
-        ]  # fmt: skip
+        ]
         if not ready:
             return None
         key = min(ready, key=lambda k: (self._served.get(k.task, -1), min(w.since for w in self._waiting[k]), k))

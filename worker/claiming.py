@@ -82,8 +82,10 @@ class Claiming:
                 claims.held.append((ready, 0.0))
         answers = self._store.claim(
             [_request(ready) for ready in first.values()],
-            owner=self._owner, lease_s=self._lease_s, max_attempts=self._max_attempts,
-        )  # fmt: skip
+            owner=self._owner,
+            lease_s=self._lease_s,
+            max_attempts=self._max_attempts,
+        )
         for ready, answer in zip(first.values(), answers, strict=True):
             self._sort(claims, ready, answer)
         return claims
@@ -120,6 +122,11 @@ def cancelled() -> Failure:
 def _request(ready: ReadyJob) -> ClaimRequest:
     job = ready.job
     return ClaimRequest(
-        job_id=job.job_id, payload_sha256=ready.payload_sha256, task=job.task, segment=job.segment, custom_id=job.custom_id,
-        batch_id=job.batch_id, purpose=job.purpose.value,
-    )  # fmt: skip
+        job_id=job.job_id,
+        payload_sha256=ready.payload_sha256,
+        task=job.task,
+        segment=job.segment,
+        custom_id=job.custom_id,
+        batch_id=job.batch_id,
+        purpose=job.purpose.value,
+    )

@@ -19,9 +19,17 @@ class History(Protocol):
     """What is needed of alphaloop.store.history.HistoryStore."""
 
     def evidence(
-        self, task: str, *, target_revision: str, engine: str, sampling_bucket: str, drafters: Mapping[str, str], now: datetime,
-        window_days: float, half_life_days: float,
-    ) -> dict[str, Evidence]: ...  # fmt: skip
+        self,
+        task: str,
+        *,
+        target_revision: str,
+        engine: str,
+        sampling_bucket: str,
+        drafters: Mapping[str, str],
+        now: datetime,
+        window_days: float,
+        half_life_days: float,
+    ) -> dict[str, Evidence]: ...
     def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None: ...
 
 
@@ -58,9 +66,19 @@ class Decider:
     """Decides batches. The generator is the worker's own, seeded, so that a run can be repeated."""
 
     def __init__(
-        self, engine: Engine, history: History, drafts: Drafts, changes: Changes, *, costs: CostTable, limits: PolicyLimits,
-        window: Window, owner: str, now: Callable[[], datetime], rng: random.Random,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        history: History,
+        drafts: Drafts,
+        changes: Changes,
+        *,
+        costs: CostTable,
+        limits: PolicyLimits,
+        window: Window,
+        owner: str,
+        now: Callable[[], datetime],
+        rng: random.Random,
+    ) -> None:
         self._engine = engine
         self._history = history
         self._drafts = drafts
@@ -78,18 +96,28 @@ class Decider:
         drafters = self._drafters(identity.target_revision)
         now = self._now()
         evidence = self._history.evidence(
-            key.task, target_revision=identity.target_revision, engine=identity.engine, sampling_bucket=key.sampling_bucket,
-            drafters={drafter.name: drafter.revision for drafter in drafters}, now=now,
-            window_days=self._window.days, half_life_days=self._window.half_life_days,
-        )  # fmt: skip
+            key.task,
+            target_revision=identity.target_revision,
+            engine=identity.engine,
+            sampling_bucket=key.sampling_bucket,
+            drafters={drafter.name: drafter.revision for drafter in drafters},
+            now=now,
+            window_days=self._window.days,
+            half_life_days=self._window.half_life_days,
+        )
         usual = self._history.expected_tokens(key.task, now=now, window_days=self._window.days)
         limit = sum(max_tokens) / len(max_tokens)
         asked = Decoding(key.decoding)
         context = DecisionContext(
-            task=key.task, batch=len(max_tokens), expected_tokens=min(limit, usual) if usual is not None else limit,
-            draw=self._rng.random(), purpose=Purpose(key.purpose), decoding=forced if asked is Decoding.AUTO else asked,
-            probe_drafter=key.probe_drafter or None, probe_num_draft_tokens=key.probe_num_draft_tokens or None,
-        )  # fmt: skip
+            task=key.task,
+            batch=len(max_tokens),
+            expected_tokens=min(limit, usual) if usual is not None else limit,
+            draw=self._rng.random(),
+            purpose=Purpose(key.purpose),
+            decoding=forced if asked is Decoding.AUTO else asked,
+            probe_drafter=key.probe_drafter or None,
+            probe_num_draft_tokens=key.probe_num_draft_tokens or None,
+        )
         decision = decide(evidence, drafters, self._costs, context, self._limits)
         self._changes.record_change(
             key.task,

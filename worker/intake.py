@@ -41,9 +41,13 @@ class RecordSource(Protocol):
     """What the intake needs of alphaloop.kafka.consumer.Consumer."""
 
     def subscribe(
-        self, patterns: Sequence[str], *, on_assign: Callable[[Sequence[TopicPartition]], None],
-        on_revoke: Callable[[Sequence[TopicPartition]], None], on_lost: Callable[[Sequence[TopicPartition]], None],
-    ) -> None: ...  # fmt: skip
+        self,
+        patterns: Sequence[str],
+        *,
+        on_assign: Callable[[Sequence[TopicPartition]], None],
+        on_revoke: Callable[[Sequence[TopicPartition]], None],
+        on_lost: Callable[[Sequence[TopicPartition]], None],
+    ) -> None: ...
     def poll(self, timeout_s: float) -> Record | None: ...
     def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
     def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
@@ -63,9 +67,15 @@ class Intake:
     """Deliveries out, completions in. `take`, `finish`, `stop_taking` and `close` are called from the worker's thread."""
 
     def __init__(
-        self, source: RecordSource, patterns: Sequence[str], *, max_buffered: int, max_distance: int, commit_interval_s: float,
+        self,
+        source: RecordSource,
+        patterns: Sequence[str],
+        *,
+        max_buffered: int,
+        max_distance: int,
+        commit_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._source = source
         self._patterns = patterns
         self._max_buffered = max_buffered

@@ -262,18 +262,29 @@ class Worker:
             return
         letters = [
             dead_letter(
-                error, self._p.validation.origin(d), group=self._p.group, num_deliveries=1, key=d.record.key,
-                value=d.record.value, headers=d.record.headers,
+                error,
+                self._p.validation.origin(d),
+                group=self._p.group,
+                num_deliveries=1,
+                key=d.record.key,
+                value=d.record.value,
+                headers=d.record.headers,
             )
             for d, error in refused
-        ]  # fmt: skip
+        ]
         self._patience.until_done("refuse", lambda: self._p.publisher.refuse(letters))
         for delivery, error in refused:
             self._p.metrics.refused(error.code)
             log.warning(
-                "refused: %s", error.code,
-                extra={"action": "dead_letter", "topic": delivery.record.topic, "partition": delivery.record.partition, "offset": delivery.record.offset},
-            )  # fmt: skip
+                "refused: %s",
+                error.code,
+                extra={
+                    "action": "dead_letter",
+                    "topic": delivery.record.topic,
+                    "partition": delivery.record.partition,
+                    "offset": delivery.record.offset,
+                },
+            )
         self._p.intake.finish(delivery for delivery, _ in refused)
 
 

@@ -102,8 +102,10 @@ class WorkerMetrics:
         if run.key.drafter:
             self._rounds.labels(task, run.key.drafter).inc(run.counts.rounds)
             for metric, counts in (
-                (self._proposed, run.counts.proposed), (self._trials, run.counts.trials), (self._accepts, run.counts.accepts)
-            ):  # fmt: skip
+                (self._proposed, run.counts.proposed),
+                (self._trials, run.counts.trials),
+                (self._accepts, run.counts.accepts),
+            ):
                 for position, count in enumerate(counts, start=1):
                     metric.labels(task, run.key.drafter, str(position)).inc(count)
 

@@ -38,17 +38,29 @@ def succeeded(
             total_tokens=generation.num_prompt_tokens + counts.num_tokens,
         ),
         timings=Timings(
-            queue_s=queue_s, time_to_first_token_s=generation.time_to_first_token_s, wall_s=generation.wall_s,
+            queue_s=queue_s,
+            time_to_first_token_s=generation.time_to_first_token_s,
+            wall_s=generation.wall_s,
             device_s=generation.device_s,
         ),
         decoding=DecodingReport(
-            mode=decision.mode, drafter=decision.drafter, draft_revision=decision.draft_revision,
-            target_revision=identity.target_revision, engine=identity.engine, num_draft_tokens=decision.num_draft_tokens,
-            reason=decision.reason.value, explanation=decision.explanation, rounds=counts.rounds,
-            num_empty_rounds=counts.num_empty_rounds, proposed=counts.proposed, trials=counts.trials, accepts=counts.accepts,
-            num_cropped=counts.num_cropped, batch_size=generation.batch_size,
+            mode=decision.mode,
+            drafter=decision.drafter,
+            draft_revision=decision.draft_revision,
+            target_revision=identity.target_revision,
+            engine=identity.engine,
+            num_draft_tokens=decision.num_draft_tokens,
+            reason=decision.reason.value,
+            explanation=decision.explanation,
+            rounds=counts.rounds,
+            num_empty_rounds=counts.num_empty_rounds,
+            proposed=counts.proposed,
+            trials=counts.trials,
+            accepts=counts.accepts,
+            num_cropped=counts.num_cropped,
+            batch_size=generation.batch_size,
         ),
-    )  # fmt: skip
+    )
     return _outcome(claimed, result, _run(claimed, generation, decision, identity, queue_s=queue_s, now=now))
 
 
@@ -65,16 +77,27 @@ def failure_of(error: AlphaloopError) -> Failure:
 def _addressed(claimed: ClaimedJob, now: datetime) -> dict[str, Any]:
     job = claimed.ready.job
     return {
-        "job_id": job.job_id, "task": job.task, "custom_id": job.custom_id, "batch_id": job.batch_id, "segment": job.segment,
-        "purpose": job.purpose, "attempt": claimed.attempt, "recorded_at": now,
-    }  # fmt: skip
+        "job_id": job.job_id,
+        "task": job.task,
+        "custom_id": job.custom_id,
+        "batch_id": job.batch_id,
+        "segment": job.segment,
+        "purpose": job.purpose,
+        "attempt": claimed.attempt,
+        "recorded_at": now,
+    }
 
 
 def _outcome(claimed: ClaimedJob, result: Result, run: DecodeRun | None) -> Outcome:
     return Outcome(
-        job_id=claimed.job_id, attempt=claimed.attempt, status=result.status.value, result=result.encode(), topic=RESULTS,
-        headers=_headers(claimed), run=run,
-    )  # fmt: skip
+        job_id=claimed.job_id,
+        attempt=claimed.attempt,
+        status=result.status.value,
+        result=result.encode(),
+        topic=RESULTS,
+        headers=_headers(claimed),
+        run=run,
+    )
 
 
 def _headers(claimed: ClaimedJob) -> Mapping[str, str]:
@@ -107,9 +130,19 @@ def _run(
         prompt_bucket=prompt_bucket(generation.num_prompt_tokens),
     )
     return DecodeRun(
-        key=key, purpose=job.purpose.value, mode=decision.mode.value, num_draft_tokens=decision.num_draft_tokens,
-        reason=decision.reason.value, device=identity.device, counts=generation.counts,
-        num_prompt_tokens=generation.num_prompt_tokens, num_tokens=generation.counts.num_tokens, batch_size=generation.batch_size,
-        queue_s=queue_s, time_to_first_token_s=generation.time_to_first_token_s, wall_s=generation.wall_s,
-        device_s=generation.device_s, decoded_at=now,
-    )  # fmt: skip
+        key=key,
+        purpose=job.purpose.value,
+        mode=decision.mode.value,
+        num_draft_tokens=decision.num_draft_tokens,
+        reason=decision.reason.value,
+        device=identity.device,
+        counts=generation.counts,
+        num_prompt_tokens=generation.num_prompt_tokens,
+        num_tokens=generation.counts.num_tokens,
+        batch_size=generation.batch_size,
+        queue_s=queue_s,
+        time_to_first_token_s=generation.time_to_first_token_s,
+        wall_s=generation.wall_s,
+        device_s=generation.device_s,
+        decoded_at=now,
+    )

@@ -1,4 +1,4 @@
-"""Everything the worker says on Kafka: results, dead letters, token streams. Nothing is done before it is acknowledged."""
+"""Everything the worker says on Kafka. A message is said when the broker has acknowledged it, not before."""
 
 from __future__ import annotations
 

@@ -14,8 +14,13 @@ class Sender(Protocol):
     """What is needed of alphaloop.kafka.producer.Producer."""
 
     def send(
-        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = (),
-    ) -> None: ...  # fmt: skip
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> None: ...
     def flush(self, timeout_s: float) -> None: ...
 
 
@@ -52,6 +57,8 @@ class TokenStream:
             "final": int(finish_reason is not None),
         }
         self._sender.send(
-            TOKENS, key=job_id.encode(), value=json.dumps(chunk, ensure_ascii=False).encode(),
+            TOKENS,
+            key=job_id.encode(),
+            value=json.dumps(chunk, ensure_ascii=False).encode(),
             headers=tuple((name, str(value).encode()) for name, value in headers.items()),
-        )  # fmt: skip
+        )

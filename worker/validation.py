@@ -31,9 +31,14 @@ class Validation:
     """Reads deliveries. A task that is not known makes it read the task list afresh: it may have been added since."""
 
     def __init__(
-        self, engine: Engine, tasks: Mapping[str, TaskSettings], *, reread_tasks: Callable[[], Mapping[str, TaskSettings]],
-        limits: WorkerSettings, cluster: str,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        tasks: Mapping[str, TaskSettings],
+        *,
+        reread_tasks: Callable[[], Mapping[str, TaskSettings]],
+        limits: WorkerSettings,
+        cluster: str,
+    ) -> None:
         self._engine = engine
         self._tasks = dict(tasks)
         self._reread_tasks = reread_tasks
@@ -51,9 +56,12 @@ class Validation:
         task = task_of(topic) or topic
         settings = self._settings_of(task)
         job = parse_job(
-            delivery.record.value, self.origin(delivery), task=task,
-            max_bytes=self._limits.max_job_bytes, max_depth=self._limits.max_json_depth,
-        )  # fmt: skip
+            delivery.record.value,
+            self.origin(delivery),
+            task=task,
+            max_bytes=self._limits.max_job_bytes,
+            max_depth=self._limits.max_json_depth,
+        )
         served = self._engine.identity.target
         if job.body.model not in (None, served):
             raise InvalidField(
@@ -71,9 +79,10 @@ class Validation:
             self._tasks.update(self._reread_tasks())
         if task not in self._tasks:
             raise UnknownTask(
-                f"expected a task of configs/tasks.toml, found {task[:100]!r}", field="task",
+                f"expected a task of configs/tasks.toml, found {task[:100]!r}",
+                field="task",
                 hint=f"add [tasks.{task[:100]}] there, or send to one of: {', '.join(sorted(self._tasks))}",
-            )  # fmt: skip
+            )
         return self._tasks[task]
 
 
