@@ -74,7 +74,7 @@ class Claiming:
         self._now = now
 
     def claim(self, batch: Sequence[ReadyJob]) -> Claims:
-        """Claim every job of a batch in one transaction. A second delivery of a job in the batch is asked again later."""
+        """Claim a batch in one transaction. A second delivery of one of its jobs is asked again later."""
         claims = Claims()
         first: dict[str, ReadyJob] = {}
         for ready in batch:

@@ -64,7 +64,7 @@ class _Assigned:
 
 
 class Intake:
-    """Deliveries out, completions in. `take`, `finish`, `stop_taking` and `close` are called from the worker's thread."""
+    """Deliveries out, completions in. Public methods are called from the worker's thread."""
 
     def __init__(
         self,
