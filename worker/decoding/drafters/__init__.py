@@ -1,0 +1,3 @@
+"""What proposes: one file a method."""
+
+from __future__ import annotations

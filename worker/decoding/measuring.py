@@ -1,0 +1,65 @@
+"""Timing one round's parts on this device. Scratch slots and scratch texts: nothing running is touched."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from alphaloop.errors import DecodeFailed
+from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.target import Target
+from worker.decoding.verify import verify_greedy
+
+CONTEXT: Final = 128  #: tokens that every measured sequence already has
+NUM_WARM_UP: Final = 2
+
+
+@torch.inference_mode()
+def measure_target_ms(target: Target, batch: int, width: int, num_samples: int) -> float:
+    """Median milliseconds of a pass of `width` columns for `batch` sequences, with its greedy verification."""
+    generator = torch.Generator().manual_seed(batch * 1000 + width)
+    context = min(CONTEXT, target.identity.context_length - width)
+    token_ids = torch.randint(0, target.model.config.vocab_size, (batch, context + width), generator=generator)
+    proposed = torch.full((batch,), width - 1, device=target.device)
+    cache = target.new_cache(batch)
+    rows = [cache.acquire() for _ in range(batch)]
+
+    def one_pass() -> None:
+        columns = token_ids[:, context:].to(target.device)
+        best = target.logits(cache, rows, columns).max(dim=-1)
+        verify_greedy(best.indices, columns[:, 1:], proposed)
+
+    try:
+        for row in rows:
+            target.prefill(cache, row, token_ids[row, :context].tolist())
+        return _median_ms(one_pass, num_samples)
+    except RuntimeError as error:
+        raise DecodeFailed(f"measuring {batch} sequences of width {width} failed: {error}") from error
+
+
+def measure_draft_ms(drafter: LookupDrafter, batch: int, width: int, num_samples: int) -> float:
+    """Median milliseconds to take in a round's tokens and propose `width - 1` more for each of `batch` sequences."""
+    tokens = [(7 * i * i) % 31 for i in range(CONTEXT)]
+    texts = [drafter.start(tokens) for _ in range(batch)]
+
+    def one_proposal() -> None:
+        for text in texts:
+            text.extend(tokens[:width])
+            text.propose(width - 1)
+
+    return _median_ms(one_proposal, num_samples)
+
+
+def _median_ms(run: Callable[[], None], num_samples: int) -> float:
+    for _ in range(NUM_WARM_UP):
+        run()
+    samples = []
+    for _ in range(num_samples):
+        began = time.perf_counter()
+        run()
+        samples.append(1000 * (time.perf_counter() - began))
+    return statistics.median(samples)

