@@ -1,0 +1,146 @@
+"""Lines of JSON to jobs: every form that is accepted, and that what is sent is what the worker will read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.cli.job_lines import BadLine, JobLine, JobReader, Overrides
+from alphaloop.errors import MessageError
+from alphaloop.messages import Decoding, Job, Origin, encode_job, parse_job
+from alphaloop.settings import Settings, load_settings
+
+SETTINGS = load_settings()
+
+
+def read(*lines: bytes | dict[str, Any], settings: Settings = SETTINGS, **kwargs: Any) -> list[JobLine | BadLine]:
+    encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+    return list(JobReader(settings, **kwargs).read(encoded, "jobs.jsonl"))
+
+
+def job(*args: Any, **kwargs: Any) -> Job:
+    (line,) = read(*args, **kwargs)
+    assert isinstance(line, JobLine), line
+    return line.job
+
+
+def error(*args: Any, **kwargs: Any) -> MessageError:
+    (line,) = read(*args, **kwargs)
+    assert isinstance(line, BadLine), line
+    return line.error
+
+
+def test_minimal_job_gets_an_id() -> None:
+    made = job({"task": "code", "prompt": "def f():"})
+    assert len(made.job_id) == 32
+    assert made.body.messages is not None
+    assert made.body.messages[0].content == "def f():"
+    assert job({"task": "code", "prompt": "def f():", "job_id": "mine"}).job_id == "mine"
+
+
+def test_fields_of_a_data_set_are_passed_over_and_its_id_kept() -> None:
+    made = job({"id": "HumanEval-0", "task": "code", "prompt": "p", "source": "somewhere", "licence": "MIT"})
+    assert made.custom_id == "HumanEval-0"
+    assert job({"id": 17, "task": "code", "prompt": "p"}).custom_id == "17"
+    assert job({"id": "a", "custom_id": "b", "task": "code", "prompt": "p"}).custom_id == "b"
+
+
+def test_openai_batch_line() -> None:
+    line = {
+        "custom_id": "request-1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": "hello"}], "max_completion_tokens": 9},
+    }
+    made = job(line, task="chat")
+    assert (made.task, made.custom_id, made.body.max_tokens) == ("chat", "request-1", 9)
+    assert error(line).field == "task"
+
+
+@pytest.mark.parametrize("line", [
+    {"task": "code", "prompt": "p", "max_completion_tokens": 100},
+    {"task": "code", "body": {"prompt": "p", "max_completion_tokens": 100, "temperature": 2}},
+])  # fmt: skip
+def test_flags_win_over_the_line(line: dict[str, Any]) -> None:
+    overrides = Overrides(
+        body={"max_tokens": 5, "temperature": 0.0}, top={"decoding": "vanilla", "segment": "gold", "batch_id": "b"}
+    )
+    made = job(line, overrides=overrides)
+    assert (made.body.max_tokens, made.body.temperature) == (5, 0.0)
+    assert (made.decoding, made.segment, made.batch_id) == (Decoding.VANILLA, "gold", "b")
+
+
+def test_the_line_s_task_wins_over_the_default() -> None:
+    assert job({"task": "sql", "prompt": "p"}, task="code").task == "sql"
+    assert job({"prompt": "p"}, task="code").task == "code"
+
+
+@pytest.mark.parametrize(("line", "code", "field"), [
+    (b"not json", "malformed_message", None),
+    (b"[1, 2]", "malformed_message", None),
+    (b'{"task": "code", "prompt": "\xff"}', "malformed_message", None),
+    (b'{"task": "code", "prompt": NaN}', "malformed_message", None),
+    (b"[" * 100_000, "malformed_message", None),
+    (b'{"a":' * 40 + b"1" + b"}" * 40, "invalid_field", "task"),
+    (b'{"task": "code", "prompt": "p", "x": ' + b"[" * 40 + b"]" * 40 + b"}", "malformed_message", None),
+    (b'{"task": "code", "prompt": "' + b"a" * (1 << 20) + b'"}', "malformed_message", None),
+    (b'{"task": "code", "prompt": "\\ud800"}', "invalid_field", "body.messages.0.content"),
+    (b'{"task": "code", "prompt": ""}', "invalid_field", "body"),
+    (b'{"task": "code", "prompt": "p", "temperature": 3}', "invalid_field", "body.temperature"),
+    (b'{"task": 3, "prompt": "p"}', "invalid_field", "task"),
+    (b'{"task": "Code!", "prompt": "p"}', "invalid_field", "task"),
+    (b'{"task": "nonesuch", "prompt": "p"}', "unknown_task", "task"),
+    (b'{"task": "code"}', "invalid_field", "body"),
+])  # fmt: skip
+def test_bad_lines_name_their_field(line: bytes, code: str, field: str | None) -> None:
+    found = error(line)
+    assert (found.code, found.field) == (code, field)
+
+
+def test_places_count_from_one_and_blank_lines_are_passed_over() -> None:
+    lines = read(
+        b'\xef\xbb\xbf{"task": "code", "prompt": "p"}\r\n', b"\n", b"nonsense\n", b'{"task":"sql","prompt":"q"}'
+    )
+    assert [line.where for line in lines] == ["jobs.jsonl:1", "jobs.jsonl:3", "jobs.jsonl:4"]
+    assert [type(line) for line in lines] == [JobLine, BadLine, JobLine]
+
+
+def test_one_job_id_with_two_payloads_is_found_here() -> None:
+    same = {"job_id": "x", "task": "code", "prompt": "p"}
+    lines = read(same, same, {**same, "prompt": "another"})
+    assert [type(line) for line in lines] == [JobLine, JobLine, BadLine]
+    assert lines[2].error.code == "job_conflict"  # type: ignore[union-attr]
+
+
+def test_without_configured_tasks_every_task_goes() -> None:
+    assert job({"task": "anything", "prompt": "p"}, settings=Settings(tasks={})).task == "anything"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+fields = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name: json_values for name in ("id", "custom_id", "job_id", "body", "stop", "priority", "source", "url")},
+        "task": st.sampled_from(["code", "sql"]) | json_values,
+        "prompt": st.text(min_size=1) | json_values,
+        "max_tokens": st.integers(1, 99) | json_values,
+    },
+)  # fmt: skip
+
+
+@given(st.one_of(fields.map(lambda value: json.dumps(value).encode()), st.binary(max_size=80)))
+def test_every_line_is_a_job_the_worker_reads_back_or_an_error_in_words(line: bytes) -> None:
+    for item in read(*line.splitlines(), task="code"):
+        if isinstance(item, BadLine):
+            assert item.error.message
+        else:
+            topic = Origin("c", f"jobs.{item.job.task}", 0, 0)
+            assert parse_job(encode_job(item.job), topic, task=item.job.task) == item.job
