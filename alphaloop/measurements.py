@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,3 +67,12 @@ class DriftSubject:
     drafter: str
     draft_revision: str
     target_revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSet:
+    """The fixed prompts of a task; `bodies` by position, in OpenAI's form."""
+
+    task: str
+    version: str
+    bodies: Mapping[int, Mapping[str, Any]]

@@ -41,7 +41,11 @@ def explain(
     subject: DriftSubject, traffic: Drift | None, probes: ProbeComparison | None, *, probes_fell: bool
 ) -> Finding | None:
     """The finding about a subject, or None when neither its traffic nor its probes moved."""
-    evidence = {"traffic": _traffic_evidence(traffic), "probes": _probe_evidence(probes)}
+    evidence = {
+        "flagged_by": "probes" if probes_fell else "traffic",
+        "traffic": _traffic_evidence(traffic),
+        "probes": _probe_evidence(probes),
+    }
     if probes is not None and probes_fell:
         cause, reason = _why_probes_fell(probes)
         return Finding(subject, cause, f"{_probe_sentence(subject, probes)} {reason}", evidence)

@@ -84,7 +84,7 @@ class _Reference:
         return residual / math.sqrt(job.num_tokens * (1 + job.num_tokens / max(self.num_tokens, 1)))
 
     def standardised(self, job: DecodedJob, num_positions: int) -> float:
-        """The residual in standard deviations. One squared unit of prior keeps a spotless reference from dividing by 0."""
+        """The residual in standard deviations; one residual of prior keeps a spotless reference from dividing by 0."""
         variance = (self.residuals_sq + PRIOR_VARIANCE) / (self.num_residuals + 1)
         return self.residual(job, num_positions) / math.sqrt(variance)
 

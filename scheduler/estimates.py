@@ -39,7 +39,7 @@ class AlphaAt:
     alpha: Interval
 
 
-def acceptance(jobs: Sequence[DecodedJob]) -> Acceptance:
+def acceptance(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Acceptance:
     """Pooled over `jobs`; intervals are Wilson's, widened by the design effect of jobs as clusters."""
     return Acceptance(
         num_jobs=len(jobs),

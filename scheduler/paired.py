@@ -62,9 +62,10 @@ def alpha_change(pairs: Sequence[PromptPair]) -> Interval | None:
 
 
 def speedup(pairs: Sequence[CostPair]) -> Interval | None:
-    """Tokens a device second over the control's, with a 95 % interval (delta method on the logarithm); None without both.
+    """Tokens a device second over the control's, with a 95 % interval by the delta method on the logarithm.
 
-    Unpaired jobs are passed with zeros on the side they are not on: the influence of each is then its own side's.
+    None without tokens on both sides. Unpaired jobs are passed with zeros on the side they are not on: the influence
+    of each is then its own side's.
     """
     tokens, control_tokens = sum(p.tokens for p in pairs), sum(p.control_tokens for p in pairs)
     seconds, control_seconds = sum(p.device_s for p in pairs), sum(p.control_device_s for p in pairs)
@@ -72,9 +73,12 @@ def speedup(pairs: Sequence[CostPair]) -> Interval | None:
         return None
     ratio = (tokens / seconds) / (control_tokens / control_seconds)
     influences = [
-        p.tokens / tokens - p.device_s / seconds - p.control_tokens / control_tokens + p.control_device_s / control_seconds
+        p.tokens / tokens
+        - p.device_s / seconds
+        - p.control_tokens / control_tokens
+        + p.control_device_s / control_seconds
         for p in pairs
-    ]  # fmt: skip
+    ]
     margin = _margin(influences)
     return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin) if margin < 50 else math.inf)
 

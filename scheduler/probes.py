@@ -12,20 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from alphaloop.measurements import DriftSubject
+from alphaloop.measurements import ProbeSet
 from alphaloop.messages import Body, Decoding, Job, Purpose
 
 PRIOR_JOB_DEVICE_S: Final = 5.0  #: before anything of a task was timed: 48 tokens at 10 a second
 MAX_JOB_ID_CHARS: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSet:
-    """The fixed prompts of a task; `bodies` by position, in OpenAI's form."""
-
-    task: str
-    version: str
-    bodies: Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +78,11 @@ def within_budget(
 
 def make_jobs(
     chosen: Sequence[Due], sets: Mapping[str, ProbeSet], scheduled_for: datetime, *,
-    num_prompts: int, max_tokens: int, deadline: timedelta,
+    num_prompts: int, max_tokens: int, deadline: datetime,
 ) -> list[PlannedJob]:  # fmt: skip
     """The jobs of this run: for each prompt a control, then a probe a drafter.
 
-    The ids follow from the run's time, so a run that is repeated after a crash sends the same jobs again and none is
-    decoded twice.
+    The ids follow from the run's time, so a run that is repeated sends the same jobs, and none is decoded twice.
     """
     planned = []
     for task in dict.fromkeys(due.task for due in chosen):
@@ -101,7 +91,7 @@ def make_jobs(
             common: dict[str, Any] = {
                 "task": task,
                 "body": Body.model_validate({**body, "temperature": 0.0, "max_tokens": max_tokens, "stream": False}),
-                "deadline": scheduled_for + deadline,
+                "deadline": deadline,
             }
             control = Job(
                 job_id=_job_id("control", task, scheduled_for, position, None),

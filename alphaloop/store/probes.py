@@ -1,0 +1,162 @@
+"""Probe sets, the probes and controls that were sent, and what they measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import and_, delete, exists, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.measurements import ProbeResult, ProbeSet
+from alphaloop.store.database import Database
+from alphaloop.tables import decode_runs, probe_runs, probe_sets
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRun:
+    """A probe or control about to be sent."""
+
+    job_id: str
+    schedule_id: str
+    scheduled_for: datetime
+    task: str
+    probe_set: str
+    position: int
+    purpose: str
+    drafter: str | None
+    num_draft_tokens: int | None
+
+
+class ProbeStore:
+    """Probes; their outcomes come from decode_runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register(self, task: str, bodies: Sequence[Mapping[str, Any]], now: datetime) -> str:
+        """Make `bodies` (OpenAI's form) the task's probe set; returns its version, a hash of them.
+
+        The same bodies again change nothing. Others become the set in use and the former one is kept for its history.
+        """
+        canonical = json.dumps([dict(body) for body in bodies], sort_keys=True, separators=(",", ":"))
+        version = hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        sets = probe_sets.c
+        rows = [
+            {"task": task, "version": version, "position": i, "body": dict(b), "is_active": True, "created_at": now}
+            for i, b in enumerate(bodies)
+        ]
+        with self._database.begin() as connection:
+            connection.execute(
+                update(probe_sets).where(sets.task == task, sets.version != version).values(is_active=False)
+            )
+            if rows:
+                statement = insert(probe_sets).values(rows)
+                connection.execute(
+                    statement.on_conflict_do_update(
+                        index_elements=[sets.task, sets.version, sets.position], set_={"is_active": True}
+                    )
+                )
+        return version
+
+    def active_sets(self) -> dict[str, ProbeSet]:
+        """The probe set in use of each task that has one."""
+        query = select(probe_sets).where(probe_sets.c.is_active).order_by(probe_sets.c.task, probe_sets.c.position)
+        bodies: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+        with self._database.begin() as connection:
+            for row in connection.execute(query):
+                bodies.setdefault((row.task, row.version), {})[row.position] = row.body
+        return {task: ProbeSet(task, version, found) for (task, version), found in bodies.items()}
+
+    def last_probed(self, now: datetime, deadline: timedelta) -> dict[tuple[str, str], datetime]:
+        """When each (task, drafter) was last measured with the set in use, or is being measured.
+
+        A probe counts once it was decoded, and before that until its deadline has passed.
+        """
+        runs, decoded = probe_runs.c, exists().where(decode_runs.c.job_id == probe_runs.c.job_id)
+        in_use = exists().where(
+            probe_sets.c.task == runs.task, probe_sets.c.version == runs.probe_set, probe_sets.c.is_active
+        )
+        query = (
+            select(runs.task, runs.drafter, func.max(runs.scheduled_for))
+            .where(runs.purpose == "probe", in_use, or_(decoded, runs.sent_at > now - deadline))
+            .group_by(runs.task, runs.drafter)
+        )
+        with self._database.begin() as connection:
+            return {(task, drafter): last for task, drafter, last in connection.execute(query)}
+
+    def mean_device_s(self, since: datetime) -> dict[str, float]:
+        """Mean device seconds of a probe or control by task, over those decoded after `since`."""
+        runs = decode_runs.c
+        query = (
+            select(runs.task, func.avg(runs.device_s))
+            .where(runs.purpose.in_(("probe", "control")), runs.decoded_at > since)
+            .group_by(runs.task)
+        )
+        with self._database.begin() as connection:
+            return {task: seconds for task, seconds in connection.execute(query)}
+
+    def device_s(self, since: datetime, until: datetime) -> float:
+        """Device seconds of everything decoded in (since, until]."""
+        runs = decode_runs.c
+        query = select(func.coalesce(func.sum(runs.device_s), 0.0)).where(
+            runs.decoded_at > since, runs.decoded_at <= until
+        )
+        with self._database.begin() as connection:
+            return float(connection.execute(query).scalar_one())
+
+    def record(self, runs: Sequence[ProbeRun]) -> None:
+        """Note what is about to be sent; what is noted already stays as it is."""
+        if runs:
+            with self._database.begin() as connection:
+                connection.execute(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
+
+    def mark_sent(self, job_ids: Collection[str], now: datetime) -> None:
+        """Note that Kafka has acknowledged them."""
+        if job_ids:
+            with self._database.begin() as connection:
+                connection.execute(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(sent_at=now))
+
+    def settle_unsent(self, before: datetime) -> int:
+        """Clear up after runs that died while sending: what was decoded was sent, the rest of them is forgotten.
+
+        Concerns runs due before `before`; returns how many were forgotten.
+        """
+        unsent = and_(probe_runs.c.sent_at.is_(None), probe_runs.c.scheduled_for < before)
+        decoded = exists().where(decode_runs.c.job_id == probe_runs.c.job_id)
+        with self._database.begin() as connection:
+            connection.execute(update(probe_runs).where(unsent, decoded).values(sent_at=probe_runs.c.scheduled_for))
+            return connection.execute(delete(probe_runs).where(unsent)).rowcount
+
+    def results(self, since: datetime) -> list[ProbeResult]:
+        """Decoded probes of runs due after `since`, each with its control of the same run and prompt; oldest first.
+
+        A probe that its worker could not run with the drafter asked for measured nothing and is left out.
+        """
+        probe, run = probe_runs.alias("probe"), decode_runs.alias("run")
+        twin, twin_run = probe_runs.alias("twin"), decode_runs.alias("twin_run")
+        same = ("schedule_id", "scheduled_for", "task", "probe_set", "position")
+        query = (
+            select(
+                probe.c.scheduled_for, probe.c.task, probe.c.probe_set, probe.c.position,
+                run.c.drafter, run.c.draft_revision, run.c.target_revision, run.c.engine, run.c.num_draft_tokens,
+                run.c.trials, run.c.accepts, run.c.num_tokens, run.c.device_s,
+                twin_run.c.num_tokens.label("control_tokens"), twin_run.c.device_s.label("control_device_s"),
+            )
+            .join(run, and_(run.c.job_id == probe.c.job_id, run.c.drafter == probe.c.drafter))
+            .outerjoin(twin, and_(*(twin.c[name] == probe.c[name] for name in same), twin.c.purpose == "control"))
+            .outerjoin(
+                twin_run, and_(twin_run.c.job_id == twin.c.job_id, twin_run.c.target_revision == run.c.target_revision)
+            )
+            .where(probe.c.purpose == "probe", probe.c.scheduled_for > since)
+            .order_by(probe.c.scheduled_for, probe.c.task, probe.c.position, probe.c.drafter)
+        )  # fmt: skip
+        with self._database.begin() as connection:
+            return [
+                ProbeResult(**{**row, "trials": tuple(row["trials"]), "accepts": tuple(row["accepts"])})
+                for row in connection.execute(query).mappings()
+            ]

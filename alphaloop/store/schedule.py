@@ -1,0 +1,126 @@
+"""Scheduled runs, each once, and the lock that makes one process of several the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
+from sqlalchemy import select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.store.database import Database, parse_url, store_error
+from alphaloop.tables import schedule_runs
+
+#: Any fixed number: whoever measures this database takes the same lock.
+LEADER_LOCK: Final = 0x616C7068616D65
+# A leader whose network is gone must learn it before another one has long taken over: dead after about 20 s.
+_KEEPALIVE: Final = {
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+
+class ScheduleStore:
+    """The runs that were due. The row comes first: the database decides that a run happens once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def claim(self, schedule_id: str, scheduled_for: datetime, owner: str, now: datetime) -> bool:
+        """Take a run; False when somebody has or had it."""
+        statement = (
+            insert(schedule_runs)
+            .values(schedule_id=schedule_id, scheduled_for=scheduled_for, owner=owner, started_at=now)
+            .on_conflict_do_nothing()
+            .returning(schedule_runs.c.id)
+        )
+        with self._database.begin() as connection:
+            return connection.execute(statement).first() is not None
+
+    def finish(self, schedule_id: str, scheduled_for: datetime, outcome: Mapping[str, Any], now: datetime) -> None:
+        """Note that a run ended, with what it did in counts, or with `error`."""
+        statement = (
+            update(schedule_runs)
+            .where(schedule_runs.c.schedule_id == schedule_id, schedule_runs.c.scheduled_for == scheduled_for)
+            .values(finished_at=now, outcome=dict(outcome))
+        )
+        with self._database.begin() as connection:
+            connection.execute(statement)
+
+    def last_finished(self, schedule_id: str) -> tuple[datetime, Mapping[str, Any]] | None:
+        """The newest run that ended: what it was due for, and its outcome."""
+        query = (
+            select(schedule_runs.c.scheduled_for, schedule_runs.c.outcome)
+            .where(schedule_runs.c.schedule_id == schedule_id, schedule_runs.c.finished_at.is_not(None))
+            .order_by(schedule_runs.c.scheduled_for.desc())
+            .limit(1)
+        )
+        with self._database.begin() as connection:
+            row = connection.execute(query).first()
+        return (row.scheduled_for, row.outcome or {}) if row else None
+
+
+class AdvisoryLock:
+    """A lock that lives as long as its own connection, outside every pool: it ends when this process does.
+
+    One thread uses it. Nothing here raises StoreUnavailable but `try_acquire`: a broken connection is a lost lock.
+    """
+
+    def __init__(self, url: SecretStr, key: int = LEADER_LOCK, *, connect_timeout_s: int = 10) -> None:
+        parsed = parse_url(url)
+        self._where = parsed.render_as_string(hide_password=True)
+        self._conninfo = SecretStr(parsed.set(drivername="postgresql").render_as_string(hide_password=False))
+        self._connect_timeout_s = connect_timeout_s
+        self._key = key
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def try_acquire(self) -> bool:
+        """Take the lock if it is free, without waiting. Raises StoreUnavailable, StoreError."""
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (self._key,)).fetchone()
+        except psycopg.Error as error:
+            self.release()
+            raise store_error(error, self._where) from None
+        if not row or not row[0]:
+            self.release()
+            return False
+        return True
+
+    def is_held(self) -> bool:
+        """Ask the server whether this connection still holds the lock."""
+        if self._connection is None:
+            return False
+        try:
+            row = self._connection.execute(
+                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
+                " AND (classid::bigint << 32) | objid::bigint = %s",
+                (self._key,),
+            ).fetchone()
+        except psycopg.Error:
+            self.release()
+            return False
+        return bool(row and row[0])
+
+    def release(self) -> None:
+        """Give the lock up by closing its connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @property
+    def backend_pid(self) -> int | None:
+        """The server process behind the lock, as in pg_stat_activity; None without a connection."""
+        return self._connection.info.backend_pid if self._connection is not None else None
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        settings = {"connect_timeout": self._connect_timeout_s, "application_name": "alphaloop-leader", **_KEEPALIVE}
+        return psycopg.connect(make_conninfo(self._conninfo.get_secret_value(), **settings), autocommit=True)

@@ -1,0 +1,56 @@
+"""What a run reads: decoded traffic by stream, probe results, and which drafts exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+
+from alphaloop.measurements import DecodedJob, DriftSubject, ProbeResult, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Everything that estimates and tests are made of, read at `now`."""
+
+    since: datetime
+    now: datetime
+    streams: Mapping[Stream, Sequence[DecodedJob]]
+    probes: Sequence[ProbeResult]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task that was decoded or probed, sorted."""
+        return sorted({stream.task for stream in self.streams} | {probe.task for probe in self.probes})
+
+    @property
+    def num_jobs(self) -> int:
+        """Traffic jobs."""
+        return sum(len(jobs) for jobs in self.streams.values())
+
+    def current_streams(self) -> dict[Stream, Sequence[DecodedJob]]:
+        """Speculative streams of the models that decoded last, by task and drafter: older revisions are history."""
+        newest: dict[tuple[str, str], tuple[datetime, DriftSubject]] = {}
+        for stream, jobs in self.streams.items():
+            seen = (jobs[-1].decoded_at, subject_of(stream))
+            newest[stream.task, stream.drafter] = max(newest.get((stream.task, stream.drafter), seen), seen)
+        current = {subject for _, subject in newest.values()}
+        return {s: jobs for s, jobs in self.streams.items() if s.drafter and subject_of(s) in current}
+
+    def traffic(self, task: str, drafter: str) -> list[DecodedJob]:
+        """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla."""
+        streams = self.current_streams() if drafter else self.streams
+        found = chain.from_iterable(jobs for s, jobs in streams.items() if (s.task, s.drafter) == (task, drafter))
+        return sorted(found, key=lambda job: job.decoded_at)
+
+    def latest_probes(self, task: str, drafter: str) -> list[ProbeResult]:
+        """The results of the newest run that probed a task with a drafter."""
+        found = [p for p in self.probes if (p.task, p.drafter) == (task, drafter)]
+        newest = max((p.scheduled_for for p in found), default=None)
+        return [p for p in found if p.scheduled_for == newest]
+
+
+def subject_of(stream: Stream) -> DriftSubject:
+    """What a drift event about this stream is about."""
+    return DriftSubject(stream.task, stream.drafter, stream.draft_revision, stream.target_revision)
