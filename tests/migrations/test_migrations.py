@@ -1,0 +1,167 @@
+"""The chain of migrations against a real PostgreSQL: complete, reversible, safe to run twice at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.script import ScriptDirectory
+from pydantic import SecretStr
+from sqlalchemy import Connection, text
+
+from alphaloop.errors import ConfigError, SchemaMismatch, StoreUnavailable
+from alphaloop.store import schema
+from alphaloop.store.database import SUPPORTED_REVISIONS, Database
+from alphaloop.store.partitions import PartitionKeeper
+
+pytestmark = pytest.mark.postgres
+
+MIGRATION_LOCK = 0x616C706861  # as in migrations/env.py
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_migrations_build_what_the_tables_declare(database_url: SecretStr) -> None:
+    command.check(schema.alembic_config(database_url))
+
+
+def test_check_notices_a_column_that_no_migration_made(database_url: SecretStr) -> None:
+    with Database(database_url) as database, database.begin() as connection:
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN custom_id"))
+    with pytest.raises(Exception, match="custom_id"):
+        command.check(schema.alembic_config(database_url))
+
+
+def test_up_down_up_leaves_the_same_schema_and_down_leaves_nothing(empty_database_url: SecretStr) -> None:
+    empty = _objects(empty_database_url)
+    assert schema.current(empty_database_url) is None
+    assert schema.pending(empty_database_url)
+    schema.upgrade(empty_database_url)
+    first = _objects(empty_database_url)
+    assert schema.current(empty_database_url) == SUPPORTED_REVISIONS[-1]
+    assert not schema.pending(empty_database_url)
+    schema.downgrade(empty_database_url, "base")
+    left = {name for _, name in _objects(empty_database_url) - empty}
+    assert {name for name in left if "alembic_version" not in name} == set()
+    schema.upgrade(empty_database_url)
+    assert _objects(empty_database_url) == first > empty
+    command.check(schema.alembic_config(empty_database_url))
+
+
+def test_each_revision_can_be_undone_alone(empty_database_url: SecretStr) -> None:
+    revisions = [script.revision for script in _scripts().walk_revisions()][::-1]
+    seen = []
+    for revision in revisions:
+        before = _objects(empty_database_url)
+        schema.upgrade(empty_database_url, revision)
+        if seen:  # the first revision brings alembic's own table, which stays
+            schema.downgrade(empty_database_url, "-1")
+            assert _objects(empty_database_url) == before
+            schema.upgrade(empty_database_url, revision)
+        seen.append(revision)
+    assert seen[-1] == SUPPORTED_REVISIONS[-1]
+
+
+def test_there_is_one_head_and_this_code_runs_on_it() -> None:
+    assert _scripts().get_heads() == [SUPPORTED_REVISIONS[-1]]
+
+
+def test_two_processes_may_migrate_at_once(empty_database_url: SecretStr) -> None:
+    with Database(empty_database_url) as database:
+        with database.begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            processes = [_migrate_in_another_process(empty_database_url) for _ in range(2)]
+            _wait_for_waiters(connection, 2, processes)
+        told = [process.communicate(timeout=60)[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], told
+        assert database.check_revision() == SUPPORTED_REVISIONS[-1]
+
+
+def test_the_first_week_has_partitions(database: Database) -> None:
+    today = datetime.now(UTC).date()
+    days = PartitionKeeper(database).days()
+    assert {today + timedelta(days=n) for n in range(7)} <= set(days)
+    assert len(days) == 9
+
+
+def test_every_table_and_view_column_has_a_comment(database: Database) -> None:
+    query = """
+        SELECT c.relname, a.attname FROM pg_class c
+        JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'public'
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname <> 'alembic_version'
+          AND (col_description(c.oid, a.attnum) IS NULL OR obj_description(c.oid) IS NULL)
+    """
+    with database.begin() as connection:
+        assert connection.execute(text(query)).all() == []
+
+
+def test_a_database_without_schema_is_refused_with_the_way_out(empty_database_url: SecretStr) -> None:
+    with Database(empty_database_url) as database, pytest.raises(SchemaMismatch, match="found none") as refusal:
+        database.check_revision()
+    assert refusal.value.hint == "alphaloop migrate"
+
+
+def test_another_revision_is_refused(database: Database) -> None:
+    assert database.check_revision() == SUPPORTED_REVISIONS[-1]
+    with database.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaMismatch, match="found 9999"):
+        database.check_revision()
+
+
+def test_migrating_a_database_from_the_future_says_so(database: Database, database_url: SecretStr) -> None:
+    with database.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaMismatch, match="9999"):
+        schema.upgrade(database_url)
+
+
+def test_migrating_nowhere_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="found no env"):
+        schema.upgrade(SecretStr("postgresql://u:p@127.0.0.1:1/x"), migrations=tmp_path)
+    with pytest.raises(StoreUnavailable, match="no connection"):
+        schema.upgrade(SecretStr("postgresql://u:p@127.0.0.1:1/x"))
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(schema.alembic_config(SecretStr("postgresql://nobody@nowhere/none")))
+
+
+def _objects(url: SecretStr) -> set[tuple[str, str]]:
+    """Everything in the schema `public`: (kind, name)."""
+    query = """
+        SELECT relkind::text, relname FROM pg_class WHERE relnamespace = 'public'::regnamespace
+        UNION ALL SELECT prokind::text || '()', oid::regprocedure::text FROM pg_proc
+            WHERE pronamespace = 'public'::regnamespace
+        UNION ALL SELECT contype::text || '?', conname FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+    """
+    with Database(url) as database, database.begin() as connection:
+        return {(kind, name) for kind, name in connection.execute(text(query))}
+
+
+def _migrate_in_another_process(url: SecretStr) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "alembic", "upgrade", "head"],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": url.get_secret_value()},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_for_waiters(connection: Connection, number: int, processes: list[subprocess.Popen[str]]) -> None:
+    query = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = :own")
+    own = connection.execute(text("SELECT oid FROM pg_database WHERE datname = current_database()")).scalar_one()
+    until = time.monotonic() + 60
+    while connection.execute(query, {"own": own}).scalar_one() < number:
+        assert time.monotonic() < until, "nobody waits for the lock"
+        assert all(process.poll() is None for process in processes), [p.communicate()[1] for p in processes]
+        threading.Event().wait(0.05)
