@@ -1,0 +1,130 @@
+"""The log of choices: when a task's way of decoding changed, from what to what, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import Connection, func, insert, select
+
+from alphaloop.policy import Decision, Reason
+from alphaloop.store.database import Database
+from alphaloop.tables import decisions
+
+#: A batch decoded this way says nothing about what the policy would choose.
+NOT_A_CHOICE: Final = frozenset({Reason.EXPLORING, Reason.CONTROL, Reason.PROBE, Reason.FORCED})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Mode, drafter and draft length."""
+
+    mode: str
+    drafter: str | None
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionChange:
+    """One row of the log; `before` is None for a task's first choice."""
+
+    decided_at: datetime
+    task: str
+    target_revision: str
+    device: str
+    sampling_bucket: str
+    batch: int
+    before: Choice | None
+    after: Choice
+    reason: str
+    explanation: str
+    owner: str
+
+
+class DecisionLog:
+    """The table of choices that changed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record_change(
+        self, task: str, target_revision: str, device: str, sampling_bucket: str, batch: int, decision: Decision,
+        owner: str,
+    ) -> bool:  # fmt: skip
+        """Log the decision if it is a choice that differs from the last one logged; returns whether it was logged.
+
+        Choices are compared within (task, target revision, device, sampling bucket), whoever made them.
+        """
+        if decision.reason in NOT_A_CHOICE:
+            return False
+        subject = (task, target_revision, device, sampling_bucket)
+        choice = Choice(decision.mode, decision.drafter, decision.num_draft_tokens)
+        with self._database.begin() as connection:
+            if _last_choice(connection, *subject) == choice:
+                return False
+            # Two workers that change their minds together log it once. Only a change pays for the lock.
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("\n".join(subject), 0))))
+            before = _last_choice(connection, *subject)
+            if before == choice:
+                return False
+            connection.execute(
+                insert(decisions).values(
+                    task=task,
+                    target_revision=target_revision,
+                    device=device,
+                    sampling_bucket=sampling_bucket,
+                    batch=batch,
+                    from_mode=before.mode if before else None,
+                    from_drafter=before.drafter if before else None,
+                    from_num_draft_tokens=before.num_draft_tokens if before else None,
+                    to_mode=choice.mode,
+                    to_drafter=choice.drafter,
+                    to_num_draft_tokens=choice.num_draft_tokens,
+                    reason=decision.reason,
+                    explanation=decision.explanation,
+                    owner=owner,
+                )
+            )
+        return True
+
+    def latest(self, task: str, limit: int = 20) -> list[DecisionChange]:
+        """The last changes of a task's choice, newest first."""
+        query = select(decisions).where(decisions.c.task == task).order_by(decisions.c.id.desc()).limit(limit)
+        with self._database.begin() as connection:
+            return [
+                DecisionChange(
+                    decided_at=row.decided_at,
+                    task=row.task,
+                    target_revision=row.target_revision,
+                    device=row.device,
+                    sampling_bucket=row.sampling_bucket,
+                    batch=row.batch,
+                    before=Choice(row.from_mode, row.from_drafter, row.from_num_draft_tokens)
+                    if row.from_mode
+                    else None,
+                    after=Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
+                    reason=row.reason,
+                    explanation=row.explanation,
+                    owner=row.owner,
+                )
+                for row in connection.execute(query)
+            ]
+
+
+def _last_choice(
+    connection: Connection, task: str, target_revision: str, device: str, sampling_bucket: str
+) -> Choice | None:
+    query = (
+        select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens)
+        .where(
+            decisions.c.task == task,
+            decisions.c.target_revision == target_revision,
+            decisions.c.device == device,
+            decisions.c.sampling_bucket == sampling_bucket,
+        )
+        .order_by(decisions.c.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    return Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens) if row else None

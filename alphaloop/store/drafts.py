@@ -1,0 +1,97 @@
+"""Draft revisions and whether they are fit to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.store.database import Database
+from alphaloop.tables import draft_revisions
+
+
+class DraftStatus(StrEnum):
+    """What a draft revision may be used for."""
+
+    CANDIDATE = "candidate"  #: measured, not serving
+    ACTIVE = "active"
+    STALE = "stale"  #: its acceptance fell: only probes use it
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRevision:
+    """One draft under one target."""
+
+    drafter: str
+    draft_revision: str
+    target_revision: str
+    status: DraftStatus
+    status_reason: str
+    registered_at: datetime
+    status_changed_at: datetime
+
+
+class DraftRegistry:
+    """The table of draft revisions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register(self, drafter: str, draft_revision: str, target_revision: str) -> None:
+        """Make a draft known; a new one is active, a known one keeps its status."""
+        statement = insert(draft_revisions).values(
+            drafter=drafter,
+            draft_revision=draft_revision,
+            target_revision=target_revision,
+            status=DraftStatus.ACTIVE,
+            status_reason="registered by a worker",
+        )
+        with self._database.begin() as connection:
+            connection.execute(statement.on_conflict_do_nothing())
+
+    def stale(self, target_revision: str) -> set[tuple[str, str]]:
+        """The (drafter, draft revision) that may not serve this target: stale ones and retired ones."""
+        drafts = draft_revisions.c
+        query = select(drafts.drafter, drafts.draft_revision).where(
+            drafts.target_revision == target_revision, drafts.status.in_([DraftStatus.STALE, DraftStatus.RETIRED])
+        )
+        with self._database.begin() as connection:
+            return {(drafter, revision) for drafter, revision in connection.execute(query)}
+
+    def set_status(
+        self, drafter: str, draft_revision: str, target_revision: str, status: DraftStatus, reason: str
+    ) -> bool:
+        """Change a draft's status; returns whether it was known and had another one."""
+        drafts = draft_revisions.c
+        statement = (
+            update(draft_revisions)
+            .where(
+                drafts.drafter == drafter,
+                drafts.draft_revision == draft_revision,
+                drafts.target_revision == target_revision,
+                drafts.status != status,
+            )
+            .values(status=status, status_reason=reason, status_changed_at=func.now())
+        )
+        with self._database.begin() as connection:
+            return connection.execute(statement).rowcount == 1
+
+    def all(self) -> list[DraftRevision]:
+        """Every draft known, by name, then by age."""
+        drafts = draft_revisions.c
+        query = select(
+            drafts.drafter, drafts.draft_revision, drafts.target_revision, drafts.status, drafts.status_reason,
+            drafts.registered_at, drafts.status_changed_at,
+        ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)  # fmt: skip
+        with self._database.begin() as connection:
+            return [
+                DraftRevision(
+                    row.drafter, row.draft_revision, row.target_revision, DraftStatus(row.status), row.status_reason,
+                    row.registered_at, row.status_changed_at,
+                )
+                for row in connection.execute(query)
+            ]  # fmt: skip

@@ -1,0 +1,135 @@
+"""What the past says about a task's drafters: the evidence that a decision rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import func, select, tuple_
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.messages import Mode, Purpose
+from alphaloop.policy import Evidence
+from alphaloop.store.database import Database
+from alphaloop.tables import acceptance_hourly
+
+_DAY: Final = timedelta(days=1)
+_MEASURES: Final = (Purpose.TRAFFIC, Purpose.PROBE)
+#: An hour's weight and its row.
+_Hour: TypeAlias = tuple[float, Any]
+
+
+class HistoryStore:
+    """Reads the hourly sums. Workers write them with every outcome, so a restarted one decides from history at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def evidence(
+        self,
+        task: str,
+        *,
+        target_revision: str,
+        engine: str,
+        sampling_bucket: str,
+        drafters: Mapping[str, str],
+        now: datetime,
+        window_days: float,
+        half_life_days: float,
+    ) -> dict[str, Evidence]:
+        """Evidence by drafter, for those of `drafters` (name → revision) that were used.
+
+        Adds up segments, prompt buckets, draft lengths, traffic and probes; never target revisions, draft revisions,
+        engines, sampling buckets or gated drafts. An hour weighs half as much for every `half_life_days` of its age,
+        and nothing beyond `window_days`.
+        """
+        if not drafters:
+            return {}
+        hours = acceptance_hourly.c
+        query = select(
+            hours.bucket, hours.drafter, hours.num_jobs, hours.rounds, hours.num_empty_rounds, hours.num_cropped,
+            hours.num_tokens, hours.rounds_sq, hours.tokens_sq, hours.rounds_tokens, hours.proposed, hours.trials,
+            hours.accepts,
+        ).where(
+            hours.task == task,
+            hours.bucket > now - window_days * _DAY,
+            hours.bucket <= now,
+            hours.target_revision == target_revision,
+            hours.engine == engine,
+            hours.sampling_bucket == sampling_bucket,
+            hours.gate == "",
+            hours.mode == Mode.SPECULATIVE,
+            hours.purpose.in_(_MEASURES),
+            tuple_(hours.drafter, hours.draft_revision).in_(drafters.items()),
+        )  # fmt: skip
+        with self._database.begin() as connection:
+            rows = connection.execute(query).all()
+        weighted: dict[str, list[_Hour]] = {}
+        for row in rows:
+            weight = 0.5 ** ((now - row.bucket) / (half_life_days * _DAY))
+            weighted.setdefault(row.drafter, []).append((weight, row))
+        return {drafter: _evidence(hours_of_it) for drafter, hours_of_it in weighted.items()}
+
+    def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
+        """Mean tokens a job of the task's traffic; None without any."""
+        hours = acceptance_hourly.c
+        query = select(func.sum(hours.num_tokens), func.sum(hours.num_jobs)).where(
+            hours.task == task,
+            hours.bucket > now - window_days * _DAY,
+            hours.bucket <= now,
+            hours.purpose == Purpose.TRAFFIC,
+        )
+        with self._database.begin() as connection:
+            num_tokens, num_jobs = connection.execute(query).one()
+        return float(num_tokens / num_jobs) if num_jobs else None
+
+
+def _evidence(hours: Sequence[_Hour]) -> Evidence:
+    """The weighted sums in whole numbers.
+
+    Rounding keeps order, so counts that were consistent stay so. The rounds with a proposal are rounded, not those
+    without, because they are what the first position is compared with.
+    """
+    num_jobs, rounds, offered, num_cropped = _decayed(
+        (weight, (row.num_jobs, row.rounds, row.rounds - row.num_empty_rounds, row.num_cropped))
+        for weight, row in hours
+    )
+    counts = AcceptanceCounts(
+        rounds=rounds,
+        num_empty_rounds=rounds - offered,
+        num_cropped=num_cropped,
+        proposed=_decayed((weight, row.proposed) for weight, row in hours),
+        trials=_decayed((weight, row.trials) for weight, row in hours),
+        accepts=_decayed((weight, row.accepts) for weight, row in hours),
+    )
+    return Evidence(counts, num_jobs, _tokens_per_round_se(hours))
+
+
+def _decayed(hours: Iterable[tuple[float, Sequence[int]]]) -> tuple[int, ...]:
+    sums: list[float] = []
+    for weight, counts in hours:
+        sums = [total + weight * count for total, count in zip_longest(sums, counts, fillvalue=0)]
+    return tuple(round(total) for total in sums)
+
+
+def _tokens_per_round_se(hours: Sequence[_Hour]) -> float | None:
+    """Standard error over jobs of Σ tokens / Σ rounds, each job's prefill (one round, one token) left out of both.
+
+    A ratio estimator's linearised variance, n/(n-1) · Σ w²(t - R·r)² / (Σ w·r)² (Cochran 1977, §6.4), expanded into
+    the sums that are stored. None with fewer than two jobs, or when nothing followed the prefills.
+    """
+    num_jobs: int = sum(row.num_jobs for _, row in hours)
+    rounds: float = sum(weight * (row.rounds - row.num_jobs) for weight, row in hours)
+    if num_jobs < 2 or rounds <= 0:
+        return None
+    ratio = sum(weight * (row.num_tokens - row.num_jobs) for weight, row in hours) / rounds
+    residual = 0.0
+    for weight, row in hours:
+        tokens_sq = row.tokens_sq - 2 * row.num_tokens + row.num_jobs
+        rounds_sq = row.rounds_sq - 2 * row.rounds + row.num_jobs
+        product = row.rounds_tokens - row.rounds - row.num_tokens + row.num_jobs
+        residual += weight**2 * (tokens_sq - 2 * ratio * product + ratio**2 * rounds_sq)
+    return math.sqrt(max(0.0, residual) * num_jobs / (num_jobs - 1)) / rounds

@@ -1,0 +1,136 @@
+"""What the tasks are doing now: the rows of the status table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from sqlalchemy import func, select, text
+
+from alphaloop.acceptance import Interval, design_effect, wilson
+from alphaloop.store.database import Database
+from alphaloop.tables import jobs
+
+# Speculative runs; jobs are the clusters, so squares and products are summed by job. α_1 and α side by side.
+_ACCEPTANCE = text("""
+    SELECT task, count(*) AS num_jobs,
+           sum(n1)::bigint AS n1, sum(a1)::bigint AS a1, sum(n1 * n1)::bigint AS n1_sq, sum(a1 * a1)::bigint AS a1_sq,
+           sum(a1 * n1)::bigint AS a1_n1,
+           sum(n)::bigint AS n, sum(a)::bigint AS a, sum(n * n)::bigint AS n_sq, sum(a * a)::bigint AS a_sq,
+           sum(a * n)::bigint AS a_n
+    FROM (
+        SELECT task, coalesce(trials[1], 0) AS n1, coalesce(accepts[1], 0) AS a1,
+               array_sum(trials) AS n, array_sum(accepts) AS a
+        FROM decode_runs WHERE mode = 'speculative' AND decoded_at > now() - :window
+    ) AS runs
+    GROUP BY task
+""")
+_SPEED = text("""
+    SELECT task, mode, count(*) AS num_jobs, sum(num_tokens)::bigint AS num_tokens, sum(device_s) AS device_s
+    FROM decode_runs WHERE decoded_at > now() - :window GROUP BY task, mode
+""")
+# What was chosen last; where nothing but exploration and forced modes was seen, what was done last.
+_CHOICE = text("""
+    SELECT DISTINCT ON (task) task, mode, drafter, num_draft_tokens, reason, explanation
+    FROM (
+        SELECT 0 AS rank, task, decided_at AS at, to_mode AS mode, to_drafter AS drafter,
+               to_num_draft_tokens AS num_draft_tokens, reason, explanation
+        FROM decisions
+        UNION ALL
+        SELECT 1, task, decoded_at, mode, nullif(drafter, ''), num_draft_tokens, reason, ''
+        FROM decode_runs WHERE purpose = 'traffic' AND decoded_at > now() - :window
+    ) AS seen
+    ORDER BY task, rank, at DESC
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What jobs of one mode took."""
+
+    num_jobs: int
+    num_tokens: int
+    device_s: float
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second of the device's time."""
+        return self.num_tokens / self.device_s if self.device_s > 0 else None
+
+
+@dataclass(slots=True)
+class TaskNow:
+    """One task: jobs by status, the choice in force, acceptance with 95 % intervals over jobs, speed by mode.
+
+    `alpha_1` and `alpha` are None without a trial, `mode` and `reason` without a decoded job.
+    """
+
+    task: str
+    jobs: dict[str, int] = field(default_factory=dict)
+    mode: str | None = None
+    drafter: str | None = None
+    num_draft_tokens: int = 0
+    reason: str | None = None
+    explanation: str = ""
+    trials: int = 0
+    accepts: int = 0
+    alpha_1: Interval | None = None
+    alpha: Interval | None = None
+    speculative: Speed | None = None
+    vanilla: Speed | None = None
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs of every status."""
+        return sum(self.jobs.values())
+
+    @property
+    def speedup(self) -> float | None:
+        """Speculative over vanilla tokens a device second; None until both were measured."""
+        fast = self.speculative.tokens_per_s if self.speculative else None
+        plain = self.vanilla.tokens_per_s if self.vanilla else None
+        return fast / plain if fast is not None and plain else None
+
+
+class Overview:
+    """Reads what people ask first."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def job_counts(self) -> dict[str, int]:
+        """Jobs by status, ever."""
+        query = select(jobs.c.status, func.count()).group_by(jobs.c.status)
+        with self._database.begin() as connection:
+            return {status: number for status, number in connection.execute(query)}
+
+    def tasks_now(self, window: timedelta = timedelta(days=1)) -> list[TaskNow]:
+        """Every task with a job in the last `window`, by name."""
+        since: Mapping[str, timedelta] = {"window": window}
+        by_task: dict[str, TaskNow] = {}
+        with self._database.begin() as connection:
+            counted = text(
+                "SELECT task, status, count(*) FROM jobs WHERE created_at > now() - :window GROUP BY task, status"
+            )
+            for task, status, number in connection.execute(counted, since):
+                by_task.setdefault(task, TaskNow(task)).jobs[status] = number
+            for row in connection.execute(_CHOICE, since):
+                if now := by_task.get(row.task):
+                    now.mode, now.drafter, now.num_draft_tokens = row.mode, row.drafter, row.num_draft_tokens
+                    now.reason, now.explanation = row.reason, row.explanation
+            for row in connection.execute(_ACCEPTANCE, since):
+                now = by_task.setdefault(row.task, TaskNow(row.task))
+                now.trials, now.accepts = row.n, row.a
+                now.alpha_1 = _interval(row.num_jobs, row.a1, row.n1, row.a1_sq, row.n1_sq, row.a1_n1)
+                now.alpha = _interval(row.num_jobs, row.a, row.n, row.a_sq, row.n_sq, row.a_n)
+            for task, mode, num_jobs, num_tokens, device_s in connection.execute(_SPEED, since):
+                now = by_task.setdefault(task, TaskNow(task))
+                setattr(now, mode, Speed(num_jobs, num_tokens, device_s))
+        return [by_task[task] for task in sorted(by_task)]
+
+
+def _interval(num_jobs: int, accepts: int, trials: int, accepts_sq: int, trials_sq: int, cross: int) -> Interval | None:
+    if not trials:
+        return None
+    return wilson(accepts, trials, design_effect(num_jobs, accepts, trials, accepts_sq, trials_sq, cross))
