@@ -81,4 +81,7 @@ def test_what_must_not_share_a_decision_has_another_key() -> None:
 
     plain = of()
     assert plain == of(custom_id="other", priority=3)
-    assert len({plain, of(t=0.7), of(decoding=Decoding.VANILLA), of(purpose=Purpose.CONTROL), of(probe_drafter="lookup")}) == 5
+    assert (
+        len({plain, of(t=0.7), of(decoding=Decoding.VANILLA), of(purpose=Purpose.CONTROL), of(probe_drafter="lookup")})
+        == 5
+    )

@@ -1,0 +1,184 @@
+"""Jobs through a real broker, a real database and a whole worker: what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+from tests.fakes import FakeEngine
+
+from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, ensure_topics
+from alphaloop.messages import Mode, Result, Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from tests.fixtures.worker import Client, headers_of, running_worker, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+
+def job(number: int, **fields: object) -> bytes:
+    plain = {"job_id": f"job-{number}", "prompt": f"complete function number {number}", "max_tokens": 24}
+    return json.dumps({**plain, **fields}).encode()
+
+
+def deeply(levels: int) -> bytes:
+    return b'{"prompt": "x", "extra": ' + b"[" * levels + b"]" * levels + b"}"
+
+
+BAD = {
+    "malformed_message: not JSON": b"complete this function",
+    "malformed_message: half JSON": b'{"prompt": "x"',
+    "malformed_message: an array": b'["prompt"]',
+    "malformed_message: empty": b"",
+    "malformed_message: not UTF-8": b'{"prompt": "\xff\xfe"}',
+    "malformed_message: not a number": b'{"prompt": "x", "temperature": NaN}',
+    "malformed_message: nested": deeply(60),
+    "malformed_message: nested past the parser": deeply(200_000),
+    "malformed_message: 2 MB": json.dumps({"prompt": "x" * 2_000_000}).encode(),
+    "invalid_field: a wrong type": b'{"prompt": "x", "max_tokens": "many"}',
+    "invalid_field: a wrong range": b'{"prompt": "x", "temperature": -1}',
+    "invalid_field: no prompt": b'{"max_tokens": 3}',
+    "invalid_field: an empty prompt": b'{"prompt": ""}',
+    "invalid_field: a blank prompt": b'{"prompt": " \\n "}',
+    "invalid_field: a lone surrogate": b'{"prompt": "\\ud800"}',
+    "invalid_field: another task": b'{"task": "sql", "prompt": "x"}',
+    "invalid_field: another model": b'{"prompt": "x", "model": "gpt-5"}',
+    "invalid_field: four texts": b'{"prompt": "x", "n": 4}',
+    "prompt_too_long: longer than the context": json.dumps({"prompt": "word " * 150_000}).encode(),
+}
+
+
+def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settings, database: Database) -> None:
+    client = Client(worker_settings)
+    good = [job(i) for i in range(50)]
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        client.send("code", [*good[:25], *BAD.values(), *good[25:]])
+        client.send_to("jobs.code", job(0, max_tokens=7))  # the same job_id with another payload
+        results = client.results(50)
+        letters = client.read(["jobs.code.dlq"], lambda r: len(r) >= len(BAD) + 1)
+        client.send("code", [job(3)])  # the same job_id with the same payload
+        again = client.read([RESULTS], lambda r: len(r) >= 51)[-1]
+    assert sorted(r.job_id for r in results) == sorted(f"job-{i}" for i in range(50))
+    assert {r.status for r in results} == {Status.SUCCEEDED}
+    reasons = {letter.value: headers_of(letter) for letter in letters}
+    for kind, value in BAD.items():
+        assert reasons[value]["__dlq.errors.exception"] == kind.split(":")[0], kind
+        assert reasons[value]["__dlq.errors.topic"] == "jobs.code"
+        assert reasons[value]["__dlq.errors.message"]
+    assert reasons[job(0, max_tokens=7)]["__dlq.errors.exception"] == "job_conflict"
+    everything = client.read([RESULTS], lambda r: len(r) >= 51)
+    assert [r.value for r in everything if Result.decode(r.value or b"").job_id == "job-3"] == [again.value] * 2
+    assert_counts_add_up(database, num_jobs=50)
+
+
+def assert_counts_add_up(database: Database, *, num_jobs: int) -> None:
+    """As many outcomes as jobs, no run counted twice, nothing left to publish, the rollup equal to its runs."""
+    sums = "SELECT sum(num_tokens), sum(rounds), sum(array_sum(accepts)), sum(num_cropped) FROM "
+    numbers = (
+        "SELECT (SELECT count(*) FROM jobs WHERE outcome IS NOT NULL), (SELECT count(*) FROM decode_runs),"
+        " (SELECT count(DISTINCT job_id) FROM decode_runs), (SELECT count(*) FROM outbox)"
+    )
+    with database.begin() as connection:
+        ended, runs, distinct, unpublished = connection.execute(text(numbers)).one()
+        whole = connection.execute(text(sums + "decode_runs")).one()
+        rolled = connection.execute(text(sums + "acceptance_hourly")).one()
+    assert (ended, runs, distinct, unpublished) == (num_jobs, num_jobs, num_jobs, 0)
+    assert tuple(whole) == tuple(rolled)
+    tokens, rounds, accepted, cropped = whole
+    assert tokens == rounds + accepted - cropped
+
+
+def test_an_unknown_task_is_refused_even_where_no_dead_letter_topic_stands(worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        ensure_topics(worker_settings.kafka, ["nobody-knows"])
+        client.send("nobody-knows", [b'{"prompt": "x"}'])
+        (letter,) = client.read(["jobs.nobody-knows.dlq"], lambda r: len(r) >= 1)
+    assert headers_of(letter)["__dlq.errors.exception"] == "unknown_task"
+    assert headers_of(letter)["__dlq.errors.field"] == "task"
+
+
+def test_a_forced_mode_is_obeyed_and_said(worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        client.send("code", [job(1, decoding="speculative"), job(2, decoding="vanilla")])
+        by_id = {result.job_id: result for result in client.results(2)}
+    speculative, vanilla = by_id["job-1"].decoding, by_id["job-2"].decoding
+    assert speculative is not None
+    assert vanilla is not None
+    assert (speculative.mode, speculative.reason) == (Mode.SPECULATIVE, "forced")
+    assert speculative.num_draft_tokens > 0
+    assert speculative.draft_revision
+    assert (vanilla.mode, vanilla.num_draft_tokens, vanilla.trials) == (Mode.VANILLA, 0, ())
+
+
+def test_expired_and_cancelled_jobs_are_reported(worker_settings: Settings, database: Database) -> None:
+    client = Client(worker_settings)
+    past = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
+    client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-2"}')
+    client.send_to(CONTROL, b"cancel everything")
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        client.read(["control.dlq"], lambda r: len(r) >= 1)
+        until(lambda: JobStore(database).cancelled(["job-2"]) == {"job-2"}, "the cancellation is written down")
+        client.send("code", [job(1, deadline=past), job(2), job(3)])
+        by_id = {result.job_id: result for result in client.results(3)}
+    assert by_id["job-1"].status is Status.EXPIRED
+    assert by_id["job-2"].status is Status.CANCELLED
+    assert by_id["job-3"].status is Status.SUCCEEDED
+    assert by_id["job-1"].error is not None
+    assert by_id["job-1"].error.code == "expired"
+
+
+def test_streamed_tokens_are_the_result(worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        client.send("chat", [job(1, stream=True), job(2)])
+        by_id = {result.job_id: result for result in client.results(2)}
+        chunks = client.read([TOKENS], lambda r: bool(r) and headers_of(r[-1])["final"] == "1")
+    assert {headers_of(chunk)["job_id"] for chunk in chunks} == {"job-1"}
+    assert [int(headers_of(chunk)["seq"]) for chunk in chunks] == list(range(len(chunks)))
+    texts = [json.loads(chunk.value or b"")["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == by_id["job-1"].text
+
+
+def test_a_failing_job_fails_alone(worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    client.send("code", [job(i) for i in range(8)])
+    with running_worker(worker_settings, FakeEngine(num_slots=4, fails_on={"job-5"})):
+        by_id = {result.job_id: result for result in client.results(8)}
+    failed = by_id.pop("job-5")
+    assert (failed.status, failed.error and failed.error.code) == (Status.FAILED, "decode_failed")
+    assert {result.status for result in by_id.values()} == {Status.SUCCEEDED}
+
+
+def test_what_a_stop_leaves_is_decoded_by_the_next_worker(worker_settings: Settings, database: Database) -> None:
+    client = Client(worker_settings)
+    client.send("code", [job(i) for i in range(40)])
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        client.results(4)
+    num_before = len(client.read([RESULTS], lambda r: len(r) >= 4))
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        results = client.read([RESULTS], lambda r: len({Result.decode(x.value or b"").job_id for x in r}) >= 40)
+    assert num_before <= 40
+    assert {Result.decode(r.value or b"").attempt for r in results} == {1}
+    assert_counts_add_up(database, num_jobs=40)
+
+
+def test_two_workers_share_the_work_and_nothing_is_decoded_twice(worker_settings: Settings, database: Database) -> None:
+    client = Client(worker_settings)
+    with (
+        running_worker(worker_settings, FakeEngine(num_slots=4)) as one,
+        running_worker(worker_settings, FakeEngine(num_slots=4)) as two,
+    ):
+        until(lambda: one.parts.intake.is_assigned and two.parts.intake.is_assigned, "both workers have partitions")
+        for start in range(0, 60, 20):
+            client.send("code", [job(i) for i in range(start, start + 20)])
+        results = client.read([RESULTS], lambda r: len({Result.decode(x.value or b"").job_id for x in r}) >= 60)
+    by_id: dict[str, set[bytes]] = {}
+    for record in results:
+        by_id.setdefault(Result.decode(record.value or b"").job_id, set()).add(record.value or b"")
+    assert all(len(copies) == 1 for copies in by_id.values())
+    assert_counts_add_up(database, num_jobs=60)
