@@ -32,11 +32,9 @@ def load_target(settings: TargetSettings) -> Target:
     device = _device(settings.device)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     weights = find_weights(settings.source, settings.revision)
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
     try:
         folder = _dense_copy(weights, settings.dtype) if weights.is_gguf else weights.path
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False)
@@ -44,9 +42,6 @@ def load_target(settings: TargetSettings) -> Target:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
         raise UnsupportedModel(f"{settings.source}: {error}") from error
-    finally:
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
     refuse_unsupported(model)
     identity = EngineIdentity(
         engine=f"transformers-{transformers.__version__}",
@@ -107,7 +102,7 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
     # The unpacked model still calls itself quantized; a dense one with its weights is what can be saved and loaded.
     settings = packed.config.to_dict()
     settings.pop("quantization_config", None)
-    dense = AutoModelForCausalLM.from_config(type(packed.config)(**settings), dtype=dtype)
+    dense: Any = AutoModelForCausalLM.from_config(type(packed.config)(**settings), dtype=dtype)  # type: ignore[no-untyped-call]
     dense.load_state_dict(packed.state_dict())
     dense.generation_config = packed.generation_config
     dense.save_pretrained(folder)

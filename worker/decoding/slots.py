@@ -39,7 +39,8 @@ class SlotCache(Cache):
         self.window: Window | None = None
         self.capacity = 0
         self._free = sorted(range(num_slots), reverse=True)
-        super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
+        self._slot_layers = [_SlotLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=[*self._slot_layers])
 
     def acquire(self) -> int:
         """The lowest free slot, empty."""
@@ -56,7 +57,7 @@ class SlotCache(Cache):
         self.lengths = [0] * self.num_slots
         self._free = sorted(range(self.num_slots), reverse=True)
         self.window, self.capacity = None, 0
-        for layer in self.layers:
+        for layer in self._slot_layers:
             layer.keys = layer.values = None
 
     def open(self, rows: Sequence[int], width: int) -> Window:
@@ -74,13 +75,13 @@ class SlotCache(Cache):
         return self.window
 
 
-class _SlotLayer(CacheLayerMixin):
+class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values, [slots, heads, capacity, head_dim]."""
 
     is_sliding = False
 
     def __init__(self, cache: SlotCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -95,6 +96,7 @@ class _SlotLayer(CacheLayerMixin):
         assert window is not None  # noqa: S101  # open() precedes every pass
         if self.keys is None or self.keys.shape[2] < self._cache.capacity:
             self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None  # noqa: S101  # just made
         return (_write(self.keys, window, key_states), _write(self.values, window, value_states))
 
     def _grown(self, held: Tensor | None, states: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from alphaloop.errors import ModelNotFound, UnsupportedModel
 
 # Raise it when a conversion changes, so that older copies are made anew.
 CONVERSION: Final = 1
+# Hashing less than this takes no time worth a note in the cache.
+QUICK_BYTES: Final = 16 << 20
 WANTED: Final = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -114,17 +116,23 @@ def _revision(files: list[Path]) -> str:
 def _sha256(file: Path) -> str:
     """Hash of a file, remembered in the cache for as long as its path, size and time stay the same."""
     stat = file.stat()
+    if stat.st_size < QUICK_BYTES:
+        return _hash(file)
     identity = json.dumps([str(file.resolve()), stat.st_size, stat.st_mtime_ns])
     note = _cache() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()
     if note.exists():
         return note.read_text("ascii")
-    with file.open("rb") as content:
-        value = hashlib.file_digest(content, "sha256").hexdigest()
+    value = _hash(file)
     note.parent.mkdir(parents=True, exist_ok=True)
     partial = note.with_suffix(f".{os.getpid()}")
     partial.write_text(value, "ascii")
     partial.replace(note)
     return value
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _cache() -> Path:

@@ -1,0 +1,187 @@
+"""An engine without a model: honest counts, deterministic words, failures on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.errors import DecodeFailed, InvalidField
+from alphaloop.messages import Job
+from alphaloop.policy import Decision, DrafterState
+from worker.decoding.prompts import fit_job
+from worker.decoding.text import TextStream
+from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+
+WORDS: Final = (
+    "amber basil cedar delta ember fjord grove heath inlet jetty kelp larch meadow nectar opal "
+    "pollen quartz reed slate thyme umber violet willow yarrow zephyr"
+).split()
+END: Final = len(WORDS)
+
+
+def decode_words(token_ids: Sequence[int]) -> str:
+    """Text of the fake's tokens."""
+    return "".join(f"{WORDS[token_id]} " for token_id in token_ids if token_id != END)
+
+
+@dataclass(slots=True)
+class _Running:
+    prepared: PreparedJob
+    decision: Decision
+    words: random.Random
+    luck: random.Random
+    text: TextStream
+    num_words: int
+    began: float
+    output: list[int] = field(default_factory=list)
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    reason: str | None = None
+    first_token_s: float | None = None
+    device_s: float = 0.0
+    batch_size: int = 1
+    num_deltas: int = 0
+
+
+class FakeEngine:
+    """`worker.engine.Engine` whose text is a function of the prompt (and of the seed, when sampled).
+
+    `acceptance[i]` is the probability that draft i + 1 of a round is accepted, the last one's for all behind it.
+    `failing_steps` names steps, counted from 0, that raise DecodeFailed. `before_step` is called first in every step.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slots: int = 4,
+        acceptance: Sequence[float] = (0.7,),
+        context_length: int = 4096,
+        failing_steps: Sequence[int] = (),
+        before_step: Callable[[], None] | None = None,
+        round_ms: Callable[[str | None, int, int], float] = lambda drafter, batch, width: (
+            0.1 * width if drafter else 10.0 + 0.1 * batch * width
+        ),
+        seed: int = 0,
+        drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
+    ) -> None:
+        self.identity = EngineIdentity("fake-1", "fake", "000000000000", "float32", "no-device", context_length)
+        self.drafters = drafters
+        self.num_steps = 0
+        self._num_slots, self._acceptance, self._seed = num_slots, tuple(acceptance), seed
+        self._failing, self._before_step, self._round_ms = frozenset(failing_steps), before_step, round_ms
+        self._running: list[_Running] = []
+
+    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+        """A token a word."""
+        if job.body.model not in (None, self.identity.target):
+            raise InvalidField(f"expected {self.identity.target!r}", field="body.model")
+        prompt = job.body.prompt or " ".join(message.content for message in job.body.messages or ())
+        token_ids = tuple(_number("token", word) % 50_000 for word in prompt.split())
+        return fit_job(job, token_ids, sampling, self.identity.context_length)
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        """Take a sequence in."""
+        if not self.load().num_free:
+            raise DecodeFailed("all slots are taken")
+        if decision.drafter not in (None, *(drafter.name for drafter in self.drafters)):
+            raise DecodeFailed(f"no drafter {decision.drafter!r}")
+        sampling = prepared.sampling
+        chosen = (sampling.seed if sampling.seed is not None else prepared.job.job_id) if sampling.temperature else ""
+        words = random.Random(_number(prepared.token_ids, sampling.temperature, chosen))
+        self._running.append(
+            _Running(
+                prepared, decision, words, random.Random(_number(self._seed, prepared.job.job_id)),
+                TextStream(decode_words, sampling.stop), words.randint(24, 80), time.perf_counter(),
+            )
+        )  # fmt: skip
+
+    def step(self) -> Step:
+        """One round for every sequence; the first yields one token, as a prefill does."""
+        began, number = time.perf_counter(), self.num_steps
+        self.num_steps += 1
+        if self._before_step:
+            self._before_step()
+        if number in self._failing:
+            raise DecodeFailed(f"step {number} was told to fail")
+        sequences, width, deltas = list(self._running), 0, []
+        for sequence in sequences:
+            width = max(width, self._round(sequence))
+            if text := sequence.text.take_delta():
+                deltas.append(TokenDelta(sequence.prepared.job.job_id, text, sequence.num_deltas))
+                sequence.num_deltas += 1
+        self._running = [sequence for sequence in sequences if sequence.reason is None]
+        wall_s = time.perf_counter() - began
+        for sequence in sequences:
+            sequence.device_s += wall_s / len(sequences)
+            sequence.batch_size = max(sequence.batch_size, len(sequences))
+        finished = tuple(_generation(sequence) for sequence in sequences if sequence.reason)
+        return Step(finished, tuple(deltas), len(sequences), width, wall_s)
+
+    def cancel(self, job_id: str) -> bool:
+        """Drop a sequence."""
+        kept = [sequence for sequence in self._running if sequence.prepared.job.job_id != job_id]
+        found, self._running = len(kept) < len(self._running), kept
+        return found
+
+    def abandon(self) -> None:
+        """Drop every sequence."""
+        self._running = []
+
+    def load(self) -> Load:
+        """How full the engine is."""
+        return Load(len(self._running), self._num_slots)
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, num_samples: int) -> float:
+        """What `round_ms` says."""
+        return self._round_ms(drafter, batch, width)
+
+    def _round(self, sequence: _Running) -> int:
+        max_tokens = sequence.prepared.sampling.max_tokens
+        room = max_tokens - len(sequence.output) - 1
+        num_proposed = min(sequence.decision.num_draft_tokens, room) if sequence.output else 0
+        num_accepted = 0
+        while num_accepted < num_proposed and sequence.luck.random() < self._alpha(num_accepted):
+            num_accepted += 1
+        num_emitted = 0
+        while num_emitted <= num_accepted and sequence.reason is None:
+            num_emitted += 1
+            token = sequence.words.randrange(END) if len(sequence.output) < sequence.num_words else END
+            sequence.output.append(token)
+            if token == END:
+                sequence.text.finish()
+                sequence.reason = "stop"
+            elif sequence.text.push(token):
+                sequence.reason = "stop"
+            elif len(sequence.output) == max_tokens:
+                sequence.reason = "stop" if sequence.text.finish() else "length"
+        sequence.counts = sequence.counts.with_round(num_proposed, num_accepted, num_emitted=num_emitted)
+        if sequence.first_token_s is None:
+            sequence.first_token_s = time.perf_counter() - sequence.began
+        return num_proposed + 1
+
+    def _alpha(self, position: int) -> float:
+        return self._acceptance[min(position, len(self._acceptance) - 1)] if self._acceptance else 0.0
+
+
+def _generation(sequence: _Running) -> Generation:
+    assert sequence.first_token_s is not None
+    return Generation(
+        job_id=sequence.prepared.job.job_id,
+        text=sequence.text.text,
+        token_ids=tuple(sequence.output),
+        finish_reason="stop" if sequence.reason == "stop" else "length",
+        num_prompt_tokens=len(sequence.prepared.token_ids),
+        counts=sequence.counts,
+        time_to_first_token_s=sequence.first_token_s,
+        wall_s=time.perf_counter() - sequence.began,
+        device_s=sequence.device_s,
+        batch_size=sequence.batch_size,
+    )
+
+
+def _number(*parts: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big")
