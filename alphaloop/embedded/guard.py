@@ -4,7 +4,8 @@ Run as a script by `alphaloop.embedded.process`, with the standard library only.
 alphaloop: when it closes, on purpose or because alphaloop is gone, the server gets its stop signal, a grace period, and
 only then a kill. The server's process id is written to standard output, its own output goes to standard error.
 
-    python -I -S guard.py '{"command": ["…"], "stop_signal": 15, "grace_s": 20, "run_as": null, "keep_search": false}'
+    python -I -S guard.py '{"command": ["…"], "stop_signal": 15, "grace_s": 20, "run_as": null, "keep_search": false,
+                             "keep_open": []}'
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def main(order: dict[str, Any]) -> int:
         order["command"],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
+        pass_fds=order["keep_open"],
         preexec_fn=lambda: _prepare(order),
     )
     sys.stdout.write(f"{child.pid}\n")

@@ -9,14 +9,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import time
 import uuid
 from pathlib import Path
 from typing import Final, Self
 
-import psutil
-
 from alphaloop.embedded.java import MIN_JAVA, find_java, java_version
+from alphaloop.embedded.lock import FolderLock
 from alphaloop.embedded.process import ChildProcess, free_ports, is_free, is_listening
 from alphaloop.errors import StartFailed
 from alphaloop.kafka.topics import is_reachable
@@ -104,7 +102,11 @@ class EmbeddedKafka:
             )
         java = self._checked_java()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._wait_for_leftover()
+        # The node inherits the lock, so one whose alphaloop was killed is waited for.
+        with FolderLock(self._folder / "lock", what="an Apache Kafka", wait_s=_LEFTOVER_S) as lock:
+            return self._start_locked(java, lock)
+
+    def _start_locked(self, java: Path, lock: FolderLock) -> str:
         port, controller_port = self._ports()
         properties = self._folder / "server.properties"
         properties.write_text(
@@ -114,9 +116,8 @@ class EmbeddedKafka:
         (self._folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
         if not (self._folder / "data" / "meta.properties").exists():
             self._format(java, properties)
-        self._process = self._child("Apache Kafka", java, "kafka.Kafka", [str(properties)])
+        self._process = self._child("Apache Kafka", java, "kafka.Kafka", [str(properties)], lock)
         self._process.start()
-        (self._folder / "kafka.pid").write_text(str(self._process.pid), encoding="ascii")
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
         self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
         return f"127.0.0.1:{port}"
@@ -177,7 +178,9 @@ class EmbeddedKafka:
         if (code := tool.wait(_FORMAT_TIMEOUT_S)) != 0:
             raise tool.failed(f"ended with code {code}")
 
-    def _child(self, name: str, java: Path, main_class: str, arguments: list[str]) -> ChildProcess:
+    def _child(
+        self, name: str, java: Path, main_class: str, arguments: list[str], lock: FolderLock | None = None
+    ) -> ChildProcess:
         command: list[str | Path] = [
             java, f"-Xms{min(128, self._heap_mb)}m", f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC",
             "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true",
@@ -185,26 +188,7 @@ class EmbeddedKafka:
             "-cp", f"{self._home / 'libs'}/*", main_class, *arguments,
         ]  # fmt: skip
         env = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
-        return ChildProcess(name, command, log=self._log, env=env)
-
-    def _wait_for_leftover(self) -> None:
-        """A node whose alphaloop was killed shuts down by itself; anything else in the folder is not ours to end."""
-        pid_file = self._folder / "kafka.pid"
-        deadline = time.monotonic() + _LEFTOVER_S
-        while (pid := self._running_node(pid_file)) is not None:
-            if time.monotonic() >= deadline:
-                raise StartFailed(
-                    f"{self._folder} is in use by the Kafka with process id {pid}",
-                    hint="another alphaloop is up with this data folder; stop it, or choose another --data-dir",
-                )
-            time.sleep(0.1)
-
-    def _running_node(self, pid_file: Path) -> int | None:
-        with contextlib.suppress(OSError, ValueError, psutil.Error):
-            pid = int(pid_file.read_text(encoding="ascii"))
-            if str(self._folder / "server.properties") in psutil.Process(pid).cmdline():
-                return pid
-        return None
+        return ChildProcess(name, command, log=self._log, env=env, lock=lock)
 
 
 def is_kafka_home(home: Path) -> bool:

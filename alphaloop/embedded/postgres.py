@@ -13,14 +13,13 @@ import pwd
 import secrets
 import signal
 import stat
-import time
 from pathlib import Path
 from typing import Final, Self
 
-import psutil
 import psycopg
 from psycopg import sql
 
+from alphaloop.embedded.lock import FolderLock
 from alphaloop.embedded.process import Account, ChildProcess, free_ports, is_free
 from alphaloop.errors import StartFailed
 
@@ -69,8 +68,12 @@ class EmbeddedPostgres:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         account = _account()
         keep_search = account is not None and not (_is_open(binaries) and _is_open(self._folder))
+        # The server inherits the lock, so one whose alphaloop was killed is waited for.
+        with FolderLock(self._folder / "lock", what="a PostgreSQL", wait_s=_LEFTOVER_S) as lock:
+            return self._start_locked(binaries, account, keep_search, lock)
+
+    def _start_locked(self, binaries: Path, account: Account | None, keep_search: bool, lock: FolderLock) -> str:
         password = self._password()
-        self._wait_for_leftover()
         if not (self._cluster / "PG_VERSION").exists():
             self._create(binaries, account, keep_search, password)
         port = self._port or self._remembered_port()
@@ -82,14 +85,18 @@ class EmbeddedPostgres:
             command += ["-c", option]
         self._process = ChildProcess(
             "PostgreSQL", command, log=self._log, stop_signal=signal.SIGINT, grace_s=20.0, run_as=account,
-            keep_search=keep_search,
+            keep_search=keep_search, lock=lock,
         )  # fmt: skip
         self._process.start()
         self._process.wait_until(
             lambda: _answers(_url(password, port, "postgres")), self._start_timeout_s, hint=_hint(account)
         )
         _write_private(self._folder / "port", str(port))
-        _ensure_database(_url(password, port, "postgres"))
+        try:
+            _ensure_database(_url(password, port, "postgres"))
+        except StartFailed:
+            self.stop()
+            raise
         return _url(password, port, _DATABASE)
 
     def stop(self) -> None:
@@ -148,26 +155,6 @@ class EmbeddedPostgres:
             fresh.rename(self._cluster)
         finally:
             password_file.unlink()
-
-    def _wait_for_leftover(self) -> None:
-        """A server whose alphaloop was killed shuts down by itself; anything else in the folder is not ours to end."""
-        pid_file = self._cluster / "postmaster.pid"
-        deadline = time.monotonic() + _LEFTOVER_S
-        while (pid := _running_postmaster(pid_file)) is not None:
-            if time.monotonic() >= deadline:
-                raise StartFailed(
-                    f"{self._folder} is in use by the PostgreSQL with process id {pid}",
-                    hint="another alphaloop is up with this data folder; stop it, or choose another --data-dir",
-                )
-            time.sleep(0.1)
-
-
-def _running_postmaster(pid_file: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError, psutil.Error):
-        pid = int(pid_file.read_text(encoding="utf-8").splitlines()[0])
-        if psutil.Process(pid).name().startswith("postgres"):
-            return pid
-    return None
 
 
 def _binaries() -> Path:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from alphaloop.embedded import guard
+from alphaloop.embedded.lock import FolderLock
 from alphaloop.errors import StartFailed
 
 _TAIL_LINES: Final = 12
@@ -32,7 +31,7 @@ class ChildProcess:
     def __init__(
         self, name: str, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM, grace_s: float = 20.0, run_as: Account | None = None,
-        keep_search: bool = False,
+        keep_search: bool = False, lock: FolderLock | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.log = log
@@ -45,7 +44,9 @@ class ChildProcess:
             "grace_s": grace_s,
             "run_as": run_as,
             "keep_search": keep_search,
+            "keep_open": [lock.fileno()] if lock else [],
         }
+        self._lock = lock
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
@@ -64,6 +65,7 @@ class ChildProcess:
                 stderr=output,
                 env=self._env,
                 start_new_session=True,
+                pass_fds=[self._lock.fileno()] if self._lock else [],
             )
         assert self._guard.stdout is not None  # noqa: S101
         first_line = self._guard.stdout.readline().strip()
@@ -104,7 +106,7 @@ class ChildProcess:
     def kill(self) -> None:
         """End it as a power cut would."""
         if self.pid is not None and self.is_running:
-            psutil.Process(self.pid).kill()
+            os.kill(self.pid, signal.SIGKILL)
             self._reap(self._grace_s + 5.0)
 
     def failed(self, what: str, *, hint: str | None = None) -> StartFailed:

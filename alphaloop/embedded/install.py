@@ -1,0 +1,184 @@
+"""Apache Kafka where there is none: Apache's release archive, checked and unpacked under the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from alphaloop.embedded.download import Deadline, OnProgress, fetch, fetch_text
+from alphaloop.embedded.kafka import is_kafka_home
+from alphaloop.embedded.lock import FolderLock
+from alphaloop.errors import ConfigError, InstallFailed, StartFailed
+from alphaloop.settings import Settings
+
+#: Where every release stays for ever; the mirrors keep the current ones only.
+ARCHIVE: Final = "https://archive.apache.org/dist/kafka"
+
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
+_SHA512_DIGITS: Final = 128
+_BLOCK_BYTES: Final = 1 << 20
+#: Besides the folders of users: where a checkout finds an Apache Kafka that was put beside it.
+_BESIDE_CHECKOUT: Final = Path(__file__).resolve().parents[3] / "shared" / "kafka"
+
+
+def cache_folder() -> Path:
+    """Where downloads and unpacked releases are kept."""
+    return Path(platformdirs.user_cache_dir("alphaloop", appauthor=False)) / "kafka"
+
+
+def installed_home(version: str, *, cache: Path | None = None) -> Path | None:
+    """Where `install_kafka` unpacked this version; None when it did not."""
+    home = (cache or cache_folder()) / _name(version)
+    return home if is_kafka_home(home) else None
+
+
+def find_kafka_home(settings: Settings, *, cache: Path | None = None) -> Path | None:
+    """An Apache Kafka to run: the one that `embedded.kafka_home` or KAFKA_HOME names, the installed one, else the one
+    beside the checkout. Raises ConfigError when the named folder holds none."""
+    named = settings.embedded.kafka_home or (Path(home) if (home := os.environ.get("KAFKA_HOME")) else None)
+    if named is not None:
+        if not is_kafka_home(named.expanduser()):
+            raise ConfigError(
+                f"embedded.kafka_home: expected an Apache Kafka with libs/kafka-clients-*.jar, found none at {named}",
+                hint="unset KAFKA_HOME, or run `alphaloop kafka install`",
+            )
+        return named.expanduser()
+    found = installed_home(settings.embedded.kafka_version, cache=cache)
+    if found is None and is_kafka_home(_BESIDE_CHECKOUT):
+        return _BESIDE_CHECKOUT
+    return found
+
+
+def install_kafka(
+    version: str, *, mirrors: Sequence[str], cache: Path | None = None, deadline_s: float | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Path:  # fmt: skip
+    """Fetch, check and unpack a release; its home. Nothing is done when it is there already.
+
+    `mirrors` are tried in order: `MIRROR/VERSION/kafka_2.13-VERSION.tgz` and the `.sha512` beside it. Raises
+    InstallFailed with every mirror's reason; a download cut short stays and is continued by the next call.
+    """
+    folder = cache or cache_folder()
+    if found := installed_home(version, cache=folder):
+        return found
+    deadline = Deadline(deadline_s)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FolderLock(folder / "install.lock", what="another installation", wait_s=min(deadline.left_s(), 3600.0)):
+            if found := installed_home(version, cache=folder):
+                return found
+            archive = _fetch_archive(version, mirrors, folder, deadline, on_progress)
+            home = _unpack(archive, version, folder)
+            archive.unlink()
+            return home
+    except StartFailed as error:
+        raise InstallFailed(error.message, hint="wait for it to end") from error
+    except OSError as error:
+        raise InstallFailed(f"{error}", hint=f"is {folder} writable, and is there 300 MB of room?") from error
+
+
+def _name(version: str) -> str:
+    return f"kafka_2.13-{version}"
+
+
+def _fetch_archive(
+    version: str, mirrors: Iterable[str], folder: Path, deadline: Deadline, on_progress: OnProgress
+) -> Path:
+    file_name = f"{_name(version)}.tgz"
+    part = folder / f"{file_name}.part"
+    reasons = []
+    for mirror in dict.fromkeys(mirrors):
+        url = f"{mirror.rstrip('/')}/{version}/{file_name}"
+        try:
+            expected = parse_sha512(fetch_text(f"{url}.sha512", deadline), file_name)
+            was_begun = part.exists()
+            fetch(url, part, deadline, on_progress)
+            if _sha512(part) != expected and was_begun:
+                # What lay there may have come from another mirror or another build: once more from the start.
+                part.unlink()
+                fetch(url, part, deadline, on_progress)
+            if (found := _sha512(part)) != expected:
+                part.unlink()
+                raise InstallFailed(f"{url}: expected SHA-512 {expected[:16]}…, found {found[:16]}…")
+            return part
+        except InstallFailed as error:
+            reasons.append(error)
+    if not reasons:
+        raise InstallFailed("expected at least one mirror, found none", hint="set embedded.kafka_mirror")
+    raise InstallFailed("; ".join(error.message for error in reasons), hint=reasons[-1].hint or _OFFLINE_HINT)
+
+
+_OFFLINE_HINT: Final = "without a network: unpack an Apache Kafka yourself and name it with KAFKA_HOME"
+
+
+def parse_sha512(text: str, file_name: str) -> str:
+    """The checksum in a published .sha512 file, in lower case.
+
+    Apache publishes `gpg --print-md` output (`name: AB12CD34 …` over several lines); `sha512sum` output and a bare
+    checksum are understood too. Raises InstallFailed when it is none of them or speaks of another file.
+    """
+    name, colon, rest = text.strip().partition(":")
+    words = rest.split() if colon else text.split()
+    if colon:
+        digest = "".join(words)
+    else:
+        digest, name = (words[0] if words else ""), (words[1].lstrip("*") if len(words) > 1 else file_name)
+    digest = digest.lower()
+    if len(digest) != _SHA512_DIGITS or not set(digest) <= _HEX_DIGITS:
+        raise InstallFailed(f"expected the SHA-512 of {file_name}, found {text.strip()[:60]!r}")
+    if name.strip() != file_name:
+        raise InstallFailed(f"expected the SHA-512 of {file_name}, found that of {name.strip()[:60]!r}")
+    return digest
+
+
+def _sha512(path: Path) -> str:
+    digest = hashlib.sha512()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _unpack(archive: Path, version: str, folder: Path) -> Path:
+    """Unpack beside the target and move it there whole, so that a half-unpacked folder is never taken for a Kafka."""
+    if not hasattr(tarfile, "data_filter"):
+        raise InstallFailed("expected Python 3.11.4 or newer, whose tarfile unpacks safely", hint="update Python")
+    target = folder / _name(version)
+    scratch = Path(tempfile.mkdtemp(prefix="unpacking-", dir=folder))
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                _check_member(member, _name(version))
+                tar.extract(member, scratch, filter="data")
+        fresh = scratch / _name(version)
+        if not is_kafka_home(fresh):
+            raise InstallFailed(f"expected {_name(version)}/libs/kafka-clients-*.jar in the archive, found none")
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(scratch / "replaced")
+        fresh.rename(target)
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InstallFailed(f"{archive.name} cannot be unpacked: {error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _check_member(member: tarfile.TarInfo, top: str) -> None:
+    parts = Path(member.name).parts
+    if member.name.startswith("/") or ".." in parts or parts[:1] != (top,):
+        raise InstallFailed(f"the archive holds {member.name[:80]!r}, outside of {top}/; nothing was installed")
+    if not (member.isfile() or member.isdir()):
+        raise InstallFailed(
+            f"the archive holds {member.name[:80]!r}, neither a file nor a folder; nothing was installed"
+        )

