@@ -55,7 +55,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
     database.check_revision()
     producer = Producer(settings.kafka)
     # Loaded here, so that everything that can be checked without a model is checked before one is read.
-    from worker.decoding import load_engine
+    from worker.decoding.load import load_engine
 
     engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
     owner = owner_name()
