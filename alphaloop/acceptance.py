@@ -110,6 +110,11 @@ class AcceptanceCounts:
 
         A round cut short inside its accepted tokens is censored at the cut.
         """
+        if not (0 <= num_accepted <= num_proposed and 0 <= num_emitted <= num_accepted + 1):
+            raise InconsistentCounts(
+                f"expected proposed ≥ accepted ≥ 0 and 0 ≤ emitted ≤ accepted + 1, "
+                f"found {num_proposed}, {num_accepted}, {num_emitted}"
+            )
         cut = num_emitted <= num_accepted
         accepted = min(num_accepted, num_emitted)
         offered = accepted if cut else num_proposed

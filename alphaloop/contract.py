@@ -45,6 +45,10 @@ def job_schema() -> dict[str, Any]:
     body["properties"]["max_completion_tokens"] = {
         **body["properties"]["max_tokens"], "description": "Newer name of max_tokens; give one of the two.",
     }  # fmt: skip
+    for name, other in (("stop", {"type": "string", "minLength": 1, "maxLength": 256}), ("stream", {})):
+        listed = body["properties"][name]
+        kept = {key: listed.pop(key) for key in ("default", "description", "title")}
+        body["properties"][name] = {"anyOf": [kind for kind in (listed, other, {"type": "null"}) if kind], **kept}
     body["oneOf"] = [_has("messages"), _has("prompt")]
     loose: dict[str, Any] = {name: _reference("#/$defs/Body/properties/" + name) for name in sorted(SHORTHAND)}
     loose["prompt"] = {"type": "string", "minLength": 1, "description": "Shorthand for one user message."}

@@ -212,7 +212,7 @@ def _choose(alternatives: Sequence[Alternative], limits: PolicyLimits, some_cold
     best = rivals[0]
     if best.speedup < limits.min_speedup:
         return vanilla, Reason.NOT_FASTER
-    # A shorter draft may be worth a little less and be certain all the same.
+    # Another drafter may be worth a little less and be certain all the same.
     certain = (a for a in rivals if a.speedup >= limits.min_speedup and a.speedup_low >= 1.0)
     if sure := next(certain, None):
         return sure, Reason.FASTER

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import platformdirs
 from pydantic import BaseModel, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from alphaloop.errors import ConfigError
 from alphaloop.messages.text import TaskName
@@ -103,6 +103,10 @@ def load_settings(
     _refuse_unknown_variables()
     try:
         return Settings(**merged)
+    except SettingsError as error:
+        raise ConfigError(
+            f"{ENV_PREFIX}…: {error}", hint="lists and tables are JSON: ALPHALOOP_WORKER__CALIBRATION_BATCHES=[1,4]"
+        ) from None
     except ValidationError as error:
         raise _explain(error) from None
 

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import (
+    AcceptanceCounts,
+    InconsistentCounts,
+    design_effect,
+    prompt_bucket,
+    sampling_bucket,
+    wilson,
+)
+
+Round = tuple[int, int, int]
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    """A round that can happen: proposed, accepted of it, and how many of accepted + 1 tokens belong to the text."""
+    proposed = draw(st.integers(0, 8))
+    accepted = draw(st.integers(0, proposed))
+    return proposed, accepted, draw(st.integers(0, accepted + 1))
+
+
+def total(sequence: Sequence[Round]) -> AcceptanceCounts:
+    counts = AcceptanceCounts()
+    for proposed, accepted, emitted in sequence:
+        counts = counts.with_round(proposed, accepted, num_emitted=emitted)
+    return counts
+
+
+@given(st.lists(rounds(), max_size=30))
+def test_the_counts_of_any_rounds_add_up(sequence: list[Round]) -> None:
+    counts = total(sequence)
+    assert counts.rounds == len(sequence)
+    assert counts.num_tokens == sum(emitted for _, _, emitted in sequence)
+    for proposed, trials, accepts in zip(counts.proposed, counts.trials, counts.accepts, strict=True):
+        assert proposed >= trials >= accepts
+    assert all(later <= earlier for earlier, later in zip(counts.accepts, counts.trials[1:], strict=False))
+    assert (counts.proposed[0] if counts.proposed else 0) == counts.rounds - counts.num_empty_rounds
+
+
+@given(st.lists(rounds(), max_size=12), st.lists(rounds(), max_size=12), st.lists(rounds(), max_size=12))
+def test_adding_is_the_same_in_any_order(a: list[Round], b: list[Round], c: list[Round]) -> None:
+    assert total(a) + total(b) == total(a + b) == total(b) + total(a)
+    assert (total(a) + total(b)) + total(c) == total(a) + (total(b) + total(c))
+    assert total(a) + AcceptanceCounts() == total(a)
+
+
+def test_one_round_counts_each_position_once() -> None:
+    counts = AcceptanceCounts().with_round(5, 2, num_emitted=3)
+    assert counts == AcceptanceCounts(
+        rounds=1, proposed=(1, 1, 1, 1, 1), trials=(1, 1, 1, 0, 0), accepts=(1, 1, 0, 0, 0)
+    )
+    assert (counts.num_accepted, counts.num_trials, counts.num_tokens) == (2, 3, 3)
+    assert counts.alpha == pytest.approx(2 / 3)
+    assert [counts.alpha_at(i) for i in range(1, 7)] == [1, 1, 0, None, None, None]
+    assert counts.tokens_per_round == 3
+
+
+def test_an_accepted_draft_tests_every_position() -> None:
+    assert AcceptanceCounts().with_round(3, 3, num_emitted=4).trials == (1, 1, 1)
+
+
+def test_a_round_cut_inside_its_accepted_tokens_is_censored_at_the_cut() -> None:
+    counts = AcceptanceCounts().with_round(5, 4, num_emitted=2)
+    assert (counts.proposed, counts.trials, counts.accepts) == ((1, 1), (1, 1), (1, 1))
+    assert (counts.num_tokens, counts.num_cropped) == (2, 1)
+
+
+def test_a_round_cut_at_its_last_token_keeps_the_rejection() -> None:
+    counts = AcceptanceCounts().with_round(5, 2, num_emitted=3)
+    assert counts.trials[2] == 1
+    assert counts.accepts[2] == 0
+
+
+def test_the_prefill_is_an_empty_round() -> None:
+    counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
+    assert (counts.rounds, counts.num_empty_rounds, counts.num_tokens) == (1, 1, 1)
+    assert counts.alpha is None
+
+
+def test_pooled_alpha_moves_with_k_and_alpha_i_does_not(rng: random.Random) -> None:
+    true = (0.8, 0.7, 0.6, 0.5, 0.4)
+
+    def decode(k: int) -> AcceptanceCounts:
+        counts = AcceptanceCounts()
+        for _ in range(20_000):
+            accepted = next((i for i in range(k) if rng.random() >= true[i]), k)
+            counts = counts.with_round(k, accepted, num_emitted=accepted + 1)
+        return counts
+
+    short, long = decode(1), decode(5)
+    for i in range(1, 6):
+        a = long.alpha_at(i)
+        assert a is not None
+        assert a == pytest.approx(true[i - 1], abs=5 * math.sqrt(0.25 / long.trials[i - 1]))
+    assert short.alpha == pytest.approx(0.8, abs=0.02)
+    assert long.alpha == pytest.approx(0.67, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rounds": 1, "proposed": (2,), "trials": (1,), "accepts": (1,)},
+        {"rounds": 2, "proposed": (1,), "trials": (2,), "accepts": (1,)},
+        {"rounds": 2, "proposed": (2,), "trials": (1,), "accepts": (2,)},
+        {"rounds": 2, "proposed": (2,), "trials": (1,), "accepts": (-1,)},
+        {"rounds": 3, "num_empty_rounds": 2, "proposed": (2,), "trials": (1,), "accepts": (1,)},
+        {"rounds": 3, "proposed": (2, 3), "trials": (2, 1), "accepts": (2, 1)},
+        {"rounds": 3, "proposed": (3, 3), "trials": (3, 3), "accepts": (2, 1)},
+        {"rounds": 3, "proposed": (3, 3), "trials": (3,), "accepts": (2,)},
+        {"rounds": -1},
+        {"rounds": 1, "num_empty_rounds": 2},
+        {"rounds": 1, "num_empty_rounds": -1},
+        {"rounds": 1, "num_cropped": 2},
+        {"rounds": 1, "num_cropped": -1},
+    ],
+)
+def test_counts_that_no_rounds_produce_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InconsistentCounts):
+        AcceptanceCounts(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("proposed", "accepted", "emitted"), [(2, 3, 4), (3, 1, 3), (3, 1, -1), (-1, 0, 1)])
+def test_rounds_that_cannot_happen_are_refused(proposed: int, accepted: int, emitted: int) -> None:
+    with pytest.raises(InconsistentCounts):
+        AcceptanceCounts().with_round(proposed, accepted, num_emitted=emitted)
+
+
+def test_positions_count_from_one() -> None:
+    counts = AcceptanceCounts().with_round(2, 1, num_emitted=2)
+    for position in (0, -1):
+        with pytest.raises(InconsistentCounts):
+            counts.alpha_at(position)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k", "bucket"),
+    [
+        (0.0, 0.9, 40, "greedy"), (0.5, 1.0, 0, "t<=0.5"), (0.51, 1.0, 0, "t<=1.0"), (1.0, 0.99, 0, "t<=1.0,cut"),
+        (1.01, 1.0, 1, "t>1.0,cut"), (1e-9, 1.0, 0, "t<=0.5"),
+    ],
+)  # fmt: skip
+def test_sampling_buckets(temperature: float, top_p: float, top_k: int, bucket: str) -> None:
+    assert sampling_bucket(temperature, top_p, top_k) == bucket
+
+
+def test_prompt_buckets_include_their_limit() -> None:
+    assert [prompt_bucket(n) for n in (1, 256, 257, 1024, 4096, 4097)] == [
+        "<=256", "<=256", "<=1024", "<=1024", "<=4096", ">4096",
+    ]  # fmt: skip
+
+
+def test_wilsons_interval_has_its_published_values() -> None:
+    # Newcombe 1998, table I: the score interval without continuity correction.
+    for successes, trials, low, high in [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)]:
+        interval = wilson(successes, trials)
+        assert (interval.low, interval.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+@given(st.integers(1, 10**6), st.data(), st.floats(1, 1000))
+def test_an_interval_holds_its_estimate_and_widens_with_clustering(
+    trials: int, data: st.DataObject, deff: float
+) -> None:
+    successes = data.draw(st.integers(0, trials))
+    plain, clustered = wilson(successes, trials), wilson(successes, trials, deff)
+    assert 0 <= clustered.low <= plain.low + 1e-9
+    assert plain.low - 1e-9 <= plain.mean <= plain.high + 1e-9
+    assert plain.high - 1e-9 <= clustered.high <= 1
+
+
+def test_without_trials_everything_is_possible() -> None:
+    assert (wilson(0, 0).low, wilson(0, 0).high) == (0.0, 1.0)
+
+
+def sums(jobs: Sequence[tuple[int, int]]) -> tuple[int, int, int, int, int, int]:
+    return (
+        len(jobs), sum(a for a, _ in jobs), sum(n for _, n in jobs), sum(a * a for a, _ in jobs),
+        sum(n * n for _, n in jobs), sum(a * n for a, n in jobs),
+    )  # fmt: skip
+
+
+def test_independent_tokens_have_no_design_effect_and_identical_ones_their_cluster_size(rng: random.Random) -> None:
+    independent = [(sum(rng.random() < 0.6 for _ in range(20)), 20) for _ in range(3000)]
+    all_or_none = [(20 * (rng.random() < 0.6), 20) for _ in range(3000)]
+    assert design_effect(*sums(independent)) == pytest.approx(1.0, abs=0.15)
+    assert design_effect(*sums(all_or_none)) == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_clustered_interval_covers_the_truth_about_95_times_in_100(rng: random.Random) -> None:
+    covered = 0
+    for _ in range(400):
+        jobs = []
+        for _ in range(60):
+            rate, length = rng.betavariate(3, 2), rng.randint(5, 40)
+            jobs.append((sum(rng.random() < rate for _ in range(length)), length))
+        num_jobs, accepts, trials, *squares = sums(jobs)
+        interval = wilson(accepts, trials, design_effect(num_jobs, accepts, trials, *squares))
+        covered += interval.low <= 0.6 <= interval.high
+    assert 0.90 <= covered / 400 <= 0.99
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda p: (min(p), max(p))), max_size=20))
+def test_a_design_effect_is_at_least_one_and_finite(jobs: list[tuple[int, int]]) -> None:
+    effect = design_effect(*sums(jobs))
+    assert effect >= 1
+    assert math.isfinite(effect)

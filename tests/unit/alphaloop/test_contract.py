@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from alphaloop import contract
+from alphaloop.errors import MalformedMessage, MessageError
+from alphaloop.messages import Origin, dead_letter, parse_job
+from alphaloop.messages.dead_letter import PREFIX
+
+ORIGIN = Origin("cluster", "jobs.code", 0, 0)
+
+
+def test_the_generated_files_are_up_to_date() -> None:
+    assert contract.outdated() == [], "run make generated"
+
+
+def test_an_outdated_file_is_noticed_and_mended(tmp_path: Path) -> None:
+    assert set(contract.outdated(tmp_path)) == set(contract.documents())
+    contract.write(tmp_path)
+    assert contract.outdated(tmp_path) == []
+    (tmp_path / "asyncapi.json").write_text("{}", encoding="utf-8")
+    assert contract.outdated(tmp_path) == ["asyncapi.json"]
+
+
+@pytest.mark.parametrize(
+    "schema", [contract.job_schema(), contract.result_schema(), contract.dead_letter_headers_schema()]
+)
+def test_the_schemas_are_schemas(schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"task": "code", "prompt": "x"},
+        {"prompt": "x", "max_completion_tokens": 5, "stop": ["a"], "messages": None},
+        {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "n": 1},
+        {"body": {"prompt": "x", "tools": [], "seed": -1}, "job_id": "j", "deadline": "2026-01-31T09:00:00Z"},
+        {"body": {"messages": [{"role": "user", "content": "x"}], "prompt": None}, "unknown": 5},
+        {"prompt": "x", "stop": "a", "stream": None},
+        {"prompt": "x", "stop": None, "stream": True},
+        {"prompt": "x", "stop": ""},
+        {"prompt": "x", "stream": 1},
+        {"prompt": 5},
+        {"prompt": None},
+        {},
+        {"body": {}},
+        {"body": {"prompt": "x"}, "prompt": "x"},
+        {"body": {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}},
+        {"body": {"prompt": "x", "n": 2}},
+        {"prompt": "x", "logprobs": True},
+        {"prompt": "x", "temperature": 3},
+        {"prompt": "x", "top_p": 0},
+        {"prompt": "x", "decoding": "fast"},
+        {"prompt": "x", "job_id": "two words"},
+        {"prompt": "x", "deadline": 60},
+        {"prompt": "x", "stop": ["a"] * 5},
+        {"messages": []},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        {"prompt": "x", "priority": 101},
+    ],
+)
+def test_the_schema_accepts_what_the_reader_accepts(message: dict[str, Any]) -> None:
+    errors = list(jsonschema.Draft202012Validator(contract.job_schema()).iter_errors(message))
+    try:
+        parse_job(json.dumps(message).encode(), ORIGIN, task="code")
+    except MessageError:
+        assert errors
+    else:
+        assert not errors
+
+
+def test_the_dead_letter_headers_are_the_ones_described() -> None:
+    letter = dead_letter(MalformedMessage(), ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=())
+    headers = {name: content.decode() for name, content in letter.headers}
+    schema = contract.dead_letter_headers_schema()
+    jsonschema.validate(headers, schema)
+    assert set(headers) == set(schema["properties"]) - {PREFIX + "field"}
+
+
+def test_every_reference_of_the_asyncapi_document_leads_somewhere() -> None:
+    document = contract.asyncapi()
+    references = list(_references(document))
+    assert references
+    for reference in references:
+        if reference.startswith("#"):
+            node: Any = document
+            for part in reference.removeprefix("#/").split("/"):
+                node = node[part]
+        else:
+            assert (contract.REFERENCE / reference).is_file()
+
+
+def _references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [reference for child in node.values() for reference in _references(child)]
+    return []
+
+
+def test_the_command_writes_and_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(contract, "REFERENCE", tmp_path)
+    monkeypatch.setattr(contract.outdated, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(contract.write, "__defaults__", (tmp_path,))
+    assert contract.main(["--check"]) == 1
+    assert "make generated" in capsys.readouterr().err
+    assert contract.main([]) == 0
+    assert contract.main(["--check"]) == 0

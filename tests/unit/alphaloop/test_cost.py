@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.cost import CostPoint, CostTable, expected_tokens_per_round
+
+
+def table(*points: tuple[str | None, int, int, float]) -> CostTable:
+    return CostTable(CostPoint(drafter, batch, width, ms, 5) for drafter, batch, width, ms in points)
+
+
+def test_a_measured_point_is_returned_as_it_was_measured() -> None:
+    costs = table((None, 1, 1, 30.0), (None, 1, 9, 32.0), (None, 4, 1, 40.0), (None, 4, 9, 80.0), ("d", 1, 9, 4.0))
+    assert costs.round_ms(None, 1, 0) == 30.0
+    assert costs.round_ms(None, 4, 8) == 80.0
+    assert costs.round_ms("d", 1, 8) == 36.0
+
+
+def test_between_points_the_cost_is_linear_in_width_and_batch() -> None:
+    costs = table((None, 1, 1, 30.0), (None, 1, 9, 38.0), (None, 3, 1, 50.0), (None, 3, 9, 90.0))
+    assert costs.round_ms(None, 1, 4) == pytest.approx(34.0)
+    assert costs.round_ms(None, 2, 0) == pytest.approx(40.0)
+    assert costs.round_ms(None, 2, 4) == pytest.approx((34.0 + 70.0) / 2)
+
+
+def test_outside_the_measured_points_the_nearest_holds() -> None:
+    costs = table((None, 2, 2, 30.0), (None, 4, 8, 90.0))
+    assert costs.round_ms(None, 1, 0) == 30.0
+    assert costs.round_ms(None, 64, 63) == 90.0
+
+
+def test_what_was_never_measured_is_unknown_and_not_free() -> None:
+    costs = table((None, 1, 1, 30.0))
+    assert costs.round_ms("d", 1, 4) is None
+    assert costs.round_ms("d", 1, 0) == 30.0
+    assert table(("d", 1, 5, 4.0)).round_ms("d", 1, 4) is None
+    assert table().is_empty
+    assert table(("d", 1, 5, 4.0)).is_empty
+    assert not costs.is_empty
+
+
+def test_the_order_of_points_does_not_matter() -> None:
+    points = [(None, 1, 1, 30.0), (None, 1, 9, 38.0), (None, 4, 4, 50.0), ("d", 1, 4, 2.0)]
+    forward, backward = table(*points), table(*reversed(points))
+    for batch in range(1, 6):
+        for k in range(10):
+            assert forward.round_ms("d", batch, k) == backward.round_ms("d", batch, k)
+
+
+@given(
+    st.dictionaries(st.tuples(st.integers(1, 64), st.integers(1, 33)), st.floats(0.1, 1e4), min_size=1),
+    st.integers(1, 100),
+    st.integers(0, 40),
+)
+def test_an_interpolated_cost_lies_within_what_was_measured(
+    points: dict[tuple[int, int], float], batch: int, k: int
+) -> None:
+    ms = table(*((None, b, w, cost) for (b, w), cost in points.items())).round_ms(None, batch, k)
+    assert ms is not None
+    assert min(points.values()) * (1 - 1e-9) <= ms <= max(points.values()) * (1 + 1e-9)
+
+
+@given(st.floats(0, 0.99), st.integers(0, 20))
+def test_constant_acceptance_gives_leviathans_formula(alpha: float, k: int) -> None:
+    assert expected_tokens_per_round([1.0] * k, [alpha] * k) == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha))
+
+
+def test_the_articles_example_is_3_69_tokens_not_4_5() -> None:
+    # α = .8, k = 5: the articles multiply α · k + ½ or so; the chain ends at the first rejection.
+    assert expected_tokens_per_round([1.0] * 5, [0.8] * 5) == pytest.approx(3.69, abs=0.005)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=10))
+def test_a_round_yields_one_to_k_plus_one_tokens(positions: list[tuple[float, float]]) -> None:
+    tokens = expected_tokens_per_round([r for r, _ in positions], [a for _, a in positions])
+    assert 1 <= tokens <= len(positions) + 1
+    assert math.isfinite(tokens)
+
+
+def test_reach_and_acceptance_belong_together() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        expected_tokens_per_round([1.0, 1.0], [0.5])

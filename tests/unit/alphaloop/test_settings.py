@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from alphaloop.errors import ConfigError
+from alphaloop.policy import PolicyLimits
+from alphaloop.settings import PolicySettings, Settings, find_configs, load_settings, read_tasks
+from alphaloop.settings.reference import settings_reference
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> Path:
+    """A folder with the least that settings need."""
+    (tmp_path / "tasks.toml").write_text('[tasks.code]\ndescription = "Code"\n', encoding="utf-8")
+    return tmp_path
+
+
+def add(configs: Path, name: str, text: str) -> Path:
+    (configs / f"{name}.toml").write_text(text, encoding="utf-8")
+    return configs
+
+
+def test_the_repositorys_own_configs_load_and_name_only_what_exists() -> None:
+    settings = load_settings(CONFIGS)
+    assert settings.tasks["code"].description
+    assert load_settings(CONFIGS, profile="local").kafka.session_timeout_ms == 6000
+
+
+def test_the_files_say_the_defaults() -> None:
+    # Whoever deletes a line must get what the line said.
+    said, default = load_settings(CONFIGS), Settings()
+    assert said.worker == default.worker
+    assert said.policy == default.policy
+    assert said.scheduler == default.scheduler
+    assert said.models == default.models
+
+
+def test_the_policys_dials_are_the_settings() -> None:
+    assert {f.name for f in fields(PolicyLimits)} == set(PolicySettings.model_fields)
+    assert PolicySettings().limits() == PolicyLimits()
+
+
+def test_files_then_profile_then_overrides_then_environment(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(configs, "worker", "[worker]\nbatch_size = 2\nlease_s = 7\nmax_attempts = 5\nmax_buffered = 99\n")
+    add(configs, "near", "[worker]\nlease_s = 8\nmax_attempts = 6\nmax_buffered = 98\n")
+    monkeypatch.setenv("ALPHALOOP_WORKER__MAX_BUFFERED", "96")
+    settings = load_settings(configs, profile="near", overrides={"worker": {"max_attempts": 7, "max_buffered": 97}})
+    worker = settings.worker
+    assert (worker.batch_size, worker.lease_s, worker.max_attempts, worker.max_buffered) == (2, 8.0, 7, 96)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "path"),
+    [
+        ("KAFKA_BOOTSTRAP_SERVERS", "a:1,b:2", "kafka.bootstrap_servers"),
+        ("KAFKA_HOME", "/opt/kafka", "embedded.kafka_home"),
+        ("ALPHALOOP_MODELS__TARGET__SOURCE", "/models/x", "models.target.source"),
+        ("ALPHALOOP_DATA_DIR", "/data", "data_dir"),
+        ("ALPHALOOP_TASKS__CODE__DESCRIPTION", "other", "tasks.code.description"),
+    ],
+)
+def test_the_environment_reaches_every_depth(
+    configs: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, path: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    node: object = load_settings(configs)
+    for part in path.split("."):
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    assert str(node) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said", "hint"),
+    [
+        ("worker", "[worker]\nbatchsize = 2\n", "worker.batchsize", "batch_size"),
+        ("worker", "[wroker]\nbatch_size = 2\n", "wroker", "worker"),
+        ("models", "[models.target]\nsourcee = 'x'\n", "models.target.sourcee", "source"),
+        ("models", "[models.drafters.lookup]\nmax_gram = 2\n", "models.drafters.lookup.max_gram", "max_ngram"),
+        ("tasks", "[tasks.code]\nmax_token = 2\n", "tasks.code.max_token", "max_tokens"),
+        ("worker", "[worker]\nbatch_size = 0\n", "worker.batch_size", "configs/"),
+        ("worker", "[worker]\nbatch_size = 'two'\n", "worker.batch_size", "configs/"),
+        ("tasks", "[tasks.'Bad Name']\n", "Bad Name", ""),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_with_a_hint(configs: Path, name: str, text: str, said: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(add(configs, name, text))
+    assert said in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALPHALOOP_WROKER__BATCH_SIZE", "2"),
+        ("ALPHALOOP_WORKER__BATCHSIZE", "2"),
+        ("ALPHALOOP_WORKER__BATCH_SIZE", "two"),
+        ("ALPHALOOP_WORKER__CALIBRATION_BATCHES", "1,4"),
+        ("ALPHALOOP_WORKER", "{not json"),
+    ],
+)
+def test_a_wrong_variable_is_refused(configs: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError):
+        load_settings(configs)
+
+
+def test_a_file_that_is_not_toml_is_named(configs: Path) -> None:
+    with pytest.raises(ConfigError, match=r"worker\.toml: expected TOML"):
+        load_settings(add(configs, "worker", "batch_size 2"))
+
+
+def test_a_missing_folder_or_profile_is_named(configs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_settings(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="staging"):
+        load_settings(configs, profile="staging")
+
+
+def test_secrets_are_never_shown(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://u:hunter2@h/d")
+    monkeypatch.setenv("ALPHALOOP_KAFKA__SASL_PASSWORD", "hunter2")
+    settings = load_settings(configs)
+    assert settings.postgres.url is not None
+    assert settings.postgres.url.get_secret_value().startswith("postgresql://u:hunter2@")
+    assert "hunter2" not in f"{settings!r} {settings} {settings.model_dump_json()}"
+
+
+def test_a_wrong_secret_is_not_quoted(configs: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(configs, overrides={"postgres": {"url": ["hunter2"]}})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_tasks_are_read_afresh(configs: Path) -> None:
+    assert set(read_tasks(configs)) == {"code"}
+    add(configs, "tasks", "[tasks.code]\n[tasks.sql]\nmax_tokens = 9\n")
+    assert read_tasks(configs)["sql"].max_tokens == 9
+    with pytest.raises(ConfigError):
+        read_tasks(add(configs, "tasks", "[tasks.sql]\nmax_tokens = 0\n"))
+
+
+def test_the_checkouts_configs_are_found_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_configs(None) == CONFIGS
+
+
+def test_the_reference_names_every_setting_of_every_file() -> None:
+    page = settings_reference()
+    rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    for file in CONFIGS.glob("*.toml"):
+        for section in tomllib.loads(file.read_text(encoding="utf-8")).values():
+            leaves = {name for name, value in section.items() if not isinstance(value, dict)}
+            assert leaves <= rows, file
+    assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_mirror", "data_dir"} <= rows
+    assert "how long a lone job waits for company" in page
+    assert " | unset | unset: an embedded broker is started or found |" in page
