@@ -18,9 +18,9 @@ from worker.decoding.text import TextStream
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 
 WORDS: Final = (
-    "amber basil cedar delta ember fjord grove heath inlet jetty kelp larch meadow nectar opal "
-    "pollen quartz reed slate thyme umber violet willow yarrow zephyr"
-).split()
+    "amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heath", "inlet", "jetty", "kelp", "larch", "meadow",
+    "nectar", "opal", "pollen", "quartz", "reed", "slate", "thyme", "umber", "violet", "willow", "yarrow", "zephyr",
+)  # fmt: skip
 END: Final = len(WORDS)
 
 

@@ -85,19 +85,18 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = self._grown(self.keys, key_states)
-        self.values = self._grown(self.values, value_states)
+        self.keys, self.values = self._grown(None, key_states), self._grown(None, value_states)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write the pass's columns; returns all that its rows hold up to the last of them."""
         window = self._cache.window
-        assert window is not None  # noqa: S101  # open() precedes every pass
-        if self.keys is None or self.keys.shape[2] < self._cache.capacity:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None  # noqa: S101  # just made
-        return (_write(self.keys, window, key_states), _write(self.values, window, value_states))
+        if window is None:
+            raise RuntimeError("expected open() before a pass")
+        if self.keys is None or self.values is None or self.keys.shape[2] < self._cache.capacity:
+            self.keys, self.values = self._grown(self.keys, key_states), self._grown(self.values, value_states)
+        return _write(self.keys, window, key_states), _write(self.values, window, value_states)
 
     def _grown(self, held: Tensor | None, states: Tensor) -> Tensor:
         # Zeros, not empty memory: a masked column weighs nothing, but nothing times NaN is NaN.

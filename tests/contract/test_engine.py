@@ -1,0 +1,284 @@
+"""What every engine promises above the seam, for the fake and for a tiny real model alike."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
+from alphaloop.policy import Decision
+from tests.fakes import FakeEngine
+from tests.fixtures.models import VANILLA, lookup_decision, make_job
+from worker.calibration import calibrate
+from worker.engine import Engine, Generation, Sampling
+
+GREEDY = Sampling(max_tokens=24, temperature=0.0)
+SAMPLED = Sampling(max_tokens=24, temperature=1.0)
+PROMPTS = (
+    "def dedent(text): return text and text",
+    "one two three one two three one two",
+    "x",
+    "a JSON document is a document that holds a document",
+    "wrap the text of the text in the text",
+)
+
+Build = Callable[..., Engine]
+
+
+@pytest.fixture(params=["fake", "transformers"])
+def build(request: pytest.FixtureRequest) -> Build:
+    """Builds the engine under test: `build(num_slots=4, context_length=512)`."""
+    if request.param == "transformers":
+        made: Build = request.getfixturevalue("tiny_engine")
+        return made
+    return lambda num_slots=4, context_length=None: FakeEngine(
+        num_slots=num_slots, context_length=context_length or 512
+    )
+
+
+def run(engine: Engine, work: Iterable[tuple[Any, Sampling, Decision]]) -> dict[str, Generation]:
+    """Decode everything, admitting whenever a slot is free; by job_id."""
+    waiting, finished = list(work), {}
+    while waiting or engine.load().num_running:
+        while waiting and engine.load().num_free:
+            job, sampling, decision = waiting.pop(0)
+            engine.admit(engine.prepare(job, sampling), decision)
+        for generation in engine.step().finished:
+            finished[generation.job_id] = generation
+    return finished
+
+
+def mixed(rng: random.Random, num: int) -> list[tuple[Any, Sampling, Decision]]:
+    """Jobs that differ in prompt, length, sampling and decision."""
+    return [
+        (
+            make_job(PROMPTS[i % len(PROMPTS)], i),
+            replace(rng.choice((GREEDY, SAMPLED)), max_tokens=rng.randint(1, 30)),
+            rng.choice((VANILLA, lookup_decision(1), lookup_decision(5))),
+        )
+        for i in range(num)
+    ]
+
+
+def test_a_job_is_decoded_to_its_end(build: Build) -> None:
+    engine = build()
+    (generation,) = run(engine, [(make_job("hello there", 1), GREEDY, VANILLA)]).values()
+    assert generation.finish_reason in ("stop", "length")
+    assert 1 <= len(generation.token_ids) <= GREEDY.max_tokens
+    assert generation.num_prompt_tokens == len(engine.prepare(make_job("hello there", 1), GREEDY).token_ids)
+    assert 0 < generation.time_to_first_token_s <= generation.wall_s
+    assert 0 < generation.device_s <= generation.wall_s
+    assert engine.load().num_running == 0
+
+
+def test_ragged_jobs_join_between_steps_and_their_counts_add_up(build: Build, rng: random.Random) -> None:
+    work = mixed(rng, 12)
+    finished = run(build(num_slots=3), work)
+    assert set(finished) == {job.job_id for job, _, _ in work}
+    for job, sampling, decision in work:
+        generation = finished[job.job_id]
+        assert generation.counts.num_tokens == len(generation.token_ids)
+        assert 1 <= len(generation.token_ids) <= sampling.max_tokens
+        assert len(generation.counts.proposed) <= decision.num_draft_tokens
+        assert 1 <= generation.batch_size <= 3
+        if generation.finish_reason == "length":
+            assert len(generation.token_ids) == sampling.max_tokens
+            assert generation.counts.num_cropped == 0
+
+
+def test_speculation_takes_fewer_rounds_than_tokens(build: Build) -> None:
+    (generation,) = run(
+        build(), [(make_job(PROMPTS[1], 1), replace(GREEDY, max_tokens=60), lookup_decision(4))]
+    ).values()
+    assert generation.counts.num_accepted > 0
+    assert generation.counts.rounds < len(generation.token_ids)
+
+
+def test_a_text_does_not_depend_on_its_company(build: Build, rng: random.Random) -> None:
+    work = [(job, sampling, decision) for job, sampling, decision in mixed(rng, 8)]
+    together = run(build(num_slots=8), work)
+    engine = build(num_slots=1)
+    for item in work:
+        (alone,) = run(engine, [item]).values()
+        assert together[alone.job_id].token_ids == alone.token_ids
+        assert together[alone.job_id].text == alone.text
+        assert together[alone.job_id].counts == alone.counts
+
+
+def test_greedy_speculation_equals_vanilla(build: Build) -> None:
+    engine = build()
+    for i, prompt in enumerate(PROMPTS):
+        vanilla, drafted = (
+            run(engine, [(make_job(prompt, i), replace(GREEDY, max_tokens=48), decision)]).popitem()[1]
+            for decision in (VANILLA, lookup_decision(6))
+        )
+        assert (vanilla.token_ids, vanilla.text) == (drafted.token_ids, drafted.text)
+
+
+def test_deltas_make_up_the_text(build: Build, rng: random.Random) -> None:
+    engine = build()
+    seen: dict[str, str] = defaultdict(str)
+    indexes: dict[str, list[int]] = defaultdict(list)
+    finished: dict[str, Generation] = {}
+    for job, sampling, decision in mixed(rng, 4):
+        engine.admit(engine.prepare(job, sampling), decision)
+    while engine.load().num_running:
+        step = engine.step()
+        for delta in step.deltas:
+            assert delta.text
+            seen[delta.job_id] += delta.text
+            indexes[delta.job_id].append(delta.index)
+        finished |= {generation.job_id: generation for generation in step.finished}
+    assert {job_id: generation.text for job_id, generation in finished.items() if generation.text} == dict(seen)
+    assert all(found == list(range(len(found))) for found in indexes.values())
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(build: Build) -> None:
+    engine = build()
+
+    def text(number: int, seed: int | None) -> str:
+        sampling = replace(SAMPLED, seed=seed)
+        return run(engine, [(make_job("tell me", number), sampling, VANILLA)]).popitem()[1].text
+
+    assert text(1, 7) == text(2, 7)
+    assert text(1, 7) != text(1, 8)
+    assert text(1, None) == text(1, None), "a job that is decoded again must get the same text"
+    assert text(1, None) != text(2, None)
+
+
+@pytest.mark.parametrize("decision", [VANILLA, lookup_decision(5)], ids=["vanilla", "speculative"])
+def test_a_text_ends_before_the_first_stop_string(build: Build, decision: Decision) -> None:
+    engine = build()
+    for number, prompt in enumerate(PROMPTS):
+        job = make_job(prompt, number)
+        whole = run(engine, [(job, GREEDY, decision)])[job.job_id]
+        stop = whole.text[len(whole.text) // 2 :][:3]
+        cut = run(engine, [(job, replace(GREEDY, stop=(stop, "never in there")), decision)])[job.job_id]
+        assert cut.finish_reason == "stop"
+        assert cut.text == whole.text[: whole.text.index(stop)]
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+        assert cut.counts.num_tokens == len(cut.token_ids)
+
+
+def test_one_token_is_the_prefill_alone(build: Build) -> None:
+    engine = build()
+    (generation,) = run(engine, [(make_job("hi", 1), replace(GREEDY, max_tokens=1), lookup_decision(5))]).values()
+    assert len(generation.token_ids) == generation.counts.rounds == 1
+    assert generation.counts.num_trials == 0
+
+
+def test_load_follows_admission_cancellation_and_abandonment(build: Build) -> None:
+    engine = build(num_slots=3)
+    jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
+    for i, job in enumerate(jobs):
+        assert engine.load().num_free == 3 - i
+        engine.admit(engine.prepare(job, GREEDY), VANILLA)
+        if i == 0:
+            engine.step()
+    with pytest.raises(DecodeFailed):
+        engine.admit(engine.prepare(make_job("one too many", 9), GREEDY), VANILLA)
+    assert engine.cancel(jobs[0].job_id)
+    assert not engine.cancel(jobs[0].job_id)
+    assert not engine.cancel("unheard-of")
+    assert engine.cancel(jobs[2].job_id), "a job can be cancelled before its first step"
+    assert engine.load().num_running == 1
+    engine.abandon()
+    assert engine.load().num_running == 0
+    assert engine.step().batch == 0
+
+
+def test_a_cancelled_job_leaves_the_others_as_they_are(build: Build) -> None:
+    engine = build(num_slots=3)
+    jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
+    expected = [run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text for job in jobs]
+    for job in jobs:
+        engine.admit(engine.prepare(job, GREEDY), VANILLA)
+    engine.step()
+    engine.step()
+    engine.cancel(jobs[1].job_id)
+    newcomer = make_job(PROMPTS[3], 8)
+    finished = run(engine, [(newcomer, GREEDY, VANILLA)])
+    assert jobs[1].job_id not in finished
+    assert [finished[jobs[i].job_id].text for i in (0, 2)] == [expected[0], expected[2]]
+    assert finished[newcomer.job_id].text == run(engine, [(newcomer, GREEDY, VANILLA)])[newcomer.job_id].text
+
+
+def test_work_goes_on_after_abandonment(build: Build) -> None:
+    engine = build(num_slots=2)
+    job = make_job(PROMPTS[0], 1)
+    expected = run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
+    engine.admit(engine.prepare(job, GREEDY), VANILLA)
+    engine.step()
+    engine.abandon()
+    assert run(engine, [(job, GREEDY, lookup_decision(3))])[job.job_id].text == expected
+
+
+def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> None:
+    engine = build(context_length=64)
+    words = "a b c d e f g h"
+    num = len(engine.prepare(make_job(words), GREEDY).token_ids)
+    prepared = engine.prepare(make_job(words), replace(GREEDY, max_tokens=1000))
+    assert prepared.sampling.max_tokens == 64 - num
+    generation = run(engine, [(make_job(words), prepared.sampling, lookup_decision(8))]).popitem()[1]
+    assert num + len(generation.token_ids) <= 64
+    with pytest.raises(PromptTooLong, match="64") as refused:
+        engine.prepare(make_job(" ".join(["word"] * 200)), GREEDY)
+    assert refused.value.field == "body.prompt"
+    assert "word" not in str(refused.value)
+
+
+def test_another_model_is_refused(build: Build) -> None:
+    with pytest.raises(InvalidField, match=r"body\.model"):
+        build().prepare(make_job("hi", model="some-other-model"), GREEDY)
+
+
+def test_an_unknown_drafter_is_refused_and_takes_no_slot(build: Build) -> None:
+    engine = build()
+    with pytest.raises(DecodeFailed):
+        engine.admit(engine.prepare(make_job("hi"), GREEDY), replace(lookup_decision(3), drafter="unheard-of"))
+    assert engine.load().num_running == 0
+
+
+def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> None:
+    engine = build(num_slots=2)
+    job = make_job(PROMPTS[1], 1)
+    expected = run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
+    engine.admit(engine.prepare(job, GREEDY), VANILLA)
+    engine.step()
+    points = calibrate(engine, (1, 2), (1, 4, 9), 3)
+    assert {(p.drafter, p.batch, p.width) for p in points} == {
+        *((None, batch, width) for batch in (1, 2) for width in (1, 4, 9)),
+        *(("lookup", batch, width) for batch in (1, 2) for width in (4, 9)),
+    }
+    assert all(point.median_ms > 0 for point in points)
+    assert engine.load().num_running == 1
+    assert run(engine, [])[job.job_id].text == expected
+
+
+def test_the_fake_fails_when_told() -> None:
+    engine = FakeEngine(failing_steps=(1,))
+    engine.admit(engine.prepare(make_job("hi"), GREEDY), VANILLA)
+    engine.step()
+    with pytest.raises(DecodeFailed):
+        engine.step()
+    engine.abandon()
+    assert engine.load().num_running == 0
+
+
+def test_the_fakes_acceptance_is_what_was_asked_for(seed: int) -> None:
+    engine = FakeEngine(acceptance=(0.8, 0.5), seed=seed)
+    work = [(make_job(f"prompt {i}", i), replace(GREEDY, max_tokens=64), lookup_decision(2)) for i in range(300)]
+    counts = sum(
+        (g.counts for g in run(engine, work).values()), start=next(iter(run(engine, work[:1]).values())).counts
+    )
+    for position, alpha in ((1, 0.8), (2, 0.5)):
+        trials = counts.trials[position - 1]
+        found = counts.alpha_at(position)
+        assert found is not None
+        # Five standard errors: a false alarm in about 1.7 million runs.
+        assert abs(found - alpha) < 5 * (alpha * (1 - alpha) / trials) ** 0.5
