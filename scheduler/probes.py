@@ -39,36 +39,42 @@ class PlannedJob:
 
 
 def find_due(
-    sets: Iterable[ProbeSet], drafters: Mapping[str, int], last_probed: Mapping[tuple[str, str], datetime],
-    now: datetime, max_age: timedelta,
+    sets: Iterable[ProbeSet], drafters: Sequence[str], last_probed: Mapping[tuple[str, str], datetime],
+    now: datetime, *,
+    max_age: timedelta, num_draft_tokens: Mapping[tuple[str, str], int], default_num_draft_tokens: int,
 ) -> list[Due]:  # fmt: skip
     """Every (task, drafter) without a probe younger than `max_age`: never probed first, then oldest first.
 
-    `drafters` maps the names that workers have registered to the k that their probes use.
+    `num_draft_tokens` is the k in force by (task, drafter), where there is one.
     """
     due = [
-        Due(probe_set.task, drafter, k, last_probed.get((probe_set.task, drafter)))
+        Due(
+            probe_set.task, drafter,
+            num_draft_tokens.get((probe_set.task, drafter), default_num_draft_tokens),
+            last_probed.get((probe_set.task, drafter)),
+        )
         for probe_set in sets
-        for drafter, k in drafters.items()
-    ]
-    stale = [d for d in due if d.last_probed is None or now - d.last_probed >= max_age]
-    oldest = datetime.min.replace(tzinfo=UTC)
-    return sorted(stale, key=lambda d: (d.last_probed or oldest, d.task, d.drafter))
+        for drafter in drafters
+    ]  # fmt: skip
+    old = [d for d in due if d.last_probed is None or now - d.last_probed >= max_age]
+    never = datetime.min.replace(tzinfo=UTC)
+    return sorted(old, key=lambda d: (d.last_probed or never, d.task, d.drafter))
 
 
 def within_budget(
-    due: Sequence[Due], job_device_s: Mapping[str, float], num_prompts: int, budget_device_s: float
+    due: Sequence[Due], job_device_s: Mapping[str, float], num_prompts: Mapping[str, int], budget_device_s: float
 ) -> list[Due]:
     """The longest beginning of `due` whose jobs fit the budget; a measurement is sent whole or not at all.
 
-    `job_device_s` is what a probe of a task took on average. Each task pays for its controls once.
+    `job_device_s` is what a probe of a task took on average, `num_prompts` how many are sent. Each task pays for its
+    controls once.
     """
     chosen: list[Due] = []
     left = budget_device_s
     for candidate in due:
         per_job = job_device_s.get(candidate.task, PRIOR_JOB_DEVICE_S)
         needs_controls = all(c.task != candidate.task for c in chosen)
-        cost = per_job * num_prompts * (2 if needs_controls else 1)
+        cost = per_job * num_prompts[candidate.task] * (2 if needs_controls else 1)
         if cost > left:
             break
         left -= cost

@@ -18,7 +18,7 @@ from alphaloop.tables import schedule_runs
 #: Any fixed number: whoever measures this database takes the same lock.
 LEADER_LOCK: Final = 0x616C7068616D65
 # A leader whose network is gone must learn it before another one has long taken over: dead after about 20 s.
-_KEEPALIVE: Final = {
+_KEEPALIVE: Final[dict[str, int]] = {
     "keepalives": 1,
     "keepalives_idle": 5,
     "keepalives_interval": 5,
@@ -122,5 +122,6 @@ class AdvisoryLock:
         return self._connection.info.backend_pid if self._connection is not None else None
 
     def _connect(self) -> psycopg.Connection[Any]:
-        settings = {"connect_timeout": self._connect_timeout_s, "application_name": "alphaloop-leader", **_KEEPALIVE}
+        settings: dict[str, str | int] = {"connect_timeout": self._connect_timeout_s, **_KEEPALIVE}
+        settings["application_name"] = "alphaloop-leader"
         return psycopg.connect(make_conninfo(self._conninfo.get_secret_value(), **settings), autocommit=True)

@@ -1,0 +1,36 @@
+"""Small facts that a run gathers for its report: choices in force, probes sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.probes import Due
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a task is decoded now, by the last decision on record."""
+
+    mode: str
+    drafter: str | None
+    num_draft_tokens: int
+    reason: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class SentProbes:
+    """What was due, and what of it was sent."""
+
+    chosen: tuple[Due, ...] = ()
+    num_probes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    num_jobs_by_task: Mapping[str, int] = field(default_factory=dict)  #: probes and controls
+    num_due: int = 0
+    num_probe_sets: int = 0
+    budget_device_s: float = 0.0
+
+    @property
+    def num_jobs(self) -> int:
+        """Probes and controls."""
+        return sum(self.num_jobs_by_task.values())

@@ -1,0 +1,11 @@
+"""The report: as data, as text for a terminal, and as one self-contained page."""
+
+from __future__ import annotations
+
+from scheduler.report.build import build_report
+from scheduler.report.data import Report
+from scheduler.report.files import write_report
+from scheduler.report.page import render_page
+from scheduler.report.text import render_text
+
+__all__ = ["Report", "build_report", "render_page", "render_text", "write_report"]

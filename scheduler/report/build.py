@@ -1,0 +1,170 @@
+"""From counts, choices and findings to the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+from alphaloop.store.decisions import NOT_A_CHOICE
+from alphaloop.store.drafts import DraftRevision
+from alphaloop.store.drift import OpenEvent
+from scheduler.counts import Counts
+from scheduler.estimates import Acceptance, Speed, acceptance, alpha_over_time, speed_of_jobs, speed_of_pairs
+from scheduler.facts import Choice, SentProbes
+from scheduler.report.data import (
+    DraftLine,
+    DriftLine,
+    Estimate,
+    HistoryPoint,
+    ProbeLine,
+    Report,
+    TaskLine,
+)
+
+STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
+MAX_POINTS: Final = 24
+
+
+def build_report(
+    counts: Counts, choices: Mapping[str, Choice], drafts: Sequence[DraftRevision], events: Sequence[OpenEvent],
+    sent: SentProbes, *, opened: int, closed: int,
+) -> Report:  # fmt: skip
+    """Everything one run found, `events` being the drift that is open after it."""
+    tasks = tuple(_task_line(counts, task, choices.get(task)) for task in sorted({*counts.tasks, *choices}))
+    drift = tuple(
+        DriftLine(
+            task=e.subject.task, drafter=e.subject.drafter, draft_revision=e.subject.draft_revision,
+            cause=e.cause, verdict=e.verdict, opened_at=e.opened_at,
+        )
+        for e in events
+    )  # fmt: skip
+    draft_lines = tuple(
+        DraftLine(
+            drafter=d.drafter, draft_revision=d.draft_revision, target_revision=d.target_revision, status=d.status,
+            status_reason=d.status_reason, status_changed_at=d.status_changed_at,
+        )
+        for d in drafts
+    )  # fmt: skip
+    return Report(
+        created_at=counts.now,
+        covers_from=counts.since,
+        covers_to=counts.now,
+        headline=_headline(tasks, drift, draft_lines, counts.num_jobs),
+        tasks=tasks,
+        drift=drift,
+        opened=opened,
+        closed=closed,
+        probes=tuple(
+            ProbeLine(
+                task=due.task, drafter=due.drafter, num_draft_tokens=due.num_draft_tokens,
+                num_probes=sent.num_probes[due.task, due.drafter], last_probed=due.last_probed,
+            )
+            for due in sent.chosen
+        ),
+        probe_budget_device_s=round(sent.budget_device_s, 3),
+        num_due=sent.num_due,
+        num_probe_sets=sent.num_probe_sets,
+        drafts=draft_lines,
+        history=_history(counts),
+    )  # fmt: skip
+
+
+def _task_line(counts: Counts, task: str, choice: Choice | None) -> TaskLine:
+    num_jobs = sum(len(jobs) for stream, jobs in counts.streams.items() if stream.task == task)
+    choice = choice or _choice_seen(counts, task)
+    drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
+    line = TaskLine(
+        task=task,
+        num_jobs=num_jobs,
+        mode=choice.mode if choice else None,
+        drafter=drafter,
+        num_draft_tokens=choice.num_draft_tokens if choice else 0,
+        reason=choice.reason if choice else "",
+        explanation=choice.explanation if choice else "",
+        num_speculative_jobs=0,
+    )
+    return line.model_copy(update=_evidence(counts, task, drafter)) if drafter else line
+
+
+def _evidence(counts: Counts, task: str, drafter: str) -> dict[str, object]:
+    traffic = counts.traffic(task, drafter)
+    probes = counts.latest_probes(task, drafter)
+    figures: Acceptance = acceptance(traffic)
+    source = "traffic"
+    if figures.alpha_1 is None:
+        figures, source = acceptance(probes), "probes"
+    buckets = {s.sampling_bucket for s in counts.current_streams() if (s.task, s.drafter) == (task, drafter)}
+    speed: Speed | None = speed_of_pairs(probes) or speed_of_jobs(traffic, counts.traffic(task, ""))
+    behind = traffic if source == "traffic" else probes
+    return {
+        "num_speculative_jobs": figures.num_jobs,
+        "acceptance_from": source if figures.alpha_1 else None,
+        "sampling_buckets": tuple(sorted(buckets)) if source == "traffic" else ("greedy",),
+        "alpha_1": Estimate.of(figures.alpha_1) if figures.alpha_1 else None,
+        "alpha": Estimate.of(figures.alpha) if figures.alpha else None,
+        "alpha_num_draft_tokens": tuple(sorted({job.num_draft_tokens for job in behind})),
+        "tokens_per_s": speed.tokens_per_s if speed else None,
+        "control_tokens_per_s": speed.control_tokens_per_s if speed else None,
+        "speedup": Estimate.of(speed.ratio) if speed and speed.ratio.high < 1000 else None,
+        "num_pairs": speed.num_pairs if speed else 0,
+    }
+
+
+def _choice_seen(counts: Counts, task: str) -> Choice | None:
+    """What the newest job of a task was decoded with, where no decision is on record."""
+    seen = [
+        (job, stream)
+        for stream, jobs in counts.streams.items()
+        if stream.task == task
+        for job in jobs[-1:]
+        if job.reason not in NOT_A_CHOICE
+    ]
+    if not seen:
+        return None
+    job, stream = max(seen, key=lambda s: s[0].decoded_at)
+    mode = "speculative" if stream.drafter else "vanilla"
+    return Choice(mode, stream.drafter or None, job.num_draft_tokens, job.reason, "")
+
+
+def _most_tried(counts: Counts, task: str) -> str | None:
+    tried: Counter[str] = Counter()
+    for stream, jobs in counts.current_streams().items():
+        if stream.task == task:
+            tried[stream.drafter] += len(jobs)
+    tried.update(probe.drafter for probe in counts.probes if probe.task == task)
+    return max(sorted(tried), key=lambda drafter: tried[drafter], default=None)
+
+
+def _history(counts: Counts) -> dict[str, tuple[HistoryPoint, ...]]:
+    found: dict[str, tuple[HistoryPoint, ...]] = {}
+    for task in counts.tasks:
+        drafter = _most_tried(counts, task)
+        jobs = counts.traffic(task, drafter) if drafter else []
+        if not jobs:
+            continue
+        span = jobs[-1].decoded_at - jobs[0].decoded_at
+        step = next((s for s in STEPS if span / s <= MAX_POINTS), STEPS[-1])
+        points = tuple(
+            HistoryPoint(start=p.start, num_jobs=p.num_jobs, alpha_1=Estimate.of(p.alpha))
+            for p in alpha_over_time(jobs, step)
+        )  # fmt: skip
+        if points:
+            found[task] = points
+    return found
+
+
+def _headline(tasks: Sequence[TaskLine], drift: Sequence[DriftLine], drafts: Sequence[DraftLine], num_jobs: int) -> str:
+    if not tasks:
+        return "Nothing was decoded in this window: no acceptance to report yet."
+    on = sum(1 for line in tasks if line.mode == "speculative")
+    decoded = f"{num_jobs} job{'' if num_jobs == 1 else 's'} of {len(tasks)} task{'' if len(tasks) == 1 else 's'}"
+    sentence = f"{decoded}; speculation is on for {on}"
+    stale = sorted({d.drafter for d in drafts if d.status == "stale"})
+    if stale:
+        sentence += f"; {', '.join(stale)} {'is' if len(stale) == 1 else 'are'} stale and not used"
+    if not drift:
+        return f"{sentence}; no drift is open."
+    moved = sorted({line.task for line in drift})
+    return f"{sentence}; drift is open on {', '.join(moved)}."

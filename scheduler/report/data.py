@@ -1,0 +1,108 @@
+"""The report as data: what goes to `drift-reports` and into Postgres. docs/reference/report.md explains it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from alphaloop.acceptance import Interval
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(_Part):
+    """A figure with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, interval: Interval) -> Self:
+        """An interval as it is published."""
+        return cls(mean=interval.mean, low=interval.low, high=interval.high)
+
+
+class TaskLine(_Part):
+    """One task: how it is decoded now, why, and what that brings."""
+
+    task: str
+    num_jobs: int = Field(description="Traffic jobs in the window, however decoded.")
+    mode: Literal["speculative", "vanilla"] | None = Field(description="The choice in force; null before any.")
+    drafter: str | None = Field(description="The drafter in use, else the one with most evidence.")
+    num_draft_tokens: int = Field(description="k in force; 0 is vanilla.")
+    reason: str = Field(description="alphaloop.policy.Reason, one word.")
+    explanation: str = ""
+    num_speculative_jobs: int = Field(description="Jobs behind the acceptance figures.")
+    acceptance_from: Literal["traffic", "probes"] | None = None
+    sampling_buckets: tuple[str, ...] = Field((), description="Sampling settings that the figures pool.")
+    alpha_1: Estimate | None = Field(None, description="Acceptance of the first drafted token.")
+    alpha: Estimate | None = Field(None, description="Pooled over positions; read it with its k.")
+    alpha_num_draft_tokens: tuple[int, ...] = Field((), description="The k of the jobs behind alpha.")
+    tokens_per_s: float | None = Field(None, description="Speculative, tokens a device second.")
+    control_tokens_per_s: float | None = Field(None, description="The task's own control, tokens a device second.")
+    speedup: Estimate | None = None
+    num_pairs: int = Field(0, description="Paired prompts behind the speed-up; 0: traffic against traffic.")
+
+
+class DriftLine(_Part):
+    """Drift that is not over."""
+
+    task: str
+    drafter: str
+    draft_revision: str
+    cause: str
+    verdict: str
+    opened_at: AwareDatetime
+
+
+class DraftLine(_Part):
+    """A draft revision and whether it is fit to serve."""
+
+    drafter: str
+    draft_revision: str
+    target_revision: str
+    status: str
+    status_reason: str
+    status_changed_at: AwareDatetime
+
+
+class ProbeLine(_Part):
+    """Probes that this run sent for a task and drafter."""
+
+    task: str
+    drafter: str
+    num_draft_tokens: int
+    num_probes: int
+    last_probed: AwareDatetime | None
+
+
+class HistoryPoint(_Part):
+    """α_1 of one task over one stretch of time."""
+
+    start: AwareDatetime
+    num_jobs: int
+    alpha_1: Estimate
+
+
+class Report(_Part):
+    """What one run of the scheduler found."""
+
+    object: Literal["alphaloop.report"] = "alphaloop.report"
+    created_at: AwareDatetime
+    covers_from: AwareDatetime
+    covers_to: AwareDatetime
+    headline: str
+    tasks: tuple[TaskLine, ...] = ()
+    drift: tuple[DriftLine, ...] = ()
+    opened: int = Field(0, description="Drift events that this run opened.")
+    closed: int = Field(0, description="Drift events that this run closed.")
+    probes: tuple[ProbeLine, ...] = ()
+    probe_budget_device_s: float = 0.0
+    num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
+    num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
+    drafts: tuple[DraftLine, ...] = ()
+    history: dict[str, tuple[HistoryPoint, ...]] = Field(default_factory=dict, description="By task, oldest first.")

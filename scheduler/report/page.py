@@ -1,0 +1,34 @@
+"""The report as one self-contained page: no script, nothing fetched, everything from outside escaped."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Final
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from scheduler.report.data import Report
+from scheduler.report.plots import alpha_plot, history_plot
+from scheduler.report.text import estimate, how
+
+CAUSES: Final = {"traffic_changed": "traffic changed", "draft_stale": "draft stale", "unexplained": "unexplained"}
+
+
+def render_page(report: Report) -> str:
+    """The report as HTML."""
+    plots = {"alpha": alpha_plot(report.tasks), "history": history_plot(report.history)}
+    return _template().render(
+        report=report,
+        # Our own SVG, its texts drawn as paths and its label escaped.
+        plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
+        how=how,
+        estimate=estimate,
+        causes=CAUSES,
+    )
+
+
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    source = resources.files("scheduler.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(source)

@@ -1,0 +1,124 @@
+"""The report for a terminal of 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from scheduler.report.data import Estimate, Report, TaskLine
+
+WIDTH: Final = 100
+HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "tok/s", "control", "speed-up", "reason")
+LEGEND: Final = (
+    "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, read it with its k. tok/s and "
+    "control: tokens a device second, speculative and vanilla. * traffic against traffic, not the same prompts."
+)
+RIGHT: Final = frozenset({1, 3, 6, 7})
+
+
+def render_text(report: Report) -> str:
+    """The report as plain text, ending with a newline."""
+    parts = [
+        f"alphaloop report, {report.created_at:%Y-%m-%d %H:%M} UTC",
+        *textwrap.wrap(report.headline, WIDTH),
+        f"Window: {report.covers_from:%Y-%m-%d %H:%M} to {report.covers_to:%Y-%m-%d %H:%M} UTC.",
+        "",
+    ]
+    if report.tasks:
+        parts += _table([HEADER, *(_row(line) for line in report.tasks)])
+        parts += ["", *textwrap.wrap(LEGEND, WIDTH), ""]
+    parts += ["Drift", *_drift(report), ""]
+    parts += ["Probes", *_probes(report), ""]
+    parts += ["Drafts", *_drafts(report)]
+    return "\n".join(line.rstrip() for line in parts) + "\n"
+
+
+def how(line: TaskLine) -> str:
+    """How a task is decoded, in two words at most."""
+    if line.mode == "speculative" and line.drafter:
+        return line.drafter
+    return line.mode or "-"
+
+
+def estimate(value: Estimate | None) -> str:
+    """`.72 [.65 .78]`, or a dash."""
+    if value is None:
+        return "-"
+    return f"{_share(value.mean)} [{_share(value.low)} {_share(value.high)}]"
+
+
+def _row(line: TaskLine) -> tuple[str, ...]:
+    ratio = line.speedup
+    star = "" if line.num_pairs else "*"
+    return (
+        line.task,
+        str(line.num_jobs),
+        how(line),
+        str(line.num_draft_tokens) if line.num_draft_tokens else "-",
+        estimate(line.alpha_1),
+        _share(line.alpha.mean) if line.alpha else "-",
+        f"{line.tokens_per_s:.1f}" if line.tokens_per_s else "-",
+        f"{line.control_tokens_per_s:.1f}" if line.control_tokens_per_s else "-",
+        f"{ratio.mean:.2f} [{ratio.low:.2f} {ratio.high:.2f}]{star}" if ratio else "-",
+        line.reason or "-",
+    )
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    # Task names are the only cells without a bound: they give way when the line would be too long.
+    spare = WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)
+    widths[0] = max(8, min(widths[0], spare))
+    lines = []
+    for row in rows:
+        cells = [_fit(row[0], widths[0]), *row[1:]]
+        aligned = (
+            cell.rjust(width) if i in RIGHT else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )  # fmt: skip
+        lines.append("  ".join(aligned))
+    lines.insert(1, "-" * min(WIDTH, max(len(line.rstrip()) for line in lines)))
+    return lines
+
+
+def _fit(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 1] + "…"
+
+
+def _drift(report: Report) -> list[str]:
+    changed = f"  {report.opened} opened and {report.closed} closed by this run."
+    if not report.drift:
+        return ["  None is open.", changed]
+    lines = []
+    for line in report.drift:
+        lines.append(f"  {line.task}, {line.drafter}: {line.cause}, since {line.opened_at:%Y-%m-%d %H:%M} UTC")
+        lines += textwrap.wrap(line.verdict, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return [*lines, changed]
+
+
+def _probes(report: Report) -> list[str]:
+    if not report.num_probe_sets:
+        return ["  No task has a probe set: drafts cannot be told from traffic."]
+    lines = [
+        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent, "
+        + (f"last measured {line.last_probed:%Y-%m-%d %H:%M} UTC" if line.last_probed else "never measured before")
+        for line in report.probes
+    ]
+    waiting = report.num_due - len(report.probes)
+    if waiting:
+        lines.append(f"  {waiting} more due wait for the budget of {report.probe_budget_device_s:.0f} device seconds.")
+    return lines or ["  None was due: every task and drafter has fresh evidence."]
+
+
+def _drafts(report: Report) -> list[str]:
+    lines = []
+    for d in report.drafts:
+        why = f": {d.status_reason}" if d.status_reason else ""
+        told = f"{d.drafter} {d.draft_revision[:12]} for target {d.target_revision[:12]}: {d.status}{why}"
+        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines or ["  No worker has registered one."]
