@@ -1,0 +1,254 @@
+"""Recording against a real PostgreSQL: once, whole, and only by whoever holds the claim."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.errors import DeliveryFailed, StoreError
+from alphaloop.messages import Mode, Status
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox, OutboxMessage
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.partitions import PartitionKeeper
+from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def jobs(database: Database) -> JobStore:
+    return JobStore(database)
+
+
+@pytest.fixture
+def outcomes(database: Database) -> OutcomeStore:
+    return OutcomeStore(database)
+
+
+@pytest.fixture
+def outbox(database: Database) -> Outbox:
+    return Outbox(database)
+
+
+def claim(jobs: JobStore, *job_ids: str, owner: str = "w1", lease_s: float = 60.0) -> None:
+    jobs.claim([claim_request(job_id) for job_id in job_ids], owner=owner, lease_s=lease_s, max_attempts=9)
+
+
+def count(database: Database, query: str) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text(query)).scalar_one())
+
+
+def test_outcome_counts_status_and_message_appear_together(
+    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database, rng: random.Random
+) -> None:
+    claim(jobs, "b", "a", "undecoded")
+    counts = {job_id: simulated_counts(rng, [0.8, 0.5], 10) for job_id in "ab"}
+    done = [outcome(job_id, run=decode_run(counts[job_id])) for job_id in ("b", "a")]
+    done.append(outcome("undecoded", status=Status.EXPIRED))
+    messages = outcomes.record(done, owner="w1")
+    assert [(m.key, m.value, m.topic) for m in messages] == [(o.job_id.encode(), o.result, "results") for o in done]
+    assert [m.id for m in messages] == sorted(m.id for m in messages)
+    assert messages[0].headers == {"ce_type": "alphaloop.result"}
+    assert jobs.outcomes(["a", "b", "undecoded"]) == {o.job_id: o.result for o in done}
+    assert outbox.num_pending() == 3
+    with database.begin() as connection:
+        stored = connection.execute(text("SELECT job_id, attempt, trials, accepts, num_tokens FROM decode_runs"))
+        assert {row.job_id: tuple(row) for row in stored} == {
+            k: (k, 1, list(c.trials), list(c.accepts), c.num_tokens) for k, c in counts.items()
+        }
+        ended = connection.execute(text("SELECT owner, lease_expires_at, finished_at <= now() FROM jobs")).all()
+        assert ended == [(None, None, True)] * 3
+
+
+def test_the_hour_holds_the_sums_of_its_runs(
+    jobs: JobStore, outcomes: OutcomeStore, database: Database, rng: random.Random
+) -> None:
+    """Array sums over runs of different k, and sums of squares, against the same taken from the runs by SQL."""
+    for number in range(30):
+        claim(jobs, f"{number}-a", f"{number}-b")
+        at = datetime.now(UTC) - timedelta(hours=rng.randrange(4))
+        runs = [decode_run(simulated_counts(rng, [0.7] * rng.randint(1, 4), rng.randint(1, 9)), at=at) for _ in "ab"]
+        outcomes.record(
+            [outcome(f"{number}-{name}", run=run) for name, run in zip("ab", runs, strict=True)], owner="w1"
+        )
+    sums = """
+        count(*)::bigint AS num_jobs, sum(rounds)::bigint AS rounds, sum(num_empty_rounds)::bigint AS num_empty_rounds,
+        sum(num_cropped)::bigint AS num_cropped, sum(num_tokens)::bigint AS num_tokens,
+        sum(num_prompt_tokens)::bigint AS num_prompt_tokens,
+        sum_by_position(proposed) AS proposed, sum_by_position(trials) AS trials, sum_by_position(accepts) AS accepts,
+        sum(rounds * rounds)::bigint AS rounds_sq, sum(num_tokens * num_tokens)::bigint AS tokens_sq,
+        sum(rounds * num_tokens)::bigint AS rounds_tokens,
+        sum_by_position(ARRAY(SELECT t * t FROM unnest(trials) WITH ORDINALITY AS u(t, i) ORDER BY i)) AS trials_sq,
+        sum_by_position(ARRAY(SELECT a * a FROM unnest(accepts) WITH ORDINALITY AS u(a, i) ORDER BY i)) AS accepts_sq,
+        sum_by_position(ARRAY(SELECT a * t FROM unnest(accepts, trials) WITH ORDINALITY AS u(a, t, i) ORDER BY i))
+            AS accepts_trials
+    """
+    by_hour = "date_trunc('hour', decoded_at)"
+    with database.begin() as connection:
+        expected = connection.execute(
+            text(f"SELECT {by_hour} AS bucket, num_draft_tokens, {sums} FROM decode_runs GROUP BY 1, 2 ORDER BY 1, 2")
+        )
+        names = ", ".join(expected.keys())
+        found = connection.execute(text(f"SELECT {names} FROM acceptance_hourly ORDER BY 1, 2"))
+        assert found.all() == expected.all()
+
+
+def test_a_zombie_overwrites_nothing_counts_nothing_and_publishes_nothing(
+    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database
+) -> None:
+    claim(jobs, "a", owner="zombie", lease_s=-1.0)
+    claim(jobs, "a", owner="heir")
+    run = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
+    assert outcomes.record([outcome("a", 1, text="zombie", run=run)], owner="zombie") == []
+    assert outcomes.record([outcome("a", 2, text="zombie", run=run)], owner="zombie") == []
+    assert jobs.outcomes(["a"]) == {}
+    winner = outcome("a", 2, text="heir", run=run)
+    assert len(outcomes.record([winner], owner="heir")) == 1
+    assert outcomes.record([outcome("a", 1, text="zombie", run=run)], owner="zombie") == []
+    assert outcomes.record([outcome("a", 2, text="heir again", run=run)], owner="heir") == []
+    assert jobs.outcomes(["a"]) == {"a": winner.result}
+    assert outbox.num_pending() == 1
+    assert count(database, "SELECT count(*) FROM decode_runs") == 1
+    assert count(database, "SELECT sum(num_jobs) FROM acceptance_hourly") == 1
+
+
+def test_losers_do_not_hold_up_winners_of_the_same_call(jobs: JobStore, outcomes: OutcomeStore) -> None:
+    claim(jobs, "a", "b")
+    claim(jobs, "a")
+    messages = outcomes.record(
+        [outcome("a", 2), outcome("a", 1, text="old"), outcome("b"), outcome("b", text="twice"), outcome("unknown")],
+        owner="w1",
+    )
+    assert [message.key for message in messages] == [b"a", b"b"]
+    assert b'"old"' not in jobs.outcomes(["a"])["a"]
+    assert b'"twice"' not in jobs.outcomes(["b"])["b"]
+    assert outcomes.record([], owner="w1") == []
+
+
+def test_racing_recorders_of_one_claim_record_once(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+    job_ids = [f"job-{n}" for n in range(10)]
+    claim(jobs, *job_ids)
+    barrier = threading.Barrier(3)
+
+    def record(number: int) -> list[OutboxMessage]:
+        barrier.wait()
+        run = decode_run(vanilla_counts(3), mode=Mode.VANILLA)
+        order = job_ids if number else job_ids[::-1]
+        return outcomes.record([outcome(job_id, text=str(number), run=run) for job_id in order], owner="w1")
+
+    with ThreadPoolExecutor(3) as pool:
+        recorded = [message for messages in pool.map(record, range(3)) for message in messages]
+    assert sorted(message.key or b"" for message in recorded) == sorted(job_id.encode() for job_id in job_ids)
+    assert outbox.num_pending() == len(job_ids)
+    assert {m.key: m.value for m in recorded} == {k.encode(): v for k, v in jobs.outcomes(job_ids).items()}
+
+
+def test_two_workers_that_share_hours_do_not_deadlock(
+    jobs: JobStore, outcomes: OutcomeStore, database: Database
+) -> None:
+    tasks, rounds = ["a", "b", "c", "d"], 8
+    barrier = threading.Barrier(2)
+
+    def work(owner: str, order: list[str]) -> None:
+        for number in range(rounds):
+            job_ids = [f"{owner}-{task}-{number}" for task in order]
+            claim(jobs, *job_ids, owner=owner)
+            barrier.wait(30)
+            runs = [decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA) for task in order]
+            outcomes.record([outcome(job_id, run=run) for job_id, run in zip(job_ids, runs, strict=True)], owner=owner)
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(work, "w1", tasks), pool.submit(work, "w2", tasks[::-1])]:
+            future.result(60)
+    with database.begin() as connection:
+        found = connection.execute(
+            text("SELECT task, sum(num_jobs) FROM acceptance_hourly GROUP BY task ORDER BY task")
+        )
+        assert found.all() == [(task, 2 * rounds) for task in tasks]
+
+
+def test_a_failure_in_the_middle_leaves_nothing(
+    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database
+) -> None:
+    claim(jobs, "good", "bad")
+    run = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
+    wrong = replace(run, num_tokens=4)  # breaks tokens = rounds + accepted - cropped
+    with pytest.raises(StoreError, match="tokens_add_up"):
+        outcomes.record([outcome("good", run=run), outcome("bad", run=wrong)], owner="w1")
+    assert jobs.outcomes(["good", "bad"]) == {}
+    assert outbox.num_pending() == 0
+    assert count(database, "SELECT count(*) FROM acceptance_hourly") == 0
+    assert len(outcomes.record([outcome("good", run=run), outcome("bad", run=run)], owner="w1")) == 2
+
+
+def test_the_database_refuses_counts_that_no_rounds_can_produce(
+    jobs: JobStore, outcomes: OutcomeStore, database: Database
+) -> None:
+    claim(jobs, "a")
+    counts = AcceptanceCounts(rounds=3, num_empty_rounds=1, proposed=(2, 1), trials=(2, 1), accepts=(1, 1))
+    outcomes.record([outcome("a", run=decode_run(counts))], owner="w1")
+    for change in ("accepts = '{1,2}', num_tokens = 6", "trials = '{3,1}'", "proposed = '{2}'"):
+        with pytest.raises(StoreError, match="counts_ordered"), database.begin() as connection:
+            connection.execute(text(f"UPDATE decode_runs SET {change}"))
+
+
+def test_a_day_without_a_partition_loses_no_job(jobs: JobStore, outcomes: OutcomeStore, database: Database) -> None:
+    keeper = PartitionKeeper(database)
+    later = datetime.now(UTC) + timedelta(days=30)
+    assert later.date() not in keeper.days()
+    claim(jobs, "a", "b")
+    run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=later)
+    assert len(outcomes.record([outcome("a", run=run), outcome("b", run=run)], owner="w1")) == 2
+    assert later.date() in keeper.days()
+    assert count(database, "SELECT count(*) FROM decode_runs") == 2
+
+
+def test_the_relay_publishes_what_a_dead_worker_left(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+    claim(jobs, "a", "b", "c")
+    recorded = outcomes.record([outcome(job_id) for job_id in "abc"], owner="w1")
+    outbox.delete([recorded[1].id])
+    outbox.delete([])
+    sent: list[OutboxMessage] = []
+    assert outbox.relay(sent.extend, older_than_s=3600.0) == 0
+    assert outbox.relay(sent.extend, older_than_s=0.0, limit=1) == 1
+    assert outbox.relay(sent.extend, older_than_s=0.0) == 1
+    assert sent == [recorded[0], recorded[2]]
+    assert outbox.num_pending() == 0
+    assert outbox.relay(sent.extend, older_than_s=0.0) == 0
+
+
+def test_what_the_broker_did_not_take_stays(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+    claim(jobs, "a")
+    outcomes.record([outcome("a")], owner="w1")
+
+    def refuse(messages: Sequence[OutboxMessage]) -> None:
+        raise DeliveryFailed("nobody there")
+
+    with pytest.raises(DeliveryFailed):
+        outbox.relay(refuse, older_than_s=0.0)
+    assert outbox.num_pending() == 1
+
+
+def test_two_relays_share_the_work(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+    claim(jobs, "a", "b")
+    outcomes.record([outcome("a"), outcome("b")], owner="w1")
+    inner: list[OutboxMessage] = []
+
+    def publish_while_another_relays(messages: Sequence[OutboxMessage]) -> None:
+        assert [message.key for message in messages] == [b"a"]
+        assert outbox.relay(inner.extend, older_than_s=0.0) == 1
+
+    assert outbox.relay(publish_while_another_relays, older_than_s=0.0, limit=1) == 1
+    assert [message.key for message in inner] == [b"b"]
+    assert outbox.num_pending() == 0
