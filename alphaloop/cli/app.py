@@ -9,7 +9,19 @@ from typing import Any, Final
 import typer
 
 import alphaloop
-from alphaloop.cli import cancel, dlq, enqueue, migrate, processes
+from alphaloop.cli import (
+    cancel,
+    dlq,
+    enqueue,
+    explain,
+    kafka_install,
+    migrate,
+    probes,
+    processes,
+    report,
+    status,
+    up,
+)  # fmt: skip
 from alphaloop.cli.options import GlobalOptions
 
 app: Final = typer.Typer(
@@ -50,11 +62,26 @@ def _add(function: Callable[..., Any], example: str, group: typer.Typer = app, n
     group.command(name or function.__name__, epilog=epilog(example))(function)
 
 
+_add(up.up, up.UP_EXAMPLE)
+_add(up.down, up.DOWN_EXAMPLE)
 _add(processes.worker, processes.WORKER_EXAMPLE)
 _add(processes.scheduler, processes.SCHEDULER_EXAMPLE)
 _add(enqueue.enqueue, enqueue.EXAMPLE)
+_add(status.status, status.EXAMPLE)
+_add(explain.explain, explain.EXAMPLE)
+_add(report.report, report.EXAMPLE)
 _add(cancel.cancel, cancel.EXAMPLE)
 _add(migrate.migrate, migrate.EXAMPLE)
-dlq_group = typer.Typer(help="Messages that could not become jobs.", no_args_is_help=True, rich_markup_mode=None)
-_add(dlq.list_letters, dlq.EXAMPLE, dlq_group, "list")
-app.add_typer(dlq_group, name="dlq")
+
+
+def _group(name: str, told: str) -> typer.Typer:
+    group = typer.Typer(help=told, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+_add(dlq.list_letters, dlq.EXAMPLE, _group("dlq", "Messages that could not become jobs."), "list")
+probes_group = _group("probes", "The fixed prompts on which acceptance is measured again.")
+_add(probes.add, probes.ADD_EXAMPLE, probes_group)
+_add(probes.list_sets, probes.LIST_EXAMPLE, probes_group, "list")
+_add(kafka_install.install, kafka_install.EXAMPLE, _group("kafka", "The embedded broker."))

@@ -34,11 +34,6 @@ class GlobalOptions:
         }
         return {**os.environ, **{name: value for name, value in given.items() if value}}
 
-    def arguments(self) -> list[str]:
-        """The options that `python -m worker` and `python -m scheduler` take too."""
-        configs = ["--configs", str(self.configs.absolute())] if self.configs else []
-        return [*configs, *(["--profile", self.profile] if self.profile else [])]
-
 
 def global_options(context: typer.Context) -> GlobalOptions:
     """What was given before the command."""

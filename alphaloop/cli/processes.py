@@ -13,8 +13,8 @@ from typing import Final, NoReturn
 
 import typer
 
-from alphaloop.cli.options import GlobalOptions, connected_settings, global_options
-from alphaloop.settings import Settings
+from alphaloop.cli.children import child_command, child_environment
+from alphaloop.cli.options import connected_settings, global_options
 
 WORKER_EXAMPLE: Final = "KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker"
 SCHEDULER_EXAMPLE: Final = "alphaloop scheduler once"
@@ -27,9 +27,12 @@ class SchedulerMode(StrEnum):
     ONCE = "once"
 
 
-def worker(context: typer.Context) -> None:
+def worker(
+    context: typer.Context,
+    seed: int | None = typer.Option(None, help="Of the exploration; another every time if not given."),
+) -> None:
     """Decode jobs until told to stop. SIGTERM finishes the running batch first."""
-    _become(context, "worker", [])
+    _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
 
 
 def scheduler(
@@ -42,24 +45,10 @@ def scheduler(
     _become(context, "scheduler", [mode.value])
 
 
-def child_environment(options: GlobalOptions, settings: Settings) -> dict[str, str]:
-    """The environment in which a child reads the same settings and finds the same broker and database.
-
-    Addresses travel in the environment, not in arguments: arguments are visible to everyone on the machine.
-    """
-    environment = options.environment()
-    environment["ALPHALOOP_DATA_DIR"] = str(settings.data_dir)
-    if settings.kafka.bootstrap_servers is not None:
-        environment["KAFKA_BOOTSTRAP_SERVERS"] = settings.kafka.bootstrap_servers
-    if settings.postgres.url is not None:
-        environment["DATABASE_URL"] = settings.postgres.url.get_secret_value()
-    return environment
-
-
 def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> NoReturn:
     options = global_options(context)
     settings = connected_settings(context)
-    command = [sys.executable, "-m", module, *options.arguments(), *arguments]
+    command = child_command(module, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, command, child_environment(options, settings))  # noqa: S606 - our own interpreter, no shell

@@ -1,0 +1,116 @@
+"""The worker and the scheduler as children of `alphaloop up` and `alphaloop demo`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import alphaloop
+from alphaloop.cli.options import GlobalOptions
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.settings import Settings
+
+#: Loading a model from a slow disk, converting it once, calibrating.
+START_TIMEOUT_S: Final = 300.0
+_GRACE_S: Final = 15.0
+
+
+def worker_process(options: GlobalOptions, settings: Settings, *, arguments: Sequence[str] = ()) -> ChildProcess:
+    """A worker, not started. Stopping it lets the running batch finish."""
+    return _process("worker", arguments, options, settings, grace_s=settings.worker.drain_s + _GRACE_S)
+
+
+def scheduler_process(options: GlobalOptions, settings: Settings, mode: str) -> ChildProcess:
+    """A scheduler, not started."""
+    return _process("scheduler", [mode], options, settings, grace_s=_GRACE_S)
+
+
+def child_log(settings: Settings, module: str) -> Path:
+    """Where a child's log is kept."""
+    return settings.data_dir / "logs" / f"{module}.log"
+
+
+def child_command(module: str, arguments: Sequence[str]) -> list[str]:
+    """How this interpreter runs one of our modules: -P keeps a folder of the same name in the current one out."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_environment(options: GlobalOptions, settings: Settings) -> dict[str, str]:
+    """The environment in which a child reads the same settings.
+
+    Where an embedded stack runs, the child finds it through the data folder, as every command does: its password
+    stands in no argument and in no environment.
+    """
+    environment = {**options.environment(), "ALPHALOOP_DATA_DIR": str(settings.data_dir.absolute())}
+    # In a checkout that is not installed, worker and scheduler lie beside alphaloop.
+    beside = str(Path(alphaloop.__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PYTHONPATH"))))
+    return environment
+
+
+class LogFollower:
+    """Finds events in what a child adds to its log from now on."""
+
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
+        self._path = path
+        self._position = path.stat().st_size if path.exists() and not from_start else 0
+        self._rest = b""
+        self.events: list[str] = []
+
+    def find(self, action: str, *, last: bool = False) -> str | None:
+        """The first line logged since with this action, or the last one."""
+        self._read()
+        lines = reversed(self.events) if last else iter(self.events)
+        return next((line for line in lines if _has_action(line, action)), None)
+
+    def _read(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                added = file.read()
+        except OSError:
+            return
+        self._position += len(added)
+        *lines, self._rest = (self._rest + added).split(b"\n")
+        self.events.extend(line.decode("utf-8", "replace") for line in lines)
+
+
+def field_of(line: str, name: str) -> str | None:
+    """A field of a logged event, in either format of alphaloop.logs."""
+    if line.startswith("{"):
+        found = json.loads(line).get(name)
+        return None if found is None else str(found)
+    match = re.search(rf'(?:^| ){re.escape(name)}=("[^"]*"|\S+)', line)
+    return match[1].strip('"') if match else None
+
+
+def await_ready(worker: ChildProcess, log: LogFollower, is_stopped: Callable[[], bool]) -> str | None:
+    """Wait until the worker consumes; its log line says where its metrics are. None when stopped before.
+
+    Raises StartFailed with the end of its log when it ends first.
+    """
+    worker.wait_until(lambda: is_stopped() or log.find("worker_ready") is not None, START_TIMEOUT_S)
+    return log.find("worker_ready")
+
+
+def _process(
+    module: str, arguments: Sequence[str], options: GlobalOptions, settings: Settings, *, grace_s: float
+) -> ChildProcess:
+    return ChildProcess(
+        module, child_command(module, arguments), log=child_log(settings, module),
+        env=child_environment(options, settings), grace_s=grace_s,
+    )  # fmt: skip
+
+
+def _has_action(line: str, action: str) -> bool:
+    if line.startswith("{"):
+        try:
+            return bool(json.loads(line).get("action") == action)
+        except ValueError:
+            return False
+    return f" {action} " in f"{line} "

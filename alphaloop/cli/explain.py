@@ -1,0 +1,187 @@
+"""`alphaloop explain TASK`: what history says, what each alternative is expected to bring, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import typer
+
+from alphaloop.acceptance import Interval, wilson
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.screen import note, out, print_json, share_with_interval, table
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.policy import Decision, DecisionContext, DrafterState, Evidence, decide
+from alphaloop.settings import Settings
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import Choice, DecisionChange, DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.engines import EngineStore, MeasuredEngine
+from alphaloop.store.history import HistoryStore
+
+EXAMPLE: Final = "alphaloop explain code --batch 4"
+
+_MAX_ALTERNATIVES: Final = 10
+_MAX_CHANGES: Final = 5
+#: Uniform draws below the exploration shares explore; this one obeys the choice.
+_NO_EXPLORATION: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The decision that a worker would take now, and what it rests on."""
+
+    task: str
+    engine: MeasuredEngine
+    sampling_bucket: str
+    batch: int
+    expected_tokens: float
+    drafters: Sequence[DrafterState]
+    evidence: dict[str, Evidence]
+    decision: Decision
+    changes: Sequence[DecisionChange]
+
+
+def explain(
+    context: typer.Context,
+    task: str = typer.Argument(help="The task to explain."),
+    batch: int | None = typer.Option(None, min=1, help="Batch size; the worker's, if not given."),
+    sampling: str = typer.Option("greedy", help="Which sampling settings: greedy, t<=0.5, t<=1.0 …"),
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+) -> None:
+    """Say how a task is decoded now, and why.
+
+    Takes the same history and the same measured costs through the same policy as a worker does.
+    """
+    settings = connected_settings(context, broker=False)
+    if settings.tasks and task not in settings.tasks:
+        raise ConfigError(f"no task {task!r} in configs/tasks.toml", hint=f"one of {', '.join(settings.tasks)}")
+    with open_database(settings) as database:
+        found = explanation(database, settings, task, batch or settings.worker.batch_size, sampling, datetime.now(UTC))
+    if as_json:
+        print_json(_as_json(found))
+    else:
+        _show(found)
+
+
+def explanation(
+    database: Database, settings: Settings, task: str, batch: int, sampling_bucket: str, now: datetime
+) -> Explanation:
+    """Decide as the engine that was calibrated last would. Raises AlphaloopError before the first calibration."""
+    engines = EngineStore(database).measured()
+    if not engines:
+        raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
+    engine, history, registry = engines[0], HistoryStore(database), DraftRegistry(database)
+    drafters = _drafters(registry, settings, engine.target_revision)
+    revisions = {drafter.name: drafter.revision for drafter in drafters}
+    evidence = history.evidence(
+        task, target_revision=engine.target_revision, engine=engine.engine, sampling_bucket=sampling_bucket,
+        drafters=revisions, now=now, window_days=settings.worker.history_days,
+        half_life_days=settings.worker.history_half_life_days,
+    )  # fmt: skip
+    usual = history.expected_tokens(task, now=now, window_days=settings.worker.history_days)
+    limit = float(settings.tasks[task].max_tokens) if task in settings.tasks else 256.0
+    expected = limit if usual is None else min(limit, usual)
+    costs = CostStore(database).load(engine.device, engine.engine, engine.target_revision, revisions)
+    decision = decide(
+        evidence, drafters, costs,
+        DecisionContext(task=task, batch=batch, expected_tokens=expected, draw=_NO_EXPLORATION), settings.policy.limits(),
+    )  # fmt: skip
+    changes = DecisionLog(database).latest(task, _MAX_CHANGES)
+    return Explanation(task, engine, sampling_bucket, batch, expected, drafters, evidence, decision, changes)
+
+
+def _drafters(registry: DraftRegistry, settings: Settings, target_revision: str) -> list[DrafterState]:
+    """The configured drafters as they were last registered for this target."""
+    stale = registry.stale(target_revision)
+    newest = {draft.drafter: draft for draft in registry.all() if draft.target_revision == target_revision}
+    return [
+        DrafterState(name, draft.draft_revision, drafter.max_draft_tokens, (name, draft.draft_revision) in stale)
+        for name, drafter in settings.models.drafters.items()
+        if (draft := newest.get(name)) is not None
+    ]
+
+
+def _show(found: Explanation) -> None:
+    screen, decision = out(), found.decision
+    how = _choice(Choice(decision.mode, decision.drafter, decision.num_draft_tokens))
+    screen.print(f"{found.task}: {how} ({decision.reason.replace('_', ' ')})", style="bold")
+    screen.print(f"{decision.explanation}\n")
+    screen.print(
+        f"for a batch of {found.batch}, {found.sampling_bucket}, about {found.expected_tokens:.0f} tokens a job, on "
+        f"{found.engine.device}, {found.engine.engine}\n",
+        soft_wrap=True, markup=False,
+    )  # fmt: skip
+    _show_evidence(found)
+    if decision.alternatives:
+        shown = table(
+            "alternative", "tokens/round", "ms/round", "tok/s each", "speed-up (95 %)",
+            right=["tokens/round", "ms/round", "tok/s each"], title="expected, best first",
+        )  # fmt: skip
+        for option in decision.alternatives[:_MAX_ALTERNATIVES]:
+            name = f"{option.drafter} k={option.num_draft_tokens}" if option.drafter else "vanilla"
+            gain = f"{option.speedup:.2f} ({option.speedup_low:.2f}–{option.speedup_high:.2f})"
+            cells = (f"{option.tokens_per_round:.2f}", f"{option.round_ms:.1f}", f"{option.tokens_per_s:.1f}")
+            shown.add_row(name, *cells, gain if option.drafter else "1.00")
+        screen.print(shown)
+        screen.print()
+    if not found.changes:
+        note("the choice has never been logged")
+        return
+    shown = table("when", "from", "to", "reason", "why", title="last changes")
+    for change in found.changes:
+        before = _choice(change.before) if change.before else "-"
+        when = change.decided_at.strftime("%Y-%m-%d %H:%M:%S")
+        shown.add_row(when, before, _choice(change.after), change.reason.replace("_", " "), change.explanation)
+    screen.print(shown)
+
+
+def _show_evidence(found: Explanation) -> None:
+    if not found.drafters:
+        out().print("no drafter has been registered for this target\n")
+        return
+    positions = max((len(evidence.counts.trials) for evidence in found.evidence.values()), default=0)
+    shown = table("drafter", "jobs", *(f"α{i + 1}" for i in range(positions)), "", right=["jobs"], title="evidence")
+    for drafter in found.drafters:
+        evidence = found.evidence.get(drafter.name, Evidence())
+        cells = [_alpha(evidence, i) for i in range(positions)]
+        shown.add_row(drafter.name, str(evidence.num_jobs), *cells, "stale" if drafter.is_stale else "")
+    out().print(shown)
+    first = [_interval(found.evidence[d.name], 0) for d in found.drafters if d.name in found.evidence]
+    for interval in first:
+        if interval is not None:
+            out().print(f"α₁ {share_with_interval(interval)}, its trials taken as independent\n")
+
+
+def _alpha(evidence: Evidence, position: int) -> str:
+    interval = _interval(evidence, position)
+    return "-" if interval is None else f"{interval.mean:.2f}"
+
+
+def _interval(evidence: Evidence, position: int) -> Interval | None:
+    counts = evidence.counts
+    if position >= len(counts.trials) or not counts.trials[position]:
+        return None
+    return wilson(counts.accepts[position], counts.trials[position])
+
+
+def _choice(choice: Choice) -> str:
+    return f"{choice.drafter} k={choice.num_draft_tokens}" if choice.drafter else choice.mode
+
+
+def _as_json(found: Explanation) -> dict[str, Any]:
+    return {
+        "task": found.task,
+        "engine": asdict(found.engine),
+        "sampling_bucket": found.sampling_bucket,
+        "batch": found.batch,
+        "expected_tokens": found.expected_tokens,
+        "drafters": [asdict(drafter) for drafter in found.drafters],
+        "evidence": {name: asdict(evidence) for name, evidence in found.evidence.items()},
+        "decision": asdict(found.decision),
+        "changes": [asdict(change) for change in found.changes],
+    }

@@ -1,0 +1,58 @@
+"""`alphaloop kafka install`: Apache Kafka where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from alphaloop.cli.options import global_options
+from alphaloop.cli.screen import err, note, out
+from alphaloop.embedded.install import ARCHIVE, find_kafka_home, install_kafka
+from alphaloop.settings import Settings
+
+EXAMPLE: Final = """\
+alphaloop kafka install
+alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
+
+
+def install(
+    context: typer.Context,
+    version: str | None = typer.Option(None, help="Release; the configured one, if not given."),
+    mirror: str | None = typer.Option(None, help="Where releases lie; the configured mirror, if not given."),
+) -> None:
+    """Fetch Apache Kafka, check its published SHA-512, and unpack it under the user's cache.
+
+    A download that was cut short goes on where it stopped. Prints the folder.
+    """
+    settings = global_options(context).settings()
+    out().print(str(fetch_kafka(settings, version=version, mirror=mirror)), soft_wrap=True, markup=False)
+
+
+def fetch_kafka(
+    settings: Settings, *, version: str | None = None, mirror: str | None = None, deadline_s: float | None = None
+) -> Path:
+    """The installed folder, fetched with a progress bar if need be. Raises InstallFailed."""
+    embedded = settings.embedded
+    mirrors = [mirror] if mirror else [embedded.kafka_mirror, ARCHIVE]
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(bar_width=40), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(), console=err(), transient=True,
+    )  # fmt: skip
+    wanted = version or embedded.kafka_version
+    with bar:
+        shown = bar.add_task(f"Apache Kafka {wanted}", total=None)
+        return install_kafka(
+            wanted, mirrors=mirrors, deadline_s=deadline_s,
+            on_progress=lambda done, total: bar.update(shown, completed=done, total=total),
+        )  # fmt: skip
+
+
+def has_kafka(settings: Settings) -> bool:
+    """Whether an Apache Kafka is here already. Raises ConfigError where KAFKA_HOME names something else."""
+    found = find_kafka_home(settings)
+    if found is not None:
+        note(f"Apache Kafka is in {found}")
+    return found is not None

@@ -1,0 +1,56 @@
+"""`alphaloop report`: the newest drift report."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.screen import note, out, print_json
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.store.reports import ReportStore
+
+EXAMPLE: Final = """\
+alphaloop report
+alphaloop report --html report.html"""
+
+
+def report(
+    context: typer.Context,
+    html: Path | None = typer.Option(None, help="Write the page to this file instead, - for standard output."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Show the newest report.
+
+    For the terminal, as one self-contained page, or as data.
+    """
+    if html is not None and as_json:
+        raise typer.BadParameter("expected either --html or --json")
+    with open_database(connected_settings(context, broker=False)) as database:
+        found = ReportStore(database).latest()
+    if found is None:
+        raise AlphaloopError("there is no report yet", hint="make one now with `alphaloop scheduler once`")
+    if as_json:
+        print_json({**found.content, "created_at": found.created_at, "summary": found.summary})
+    elif html is None:
+        out().print(found.text, markup=False, soft_wrap=True)
+    elif str(html) == "-":
+        sys.stdout.write(found.html)
+    else:
+        _write(html, found.html)
+        with contextlib.suppress(ValueError):
+            note(f"written to {html.absolute().as_uri()}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror or error}", hint="--html takes a file that can be written"
+        ) from None

@@ -1,0 +1,111 @@
+"""`alphaloop status`: every task at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, Final
+
+import typer
+from rich.table import Table
+
+from alphaloop.cli.backlog import backlog
+from alphaloop.cli.children import LogFollower, child_log, field_of
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.screen import counts, note, out, print_json, rate, share_with_interval, table
+from alphaloop.embedded.stack import running_stack
+from alphaloop.errors import BrokerError
+from alphaloop.settings import Settings
+from alphaloop.store.overview import Overview, TaskNow
+
+EXAMPLE: Final = """\
+alphaloop status
+alphaloop status --json"""
+
+
+def status(
+    context: typer.Context,
+    hours: float = typer.Option(24.0, min=0.01, help="How far back to look."),
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+) -> None:
+    """Show every task: jobs, decoding, and what it brings."""
+    settings = connected_settings(context)
+    with open_database(settings) as database:
+        tasks = Overview(database).tasks_now(timedelta(hours=hours))
+        addresses = _addresses(settings, database.redacted_url)
+    waiting: dict[str, int] | None = None
+    try:
+        waiting = backlog(settings.kafka)
+    except BrokerError as error:
+        note(f"the broker does not say what waits: {error.message}")
+    known = {now.task for now in tasks}
+    tasks += [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
+    if as_json:
+        print_json({"tasks": [task_as_json(now, waiting) for now in tasks], **addresses})
+        return
+    if tasks:
+        out().print(task_table(tasks, waiting))
+    else:
+        note(f"no job in the last {hours:g} hours")
+    shown = table("", "")
+    shown.show_header = False
+    for name, address in addresses.items():
+        shown.add_row(name, str(address))
+    out().print()
+    out().print(shown)
+
+
+def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Table:
+    """One row a task, for a terminal of 100 columns."""
+    shown = table(
+        "task", "waits", "jobs", "mode", "k", "α₁ (95 %)", "α", "tok/s", "vanilla", "reason",
+        right=["waits", "k", "α", "tok/s", "vanilla"],
+    )  # fmt: skip
+    for now in tasks:
+        shown.add_row(
+            now.task, "-" if waiting is None else str(waiting.get(now.task, 0)), counts(now.jobs), mode_of(now),
+            str(now.num_draft_tokens) if now.mode else "-", share_with_interval(now.alpha_1),
+            "-" if now.alpha is None else f"{now.alpha.mean:.2f}",
+            rate(now.speculative.tokens_per_s if now.speculative else None),
+            rate(now.vanilla.tokens_per_s if now.vanilla else None), (now.reason or "-").replace("_", " "),
+        )  # fmt: skip
+    return shown
+
+
+def mode_of(now: TaskNow) -> str:
+    """`vanilla`, the drafter's name, or `-`."""
+    return now.drafter or now.mode or "-"
+
+
+def task_as_json(now: TaskNow, waiting: dict[str, int] | None) -> dict[str, Any]:
+    """A task for machines: counts, and the rates that the table shows."""
+    return {
+        **asdict(now),
+        "waiting": None if waiting is None else waiting.get(now.task, 0),
+        "speculative_tokens_per_s": now.speculative.tokens_per_s if now.speculative else None,
+        "vanilla_tokens_per_s": now.vanilla.tokens_per_s if now.vanilla else None,
+        "speedup": now.speedup,
+    }
+
+
+def _addresses(settings: Settings, database: str) -> dict[str, str]:
+    stack = running_stack(settings.data_dir)
+    is_embedded = stack is not None and stack.bootstrap_servers == settings.kafka.bootstrap_servers
+    shown = {
+        "broker": f"{settings.kafka.bootstrap_servers}",
+        "database": database,
+        "worker": _metrics(settings, "worker", settings.worker.http_host, settings.worker.http_port),
+        "scheduler": _metrics(settings, "scheduler", settings.scheduler.http_host, settings.scheduler.http_port),
+        "reports": str(settings.report_folder),
+    }
+    return {**shown, "embedded in": str(settings.data_dir)} if is_embedded else shown
+
+
+def _metrics(settings: Settings, module: str, host: str, port: int) -> str:
+    if port:
+        return f"http://{host}:{port}/metrics"
+    # A port picked by the system is known to the process, which logs it.
+    found = LogFollower(child_log(settings, module), from_start=True).find(f"{module}_ready", last=True)
+    return f"{field_of(found, 'metrics')}/metrics" if found else "-"

@@ -1,0 +1,150 @@
+"""`alphaloop up` and `alphaloop down`: everything on one machine, for as long as it is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType
+from typing import Final
+
+import typer
+
+from alphaloop.cli.children import LogFollower, await_ready, field_of, scheduler_process, worker_process
+from alphaloop.cli.options import GlobalOptions, global_options
+from alphaloop.cli.screen import err, note, out, table
+from alphaloop.embedded.lock import is_locked
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.embedded.stack import EmbeddedStack, running_stack
+from alphaloop.errors import StartFailed
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.settings import Settings
+from alphaloop.store import schema
+
+UP_EXAMPLE: Final = "alphaloop --data-dir ./data up"
+DOWN_EXAMPLE: Final = "alphaloop --data-dir ./data down"
+
+_WATCH_S: Final = 0.5
+
+
+def up(
+    context: typer.Context,
+    worker: bool = typer.Option(True, help="Start a worker too."),
+    scheduler: bool = typer.Option(True, help="Start the scheduler too."),
+) -> None:
+    """Start everything on this machine, and stay.
+
+    Broker, database, worker and scheduler run until Ctrl-C or `alphaloop down`.
+
+    What KAFKA_BOOTSTRAP_SERVERS or DATABASE_URL name is used instead of starting it. The data is kept.
+    """
+    options = global_options(context)
+    options = replace(options, profile=options.profile or "local")
+    stop = threading.Event()
+    with stopped_by_signals(stop), EmbeddedStack(options.settings(), on_event=note) as settings:
+        prepare(settings)
+        children: list[ChildProcess] = []
+        try:
+            metrics = _start(options, settings, children, stop, with_worker=worker, with_scheduler=scheduler)
+            if not stop.is_set():
+                _show_addresses(settings, metrics)
+                _stay(children, stop)
+        finally:
+            for child in children:  # the worker first: it still needs the servers to drain
+                note(f"stopping the {child.name}")
+                child.stop()
+            note("stopping the servers")
+
+
+def down(
+    context: typer.Context,
+    timeout: float = typer.Option(90.0, min=0.0, help="Seconds to wait."),
+) -> None:
+    """Stop what `alphaloop up` started, and wait."""
+    folder = global_options(context).settings().data_dir
+    stack = running_stack(folder)
+    if stack is None:
+        note(f"nothing runs under {folder}")
+        return
+    owner = stack.pids["alphaloop"]
+    os.kill(owner, signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    with err().status("waiting for the running batch to finish"):
+        while is_locked(folder / "stack.lock"):
+            if time.monotonic() >= deadline:
+                raise StartFailed(
+                    f"process {owner} did not stop within {timeout:g} s", hint=f"its logs are in {folder / 'logs'}"
+                )
+            time.sleep(_WATCH_S / 5)
+    note("stopped")
+
+
+def prepare(settings: Settings) -> None:
+    """Schema and topics. Raises StoreError, BrokerError."""
+    assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
+    schema.upgrade(settings.postgres.url)
+    ensure_topics(settings.kafka, settings.tasks)
+
+
+@contextlib.contextmanager
+def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """The first SIGINT or SIGTERM sets `stop`; the second one is obeyed at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(
+    options: GlobalOptions, settings: Settings, children: list[ChildProcess], stop: threading.Event, *,
+    with_worker: bool, with_scheduler: bool,
+) -> dict[str, str]:  # fmt: skip
+    """Start the children into `children`; returns the addresses of their metrics by name."""
+    metrics: dict[str, str] = {}
+    if with_worker:
+        child = worker_process(options, settings)
+        follower = LogFollower(child.log)
+        children.append(child)
+        child.start()
+        with err().status("loading the model and measuring what a round costs here"):
+            line = await_ready(child, follower, stop.is_set)
+        if line is not None:
+            metrics["worker"] = field_of(line, "metrics") or "-"
+    if with_scheduler and not stop.is_set():
+        child = scheduler_process(options, settings, "run")
+        children.append(child)
+        child.start()
+    return metrics
+
+
+def _show_addresses(settings: Settings, metrics: dict[str, str]) -> None:
+    url = settings.postgres.url.get_secret_value() if settings.postgres.url else ""
+    shown = table("", "")
+    shown.show_header = False
+    shown.add_row("broker", settings.kafka.bootstrap_servers)
+    shown.add_row("database", f"psql {url}")
+    for name, address in metrics.items():
+        shown.add_row(f"{name} metrics", f"{address}/metrics")
+    shown.add_row("reports", str(settings.report_folder))
+    shown.add_row("logs", str(settings.data_dir / "logs"))
+    out().print(shown)
+    note("up; Ctrl-C stops it")
+
+
+def _stay(children: list[ChildProcess], stop: threading.Event) -> None:
+    while not stop.wait(_WATCH_S):
+        for child in children:
+            if not child.is_running:
+                raise child.failed("ended by itself")

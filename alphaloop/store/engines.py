@@ -1,0 +1,46 @@
+"""Which engines have been measured: where a decision can be explained without asking a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+
+from alphaloop.store.database import Database
+from alphaloop.tables import cost_profiles
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEngine:
+    """A device, the engine on it, and the target it served."""
+
+    device: str
+    engine: str
+    target_revision: str
+    measured_at: datetime
+    batches: tuple[int, ...]  #: batch sizes whose costs were measured
+
+
+class EngineStore:
+    """Reads the engines that workers have calibrated."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def measured(self) -> list[MeasuredEngine]:
+        """Every engine that was calibrated, the newest calibration first."""
+        costs = cost_profiles.c
+        key = (costs.device, costs.engine, costs.target_revision)
+        last = func.max(costs.measured_at)
+        query = (
+            select(*key, last, func.array_agg(costs.batch.distinct()))
+            .where(costs.drafter == "")
+            .group_by(*key)
+            .order_by(last.desc(), *key)
+        )
+        with self._database.begin() as connection:
+            return [
+                MeasuredEngine(device, engine, target, at, tuple(sorted(batches)))
+                for device, engine, target, at, batches in connection.execute(query)
+            ]
