@@ -7,14 +7,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
-from tests.fakes import FakeEngine
 
+from alphaloop.errors import DecodeFailed
 from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, ensure_topics
 from alphaloop.messages import Mode, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
+from tests.fakes import FakeEngine
 from tests.fixtures.worker import Client, headers_of, running_worker, until
+from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -144,10 +146,19 @@ def test_streamed_tokens_are_the_result(worker_settings: Settings) -> None:
     assert "".join(texts) == by_id["job-1"].text
 
 
+class PoisonedEngine(FakeEngine):
+    """Every step with job-5 in it fails."""
+
+    def step(self) -> Step:
+        if any(running.prepared.job.job_id == "job-5" for running in self._running):
+            raise DecodeFailed("poisoned")
+        return super().step()
+
+
 def test_a_failing_job_fails_alone(worker_settings: Settings) -> None:
     client = Client(worker_settings)
     client.send("code", [job(i) for i in range(8)])
-    with running_worker(worker_settings, FakeEngine(num_slots=4, fails_on={"job-5"})):
+    with running_worker(worker_settings, PoisonedEngine(num_slots=4)):
         by_id = {result.job_id: result for result in client.results(8)}
     failed = by_id.pop("job-5")
     assert (failed.status, failed.error and failed.error.code) == (Status.FAILED, "decode_failed")
