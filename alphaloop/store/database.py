@@ -62,15 +62,6 @@ class Database:
             # Not chained: the driver's text quotes rows, and rows hold what people wrote.
             raise store_error(error, self.redacted_url) from None
 
-    @contextmanager
-    def dedicated(self) -> Iterator[Connection]:
-        """A connection outside the pool's transactions, in autocommit: for session locks. Same errors as `begin`."""
-        try:
-            with self._engine.connect() as connection:
-                yield connection.execution_options(isolation_level="AUTOCOMMIT")
-        except (SQLAlchemyError, psycopg.Error) as error:
-            raise store_error(error, self.redacted_url) from None
-
     def check_revision(self) -> str:
         """The database's schema revision; raises SchemaMismatch unless this code can run on it."""
         try:

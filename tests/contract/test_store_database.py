@@ -1,0 +1,168 @@
+"""The seam to the driver: every way a database can fail, as an error of our tree that gives nothing away."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.errors import StoreError, StoreUnavailable
+from alphaloop.store.database import Database
+
+pytestmark = pytest.mark.postgres
+
+PASSWORD = "s3cr3t-pässword"
+
+
+def run(database: Database, statement: str, **parameters: object) -> None:
+    with database.begin() as connection:
+        connection.execute(text(statement), parameters)
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("SELECT * FROM nowhere", "42P01"),
+        ("SELEKT 1", "42601"),
+        ("SELECT 1 / 0", "22012"),
+        ("INSERT INTO jobs (job_id) VALUES ('x')", "23502"),
+        ("INSERT INTO jobs VALUES ('x', '', 'code', '', null, null, 'traffic', 'lost', 1)", "23514"),
+        ("SELECT CAST('{broken' AS json)", "22P02"),
+    ],
+)
+def test_a_refused_statement_is_a_store_error(database: Database, statement: str, told: str) -> None:
+    with pytest.raises(StoreError, match=told) as refusal:
+        run(database, statement)
+    assert not isinstance(refusal.value, StoreUnavailable)
+    assert refusal.value.__cause__ is None
+    run(database, "SELECT 1")
+
+
+def test_what_people_wrote_never_reaches_the_message(database: Database) -> None:
+    statement = (
+        "INSERT INTO jobs (job_id, payload_sha256, task, purpose, status, attempt) VALUES (:id, '', '', '', :s, 1)"
+    )
+    for status, code in (("no such status", "23514"), ("a prompt with NUL \x00", "")):
+        with pytest.raises(StoreError) as refusal:
+            run(database, statement, id="my secret prompt", s=status)
+        assert "secret prompt" not in str(refusal.value)
+        assert "no such status" not in str(refusal.value)
+        assert code in str(refusal.value)
+
+
+def test_an_exception_rolls_back(database: Database) -> None:
+    def fail_late() -> None:
+        with database.begin() as connection:
+            connection.execute(text("INSERT INTO cancellations (job_id) VALUES ('a')"))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_late()
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM cancellations")).scalar_one() == 0
+
+
+def test_nobody_answers() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: the connection is refused
+        url = SecretStr(f"postgresql://u:{PASSWORD}@127.0.0.1:{taken.getsockname()[1]}/x")
+        with Database(url) as database, pytest.raises(StoreUnavailable, match="no connection") as refusal:
+            run(database, "SELECT 1")
+    assert PASSWORD not in str(refusal.value)
+    assert "***" in database.redacted_url
+    assert PASSWORD not in database.redacted_url
+
+
+def test_a_wrong_password_is_told_without_it(database_url: SecretStr) -> None:
+    address = database_url.get_secret_value().rsplit("@", 1)[1]
+    with (
+        Database(SecretStr(f"postgres://alphaloop:{PASSWORD}@{address}")) as database,
+        pytest.raises(StoreUnavailable, match="password authentication failed") as refusal,
+    ):
+        run(database, "SELECT 1")
+    assert PASSWORD not in str(refusal.value)
+
+
+def test_a_database_that_is_not_there(database_url: SecretStr) -> None:
+    address = database_url.get_secret_value().rsplit("/", 1)[0]
+    with Database(SecretStr(f"{address}/nowhere")) as database, pytest.raises(StoreUnavailable, match="nowhere"):
+        run(database, "SELECT 1")
+
+
+def test_a_connection_that_is_cut_in_a_transaction_is_replaced(database: Database, database_url: SecretStr) -> None:
+    def lose_the_connection() -> None:
+        with database.begin() as connection:
+            _terminate(database_url, connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+            connection.execute(text("SELECT 1"))
+
+    with pytest.raises(StoreUnavailable, match="terminating connection"):
+        lose_the_connection()
+    run(database, "SELECT 1")
+
+
+def test_a_connection_that_is_cut_while_idle_is_not_noticed(database: Database, database_url: SecretStr) -> None:
+    with database.begin() as connection:
+        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    _terminate(database_url, pid)
+    run(database, "SELECT 1")
+
+
+def test_a_busy_pool_says_which_dial_to_turn(database_url: SecretStr) -> None:
+    with Database(database_url, pool_size=1, connect_timeout_s=1) as database, database.begin():
+        with pytest.raises(StoreUnavailable, match="no free connection") as refusal:
+            run(database, "SELECT 1")
+        assert "pool_size" in str(refusal.value)
+
+
+def test_a_deadlock_is_a_store_error(database: Database) -> None:
+    run(database, "INSERT INTO cancellations (job_id) VALUES ('a'), ('b')")
+    barrier = threading.Barrier(2)
+
+    def cross(first: str, second: str) -> None:
+        with database.begin() as connection:
+            lock = text("SELECT 1 FROM cancellations WHERE job_id = :id FOR UPDATE")
+            connection.execute(lock, {"id": first})
+            barrier.wait(30)
+            connection.execute(lock, {"id": second})
+
+    with ThreadPoolExecutor(2) as pool:
+        crossing = [pool.submit(cross, *order) for order in (("a", "b"), ("b", "a"))]
+        errors = [future.exception(60) for future in crossing]
+    [error] = [error for error in errors if error]
+    assert isinstance(error, StoreError)
+    assert "40P01" in error.message
+
+
+def test_a_server_that_stops_and_comes_back(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder: Path = tmp_path_factory.mktemp("restarted")
+    server = EmbeddedPostgres(folder, durable=False)
+    try:
+        with Database(SecretStr(server.start())) as database:
+            run(database, "CREATE TABLE kept (x int)")
+            server.stop()
+            with pytest.raises(StoreUnavailable):
+                run(database, "SELECT 1")
+            server.start()
+            run(database, "SELECT * FROM kept")
+    finally:
+        server.stop()
+
+
+def test_times_come_back_in_utc(database: Database) -> None:
+    with database.begin() as connection:
+        found = connection.execute(text("SELECT now(), current_setting('TimeZone')")).one()
+    assert found[0].utcoffset().total_seconds() == 0
+    assert found[1] == "UTC"
+
+
+def _terminate(url: SecretStr, pid: int) -> None:
+    with psycopg.connect(url.get_secret_value(), autocommit=True) as connection:
+        # Waits until the backend is gone.
+        assert connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,)).fetchone() == (True,)
