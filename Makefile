@@ -42,24 +42,20 @@ format: $(INSTALLED) ## let ruff rewrite the sources
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-generated: $(INSTALLED) ## write JSON Schemas, AsyncAPI document and settings reference anew
+generated: $(INSTALLED) ## write the generated files of docs/reference/ anew
 	@$(BIN)/python -m alphaloop.contract
 
-up: .env ## the real deployment on this machine: docker compose, all services, http://localhost:3000
-	docker compose up --detach --build --wait
+up: $(INSTALLED) ## broker, database, worker and scheduler on this machine; stays up until Ctrl-C or make down
+	@$(BIN)/alphaloop up $(ARGS)
 
-down: ## stop it; data stays in its volumes
-	docker compose down
+down: $(INSTALLED) ## stop them after the running batch; the data stays
+	@$(BIN)/alphaloop down $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock
 
 clean: ## remove the virtual environment and every cache; data stays
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
-
-.env:
-	@cp .env.example .env && chmod 600 .env
-	@echo "==> wrote .env from .env.example: change its passwords before anybody else can reach this machine"
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@sh scripts/venv.sh "$(VENV)"
