@@ -110,7 +110,7 @@ class Scheduler:
         )
         self._schedule.finish(self._schedule_id, due, summary.outcome(), now)
         self._metrics.run_succeeded(report, sent, now)
-        log.info("%s", report.headline, extra={"action": "run_finished", **_logged(summary)})
+        log.info("%s", report.headline, extra={"action": "run_finished", "page": str(page), **_logged(summary)})
         return summary
 
     def _read_counts(self, now: datetime) -> Counts:

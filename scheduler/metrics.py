@@ -1,4 +1,4 @@
-"""What the scheduler counts, and its `/metrics` and `/healthz`.
+"""What the scheduler counts.
 
 Labels are tasks, causes and outcomes: few and known. Every counter is in base units.
 """
@@ -6,17 +6,13 @@ Labels are tasks, causes and outcomes: few and known. Every counter is in base u
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from alphaloop.errors import ConfigError
 from scheduler.facts import SentProbes
 from scheduler.report.data import Report
 
@@ -75,52 +71,3 @@ class SchedulerMetrics:
     def set_leader(self, is_leader: bool) -> None:
         """Note whether this process leads."""
         self._leader.set(is_leader)
-
-    def render(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
-
-
-class MetricsServer:
-    """`/metrics` and `/healthz` on a thread of its own. `health` returns None, or what is wrong."""
-
-    def __init__(self, host: str, port: int, metrics: SchedulerMetrics, health: Callable[[], str | None]) -> None:
-        """Listens at once; port 0 picks a free one. Raises ConfigError when the address is taken."""
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path.split("?")[0] == "/metrics":
-                    self._answer(200, CONTENT_TYPE_LATEST, metrics.render())
-                elif self.path == "/healthz":
-                    wrong = health()
-                    self._answer(503 if wrong else 200, "text/plain; charset=utf-8", f"{wrong or 'ok'}\n".encode())
-                else:
-                    self._answer(404, "text/plain; charset=utf-8", b"expected /metrics or /healthz\n")
-
-            def _answer(self, status: int, kind: str, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """A scrape every few seconds is not news."""
-
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            raise ConfigError(
-                f"expected a free address for /metrics, found {host}:{port}: {error.strerror or error}",
-                hint="set scheduler.http_port to another port, or to 0 for any",
-            ) from None
-        self._server.daemon_threads = True
-        self.port: Final[int] = self._server.server_address[1]
-        self._thread = Thread(target=self._server.serve_forever, name="scheduler-http", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

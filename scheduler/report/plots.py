@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from html import escape
 from typing import Any, Final
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 
 from scheduler.report.data import Estimate, HistoryPoint, TaskLine
@@ -81,14 +80,9 @@ def history_plot(history: Mapping[str, Sequence[HistoryPoint]]) -> str | None:
         starts = [p.start for task in busiest for p in history[task]]
         for axes, task in zip(panels, busiest, strict=False):
             _panel(axes, task, history[task])
-        pad = max((max(starts) - min(starts)) * 0.06, timedelta(minutes=2))
-        panels[0].set_xlim(_day(min(starts) - pad), _day(max(starts) + pad))
-        locator = AutoDateLocator(tz=UTC, minticks=2, maxticks=3)  # type: ignore[no-untyped-call]
         for axes in panels[max(0, len(busiest) - columns) : len(busiest)]:
             axes.tick_params(labelbottom=True)
-        panels[0].xaxis.set_major_locator(locator)
-        formatter = ConciseDateFormatter(locator, tz=UTC, show_offset=False)  # type: ignore[no-untyped-call]
-        panels[0].xaxis.set_major_formatter(formatter)
+        _time_axis(panels[0], min(starts), max(starts))
         return _svg(figure, f"Acceptance of the first drafted token over time for {', '.join(busiest)}")
 
 
@@ -104,6 +98,15 @@ def _panel(axes: Axes, task: str, points: Sequence[HistoryPoint]) -> None:
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
     _bare(axes, grid="y")
+
+
+def _time_axis(axes: Axes, first: datetime, last: datetime) -> None:
+    """Room on both sides, and a label at either end, in UTC."""
+    pad = max((last - first) * 0.12, timedelta(minutes=2))
+    axes.set_xlim(_day(first - pad), _day(last + pad))
+    form = "%d %b" if last - first > timedelta(days=1) else "%H:%M"
+    ends = [first, last] if last > first else [first]
+    axes.set_xticks([_day(at) for at in ends], [at.strftime(form) for at in ends])
 
 
 def _day(at: datetime) -> float:

@@ -1,0 +1,156 @@
+"""`python -m scheduler run`: measure at every interval while leading, until SIGTERM. `once`: one run now."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from alphaloop import logs
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.endpoint import Endpoint
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.settings import Settings, load_settings
+from alphaloop.store.database import Database
+from alphaloop.store.schedule import AdvisoryLock
+from scheduler.leadership import Leadership
+from scheduler.loop import SCHEDULE_ID, Scheduler
+from scheduler.metrics import SchedulerMetrics
+from scheduler.ticking import Ticker
+
+log = logging.getLogger("scheduler")
+
+MANUAL_SCHEDULE_ID = "manual"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 after a run or a wanted stop, 1 after an error that a person must see to."""
+    options = _options(argv)
+    try:
+        settings = load_settings(options.configs, profile=options.profile)
+        if options.data_dir is not None:
+            settings = settings.model_copy(update={"data_dir": options.data_dir.absolute()})
+        settings = with_running_stack(settings)
+        logs.configure(settings.logs.level, settings.logs.format)
+        return _measure(settings, stay=options.mode == "run")
+    except AlphaloopError as error:
+        log.error(
+            "%s", error.message, extra={"action": "scheduler_failed", "code": error.code, "hint": error.hint or ""}
+        )
+        return 1
+
+
+def _measure(settings: Settings, *, stay: bool) -> int:
+    if settings.postgres.url is None or settings.kafka.bootstrap_servers is None:
+        lacking = "postgres.url" if settings.postgres.url is None else "kafka.bootstrap_servers"
+        raise ConfigError(
+            f"{lacking}: not set, and nothing runs under {settings.data_dir}",
+            hint="set DATABASE_URL and KAFKA_BOOTSTRAP_SERVERS, or start `alphaloop up`",
+        )
+    timeout_s = settings.postgres.connect_timeout_s
+    with Database(
+        settings.postgres.url, pool_size=settings.postgres.pool_size, connect_timeout_s=timeout_s
+    ) as database:
+        database.check_revision()
+        ensure_topics(settings.kafka, settings.tasks)
+        producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
+        try:
+            metrics = SchedulerMetrics()
+            scheduler = _scheduler(settings, database, producer, metrics, SCHEDULE_ID if stay else MANUAL_SCHEDULE_ID)
+            if not stay:
+                scheduler.run_once(datetime.now(UTC))
+                return 0
+            return _stay(settings, scheduler, metrics, AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s))
+        finally:
+            producer.close()
+
+
+def _scheduler(
+    settings: Settings, database: Database, producer: Producer, metrics: SchedulerMetrics, schedule_id: str
+) -> Scheduler:
+    return Scheduler(
+        database,
+        producer,
+        settings.scheduler,
+        tasks=settings.tasks,
+        report_folder=settings.report_folder,
+        owner=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+        metrics=metrics,
+        probe_num_draft_tokens=settings.policy.cold_num_draft_tokens,
+        schedule_id=schedule_id,
+    )
+
+
+def _stay(settings: Settings, scheduler: Scheduler, metrics: SchedulerMetrics, lock: AdvisoryLock) -> int:
+    """Lead or stand by until SIGTERM or SIGINT; 1 when the Kafka client died, so that a supervisor starts anew."""
+    stop, died = threading.Event(), threading.Event()
+    dials = settings.scheduler
+
+    def fatal() -> None:
+        died.set()
+        stop.set()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    ticker = Ticker(
+        scheduler.run_once, interval_s=dials.interval_s, misfire_grace_s=dials.misfire_grace_s,
+        clock=lambda: datetime.now(UTC), metrics=metrics, fatal=fatal,
+    )  # fmt: skip
+
+    def promote() -> None:
+        metrics.set_leader(True)
+        ticker.start()
+
+    def demote() -> None:
+        metrics.set_leader(False)
+        # Stopping on purpose, the run under way is finished first; a lost lock waits for nobody.
+        ticker.stop(wait=stop.is_set())
+
+    leadership = Leadership(lock, promote=promote, demote=demote)
+    endpoint = Endpoint(dials.http_host, dials.http_port, metrics.registry, healthy=lambda: None, ready=lambda: None)
+    log.info("measuring", extra={"action": "scheduler_ready", "metrics": endpoint.url})
+    try:
+        while not stop.is_set():
+            leadership.check()
+            stop.wait(dials.leader_check_s)
+    finally:
+        stop.set()
+        leadership.resign()
+        endpoint.close()
+    log.info("stopped", extra={"action": "scheduler_stopped"})
+    return 1 if died.is_set() else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler", description=__doc__, epilog="example: python -m scheduler once --profile local"
+    )
+    parser.add_argument("mode", choices=("run", "once"), help="stay and measure at every interval, or one run now")
+    parser.add_argument("--configs", type=Path, default=_path("ALPHALOOP_CONFIGS"), help="folder of TOML files")
+    parser.add_argument(
+        "--profile", default=os.environ.get("ALPHALOOP_PROFILE") or None, help="one more file of it, over the others"
+    )
+    parser.add_argument("--data-dir", type=Path, default=None, help="where a running `alphaloop up` keeps its data")
+    return parser.parse_args(argv)
+
+
+def _path(variable: str) -> Path | None:
+    return Path(os.environ[variable]) if os.environ.get(variable) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

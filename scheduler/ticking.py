@@ -1,0 +1,88 @@
+"""Calls the run at every interval, while this process leads: APScheduler, in memory, UTC."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobExecutionEvent
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from alphaloop.errors import AlphaloopError, FatalBrokerError
+from scheduler.metrics import SchedulerMetrics
+
+log = logging.getLogger(__name__)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Ticker:
+    """Runs `run(now, scheduled_for)` at once and then at every multiple of the interval since 1970, UTC.
+
+    Every leader computes the same times, so a run that one leader claimed is not repeated by the next. Ticks that
+    pile up become one; a tick later than the grace is dropped and counted. `fatal` is called when the process cannot
+    go on.
+    """
+
+    def __init__(
+        self, run: Callable[[datetime, datetime], object], *, interval_s: float, misfire_grace_s: int,
+        clock: Callable[[], datetime], metrics: SchedulerMetrics, fatal: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._run, self._clock, self._metrics, self._fatal = run, clock, metrics, fatal
+        self._interval_s, self._misfire_grace_s = interval_s, misfire_grace_s
+        self._scheduler: BackgroundScheduler | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether ticks are due."""
+        return self._scheduler is not None
+
+    def start(self) -> None:
+        """Begin ticking; nothing happens when it ticks already."""
+        if self._scheduler is not None:
+            return
+        # One thread: two runs never overlap, not even the first one and one at the interval.
+        self._scheduler = BackgroundScheduler(
+            timezone=UTC,
+            executors={"default": ThreadPoolExecutor(max_workers=1)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": self._misfire_grace_s},
+        )
+        self._scheduler.add_listener(self._heard, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
+        self._scheduler.add_job(self.tick, id="first")
+        every = IntervalTrigger(seconds=self._interval_s, start_date=EPOCH, timezone=UTC)
+        self._scheduler.add_job(self.tick, every, id="interval")
+        self._scheduler.start()
+
+    def stop(self, *, wait: bool) -> None:
+        """No more ticks; `wait` for a run that is under way."""
+        if self._scheduler is not None:
+            scheduler, self._scheduler = self._scheduler, None
+            scheduler.shutdown(wait=wait)
+
+    def tick(self) -> None:
+        """Run what is due now. A run that fails is logged; the next tick tries again."""
+        now = self._clock()
+        try:
+            self._run(now, due_at(now, self._interval_s))
+        except FatalBrokerError as error:
+            log.error("%s", error.message, extra={"action": "run_failed", "code": error.code})
+            self._fatal()
+        except AlphaloopError as error:
+            log.error("%s", error.message, extra={"action": "run_failed", "code": error.code, "hint": error.hint or ""})
+
+    def _heard(self, event: JobExecutionEvent) -> None:
+        if event.code == EVENT_JOB_ERROR:
+            log.error("%s", type(event.exception).__name__, extra={"action": "run_crashed"})
+            self._metrics.run_failed()
+        else:
+            log.warning("a tick came too late, or while a run was under way", extra={"action": "tick_missed"})
+            self._metrics.tick_missed()
+
+
+def due_at(now: datetime, interval_s: float) -> datetime:
+    """The last multiple of the interval since 1970 that is not after `now`, to the microsecond."""
+    since = (now - EPOCH).total_seconds()
+    return datetime.fromtimestamp(since // interval_s * interval_s, UTC)

@@ -1,0 +1,266 @@
+"""Whole runs of the scheduler on a real database, with a sender that keeps what it is given."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from alphaloop.errors import DeliveryFailed
+from alphaloop.messages import Purpose, parse_job
+from alphaloop.messages.dead_letter import Origin
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.drift import DriftStore
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.reports import ReportStore
+from alphaloop.tables import drift_events, probe_runs, schedule_runs
+from scheduler.loop import Scheduler
+from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.history import DRAFT, TARGET, History
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+@dataclass
+class Outbox:
+    """Keeps messages; `refuses` makes the broker say no."""
+
+    sent: list[tuple[str, bytes, bytes]] = field(default_factory=list)
+    refuses: bool = False
+
+    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None:
+        self.sent.append((topic, key or b"", value or b""))
+
+    def flush(self, timeout_s: float) -> None:
+        if self.refuses:
+            raise DeliveryFailed("refused")
+
+    def on(self, topic: str) -> list[bytes]:
+        return [value for name, _, value in self.sent if name == topic]
+
+
+Make = Callable[..., Scheduler]
+
+
+@pytest.fixture
+def outbox() -> Outbox:
+    return Outbox()
+
+
+@pytest.fixture
+def history(database: Database, rng: random.Random) -> History:
+    return History(database, rng)
+
+
+@pytest.fixture
+def make(database: Database, outbox: Outbox, tmp_path: Path) -> Iterator[Make]:
+    def build(**settings: object) -> Scheduler:
+        return Scheduler(
+            database, outbox, SchedulerSettings.model_validate(settings), tasks={"code", "sql"},
+            report_folder=tmp_path / "reports", owner="test", metrics=SchedulerMetrics(),
+        )  # fmt: skip
+
+    yield build
+
+
+def test_an_empty_database_gives_a_sensible_report(make: Make, database: Database, outbox: Outbox) -> None:
+    summary = make().run_once(NOW)
+    assert summary.claimed
+    assert "no acceptance to report yet" in summary.headline
+    assert summary.page is not None
+    html = summary.page.read_text(encoding="utf-8")
+    assert summary.headline in html
+    assert html == (summary.page.parent / "latest.html").read_text(encoding="utf-8")
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    assert stored.html == html
+    assert "Nothing was decoded" in stored.text
+    (published,) = outbox.on("drift-reports")
+    assert json.loads(published) == stored.content
+    assert json.loads(summary.page.with_suffix(".json").read_text(encoding="utf-8")) == stored.content
+
+
+def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> None:
+    first, second = make().run_once(NOW), make().run_once(NOW)
+    assert (first.claimed, second.claimed) == (True, False)
+    assert len(outbox.on("drift-reports")) == 1
+    with database.begin() as connection:
+        (row,) = connection.execute(select(schedule_runs)).all()
+    assert row.finished_at == NOW
+    assert row.outcome["headline"] == first.headline
+
+
+def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
+    scheduler = make(drift_false_alarm_jobs=2000)
+    start = NOW - 6 * DAY
+    fallen = history.traffic("code", 0.85, 200, start, 5 * MINUTE)
+    assert scheduler.run_once(fallen).num_events_open == 0
+    lower = history.traffic("code", 0.55, 60, fallen, 5 * MINUTE)
+    found = scheduler.run_once(lower)
+    assert (found.num_events_opened, found.num_events_open) == (1, 1)
+    (event,) = DriftStore(database).open_events()
+    assert event.subject.task == "code"
+    assert event.cause == "unexplained"
+    assert "fell from 8" in event.verdict
+    again = scheduler.run_once(lower + MINUTE)
+    assert (again.num_events_opened, again.num_events_open) == (0, 1)
+    recovered = history.traffic("code", 0.85, 80, lower + 2 * MINUTE, 5 * MINUTE)
+    over = scheduler.run_once(recovered)
+    assert (over.num_events_closed, over.num_events_open) == (1, 0)
+    with database.begin() as connection:
+        (row,) = connection.execute(select(drift_events)).all()
+    assert row.closed_at == recovered
+    assert row.evidence["traffic"]["statistic"] == pytest.approx(row.evidence["traffic"]["threshold"])
+
+
+def prompts(num: int) -> list[dict[str, object]]:
+    return [{"messages": [{"role": "user", "content": f"question {i}"}]} for i in range(num)]
+
+
+def run_and_decode_probes(
+    scheduler: Scheduler, database: Database, history: History, outbox: Outbox, now: datetime, alpha: float,
+    target: str = TARGET,
+) -> None:  # fmt: skip
+    """One run, and then a worker's answer to everything it sent."""
+    outbox.sent.clear()
+    scheduler.run_once(now)
+    for topic, key, value in outbox.sent:
+        if topic.startswith("jobs."):
+            job = parse_job(value, Origin("c", topic, 0, 0), task=topic.removeprefix("jobs."))
+            assert key.decode() == job.job_id
+            history.decode_probe(job.job_id, job.task, job.probe_drafter, alpha, now + MINUTE, target=target)
+
+
+def test_probes_are_sent_once_in_pairs_and_again_when_old(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    ProbeStore(database).register("code", prompts(6), NOW - 5 * DAY)
+    ProbeStore(database).register("unheard_of", prompts(2), NOW - 5 * DAY)
+    scheduler = make(probe_prompts=3)
+    start = NOW - 3 * DAY
+    first = scheduler.run_once(start)
+    jobs = [parse_job(value, Origin("c", "jobs.code", 0, 0), task="code") for value in outbox.on("jobs.code")]
+    assert [job.purpose for job in jobs].count(Purpose.PROBE) == 3
+    assert [job.purpose for job in jobs].count(Purpose.CONTROL) == 3
+    assert {job.body.messages for job in jobs if job.purpose is Purpose.PROBE} == {
+        job.body.messages for job in jobs if job.purpose is Purpose.CONTROL
+    }
+    assert all(job.body.temperature == 0 and job.deadline == start + HOUR / 2 for job in jobs)
+    assert first.num_probes_sent == len(jobs) == 6
+    assert not outbox.on("jobs.unheard_of")
+    with database.begin() as connection:
+        rows = connection.execute(select(probe_runs)).all()
+    assert {row.job_id for row in rows} == {job.job_id for job in jobs}
+    assert all(row.sent_at == start for row in rows)
+
+    assert scheduler.run_once(start + MINUTE).num_probes_sent == 0, "they are under way"
+    assert scheduler.run_once(start + HOUR).num_probes_sent == 6, "they expired undecoded"
+    outbox.sent.clear()
+    run_and_decode_probes(scheduler, database, history, outbox, start + 2 * HOUR, 0.8)
+    assert scheduler.run_once(start + 20 * HOUR).num_probes_sent == 0, "fresh"
+    assert scheduler.run_once(start + 27 * HOUR).num_probes_sent == 6, "a day old"
+
+
+def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    for task in ("code", "sql"):
+        ProbeStore(database).register(task, prompts(4), NOW - DAY)
+    # A task costs 4 probes and 4 controls at 5 s each before anything was timed.
+    summary = make(probe_min_device_s=40.0).run_once(NOW)
+    assert summary.num_probes_sent == 8
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    assert stored.content["num_due"] == 2
+    assert [line["task"] for line in stored.content["probes"]] == ["code"]
+
+
+def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    drafts = DraftRegistry(database)
+    drafts.register("lookup", DRAFT, TARGET)
+    ProbeStore(database).register("code", prompts(8), NOW - 10 * DAY)
+    scheduler = make(probe_prompts=8, probe_min_device_s=1000.0)
+    start = NOW - 4 * DAY
+    run_and_decode_probes(scheduler, database, history, outbox, start, 0.9)
+    drafts.register("lookup", DRAFT, "target-2")
+    run_and_decode_probes(scheduler, database, history, outbox, start + 25 * HOUR, 0.5, target="target-2")
+    found = scheduler.run_once(start + 26 * HOUR)
+    assert (found.num_events_opened, found.num_status_changes) == (1, 1)
+    (event,) = DriftStore(database).open_events()
+    assert event.cause == "draft_stale"
+    assert "target model changed" in event.verdict
+    assert drafts.stale("target-2") == {("lookup", DRAFT)}
+    assert "lookup is stale" in found.headline
+    assert drafts.stale(TARGET) == set(), "with the old target it was fine"
+    run_and_decode_probes(scheduler, database, history, outbox, start + 50 * HOUR, 0.9, target="target-2")
+    over = scheduler.run_once(start + 51 * HOUR)
+    assert (over.num_events_closed, over.num_events_open, over.num_status_changes) == (1, 0, 1)
+    assert {(d.target_revision, d.status) for d in drafts.all()} == {
+        (TARGET, DraftStatus.ACTIVE),
+        ("target-2", DraftStatus.ACTIVE),
+    }
+
+
+def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    ProbeStore(database).register("code", prompts(6), NOW - 10 * DAY)
+    scheduler = make(probe_prompts=6, probe_min_device_s=1000.0)
+    start = NOW - 4 * DAY
+    run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
+    fallen = history.traffic("code", 0.85, 150, start, 5 * MINUTE)
+    lower = history.traffic("code", 0.5, 80, fallen, 5 * MINUTE)
+    run_and_decode_probes(scheduler, database, history, outbox, max(lower, start + 25 * HOUR), 0.8)
+    scheduler.run_once(max(lower, start + 25 * HOUR) + HOUR)
+    (event,) = DriftStore(database).open_events()
+    assert event.cause == "traffic_changed"
+    assert "steady" in event.verdict
+    assert not DraftRegistry(database).stale(TARGET)
+
+
+def test_the_report_shows_speed_against_the_own_control(make: Make, database: Database, history: History) -> None:
+    start = NOW - 2 * HOUR
+    history.traffic("code", 0.8, 30, start, MINUTE)
+    history.vanilla("code", 10, start, MINUTE)
+    make().run_once(NOW)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    (line,) = stored.content["tasks"]
+    assert line["num_jobs"] == 40
+    assert line["control_tokens_per_s"] == pytest.approx(25.0)
+    assert line["speedup"]["low"] < line["tokens_per_s"] / 25 < line["speedup"]["high"]
+    assert line["alpha_1"]["low"] < 0.8 < line["alpha_1"]["high"]
+    assert "code" in stored.text
+
+
+def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Outbox) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    ProbeStore(database).register("code", prompts(2), NOW - 5 * DAY)
+    scheduler = make()
+    outbox.refuses = True
+    with pytest.raises(DeliveryFailed):
+        scheduler.run_once(NOW - DAY)
+    with database.begin() as connection:
+        (failed,) = connection.execute(select(schedule_runs)).all()
+        unsent = connection.execute(select(probe_runs)).all()
+    assert failed.outcome["error"] == "delivery_failed"
+    assert [row.sent_at for row in unsent] == [None] * 4
+    outbox.refuses = False
+    assert scheduler.run_once(NOW - DAY + HOUR).num_probes_sent == 4
+    with database.begin() as connection:
+        rows = connection.execute(select(probe_runs)).all()
+    assert {row.sent_at for row in rows} == {NOW - DAY + HOUR}
