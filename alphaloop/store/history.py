@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Select, func, select, tuple_
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Mode, Purpose
@@ -48,28 +48,14 @@ class HistoryStore:
         """
         if not drafters:
             return {}
-        hours = acceptance_hourly.c
-        query = select(
-            hours.bucket, hours.drafter, hours.num_jobs, hours.rounds, hours.num_empty_rounds, hours.num_cropped,
-            hours.num_tokens, hours.rounds_sq, hours.tokens_sq, hours.rounds_tokens, hours.proposed, hours.trials,
-            hours.accepts,
-        ).where(
-            hours.task == task,
-            hours.bucket > now - window_days * _DAY,
-            hours.bucket <= now,
-            hours.target_revision == target_revision,
-            hours.engine == engine,
-            hours.sampling_bucket == sampling_bucket,
-            hours.gate == "",
-            hours.mode == Mode.SPECULATIVE,
-            hours.purpose.in_(_MEASURES),
-            tuple_(hours.drafter, hours.draft_revision).in_(drafters.items()),
-        )  # fmt: skip
+        query = evidence_query(
+            task, target_revision, engine, sampling_bucket, drafters, since=now - window_days * _DAY, until=now
+        )
         with self._database.begin() as connection:
             rows = connection.execute(query).all()
         weighted: dict[str, list[_Hour]] = {}
         for row in rows:
-            weight = 0.5 ** ((now - row.bucket) / (half_life_days * _DAY))
+            weight = 0.5 ** ((now - row.bucket) / _DAY / half_life_days)
             weighted.setdefault(row.drafter, []).append((weight, row))
         return {drafter: _evidence(hours_of_it) for drafter, hours_of_it in weighted.items()}
 
@@ -85,6 +71,30 @@ class HistoryStore:
         with self._database.begin() as connection:
             num_tokens, num_jobs = connection.execute(query).one()
         return float(num_tokens / num_jobs) if num_jobs else None
+
+
+def evidence_query(
+    task: str, target_revision: str, engine: str, sampling_bucket: str, drafters: Mapping[str, str], *,
+    since: datetime, until: datetime,
+) -> Select[Any]:  # fmt: skip
+    """The hours that `HistoryStore.evidence` weighs."""
+    hours = acceptance_hourly.c
+    return select(
+        hours.bucket, hours.drafter, hours.num_jobs, hours.rounds, hours.num_empty_rounds, hours.num_cropped,
+        hours.num_tokens, hours.rounds_sq, hours.tokens_sq, hours.rounds_tokens, hours.proposed, hours.trials,
+        hours.accepts,
+    ).where(
+        hours.task == task,
+        hours.bucket > since,
+        hours.bucket <= until,
+        hours.target_revision == target_revision,
+        hours.engine == engine,
+        hours.sampling_bucket == sampling_bucket,
+        hours.gate == "",
+        hours.mode == Mode.SPECULATIVE,
+        hours.purpose.in_(_MEASURES),
+        tuple_(hours.drafter, hours.draft_revision).in_(drafters.items()),
+    )  # fmt: skip
 
 
 def _evidence(hours: Sequence[_Hour]) -> Evidence:
