@@ -42,16 +42,23 @@ class CostTable:
         """Whether the target was never measured."""
         return not self._by_drafter.get(None)
 
-    def round_ms(self, drafter: str | None, batch: int, num_draft_tokens: int) -> float | None:
-        """Milliseconds of one round of `batch` sequences at k = `num_draft_tokens`; None when never measured.
+    def round_ms(
+        self, drafter: str | None, batch: int, num_draft_tokens: int, *, proposing: float = 1.0
+    ) -> float | None:
+        """Expected milliseconds of one round of `batch` sequences at k = `num_draft_tokens`; None when never measured.
 
-        A drafter that was never measured makes the round's cost unknown rather than free.
+        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. Sequences being
+        independent, a pass is k + 1 wide with probability 1 - (1 - proposing)^batch, and 1 wide otherwise. The
+        drafter's own time is paid either way; one that was never measured makes the cost unknown rather than free.
         """
-        verify = self._lookup(None, batch, num_draft_tokens + 1)
-        if verify is None or drafter is None or num_draft_tokens == 0:
-            return verify
+        narrow, wide = self._lookup(None, batch, 1), self._lookup(None, batch, num_draft_tokens + 1)
+        if narrow is None or wide is None or drafter is None or num_draft_tokens == 0:
+            return wide
         draft = self._lookup(drafter, batch, num_draft_tokens + 1)
-        return None if draft is None else verify + draft
+        if draft is None:
+            return None
+        anybody = 1 - (1 - proposing) ** batch
+        return draft + anybody * wide + (1 - anybody) * narrow
 
     def _lookup(self, drafter: str | None, batch: int, width: int) -> float | None:
         by_batch = self._by_drafter.get(drafter)

@@ -161,10 +161,10 @@ def weigh(
     for drafter in drafters:
         evidence = _evidence(history, drafter)
         for k in range(1, drafter.max_draft_tokens + 1):
-            round_ms = costs.round_ms(drafter.name, batch, k)
+            tokens, error, proposing = _expected_round(evidence, k, limits)
+            round_ms = costs.round_ms(drafter.name, batch, k, proposing=proposing)
             if round_ms is None:
                 continue
-            tokens, error = _tokens_per_round(evidence, k, limits)
             gain = vanilla_ms / round_ms
             found.append(
                 Alternative(
@@ -175,8 +175,8 @@ def weigh(
     return tuple(sorted(found, key=lambda a: (-a.speedup, a.num_draft_tokens)))
 
 
-def _tokens_per_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[float, float]:
-    """Expected tokens of a round at draft length k, and its standard error.
+def _expected_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[float, float, float]:
+    """Expected tokens of a round at draft length k, their standard error, and how likely anything is proposed.
 
     α_i and the reach of each position are Beta posterior means around the prior, the prior's weight counted in trials.
     A position past every trial so far falls back on the prior; so does the reach of a position that no run's k allowed,
@@ -200,8 +200,8 @@ def _tokens_per_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple
         through = accepts
     tokens = expected_tokens_per_round(reach, acceptance)
     if evidence.tokens_per_round_se is not None:
-        return tokens, evidence.tokens_per_round_se
-    return tokens, math.sqrt(k) / max(1.0, math.sqrt(evidence.num_jobs))
+        return tokens, evidence.tokens_per_round_se, reach[0]
+    return tokens, math.sqrt(k) / max(1.0, math.sqrt(evidence.num_jobs)), reach[0]
 
 
 def _choose(alternatives: Sequence[Alternative], limits: PolicyLimits, some_cold: bool) -> tuple[Alternative, Reason]:

@@ -84,3 +84,11 @@ def test_a_round_yields_one_to_k_plus_one_tokens(positions: list[tuple[float, fl
 def test_reach_and_acceptance_belong_together() -> None:
     with pytest.raises(ValueError, match="shorter"):
         expected_tokens_per_round([1.0, 1.0], [0.5])
+
+
+def test_a_drafter_that_seldom_proposes_seldom_widens_the_pass() -> None:
+    costs = table((None, 1, 1, 30.0), (None, 1, 9, 50.0), (None, 2, 1, 30.0), (None, 2, 9, 50.0), ("d", 1, 9, 1.0))
+    assert costs.round_ms("d", 1, 8, proposing=0.0) == 31.0
+    assert costs.round_ms("d", 1, 8, proposing=0.25) == pytest.approx(1 + 0.25 * 50 + 0.75 * 30)
+    assert costs.round_ms("d", 2, 8, proposing=0.5) == pytest.approx(1 + 0.75 * 50 + 0.25 * 30)
+    assert costs.round_ms("d", 1, 8) == 51.0
