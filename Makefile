@@ -14,13 +14,6 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Extra arguments: make test ARGS="-k policy", make demo ARGS="--data-dir /tmp/d".
 ARGS ?=
 
-# An unpacked Apache Kafka beside the checkout saves its download; KAFKA_HOME wins.
-ifndef KAFKA_HOME
-ifneq ($(wildcard ../shared/kafka/libs),)
-export KAFKA_HOME := $(abspath ../shared/kafka)
-endif
-endif
-
 help: ## these lines
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 

@@ -1,0 +1,78 @@
+"""The error tree is drawn twice, for readers of the code and of the docs; both drawings are the classes themselves."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import alphaloop
+from alphaloop import errors
+from alphaloop.errors import AlphaloopError
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "errors.md"
+LINE = re.compile(r"^(?P<indent>[│ ]*)(?:[├└]── )?(?P<name>[A-Z]\w+)(?: +(?P<said>\S.*))?$")
+
+
+def drawn(text: str, *, column: int) -> dict[str, tuple[str | None, str]]:
+    """Parent and remark of every class of a drawn tree whose root stands at `column`."""
+    found: dict[str, tuple[str | None, str]] = {}
+    above: list[str] = []
+    for line in text.splitlines():
+        match = LINE.match(line[column:])
+        if match is None:
+            continue
+        depth = 0 if not line[column:].startswith(("│", "├", "└", " ")) else len(match["indent"]) // 4 + 1
+        above = [*above[:depth], match["name"]]
+        found[match["name"]] = (above[-2] if depth else None, match["said"] or "")
+    return found
+
+
+def every_error() -> list[type[AlphaloopError]]:
+    """Every error class of alphaloop, those that a module defines beside what raises them included."""
+    for module in pkgutil.walk_packages(alphaloop.__path__, "alphaloop."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found: list[type[AlphaloopError]] = [AlphaloopError]
+    for cls in found:
+        found += [child for child in cls.__subclasses__() if child.__module__.startswith("alphaloop.")]
+    return found
+
+
+def parents(classes: Iterable[type[AlphaloopError]]) -> dict[str, str | None]:
+    """Parent of each class by name; None for the root."""
+    return {cls.__name__: None if cls is AlphaloopError else cls.__mro__[1].__name__ for cls in classes}
+
+
+def test_the_drawing_in_the_module_is_the_class_tree() -> None:
+    tree = drawn((errors.__doc__ or "").split("\n\n")[1], column=4)
+    own = [cls for cls in every_error() if cls.__module__ == errors.__name__]
+    assert {name: parent for name, (parent, _) in tree.items()} == parents(own)
+
+
+def test_the_reference_page_shows_every_class_with_its_code() -> None:
+    page = REFERENCE.read_text(encoding="utf-8")
+    tree = drawn(page.split("```")[1].removeprefix("text\n"), column=0)
+    assert {name: parent for name, (parent, _) in tree.items()} == parents(every_error())
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
+    assert rows == {cls.__name__: cls.code for cls in every_error()}
+
+
+def test_codes_are_unique() -> None:
+    codes = [cls.code for cls in every_error()]
+    assert len(codes) == len(set(codes))
+    assert all(re.fullmatch(r"[a-z_]+", code) for code in codes)
+
+
+def test_an_error_without_a_message_says_its_class_line() -> None:
+    for cls in every_error():
+        assert str(cls()) == (cls.__doc__ or "").splitlines()[0]
+        assert str(cls("found 1", hint="make it 2")) == "found 1\nhint: make it 2"
+
+
+def test_a_message_error_names_its_field() -> None:
+    error = errors.InvalidField("expected less", field="body.n", hint="leave it out")
+    assert str(error) == "body.n: expected less\nhint: leave it out"
+    assert (error.message, error.field, error.code) == ("expected less", "body.n", "invalid_field")
