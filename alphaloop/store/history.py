@@ -80,7 +80,7 @@ def evidence_query(
     """The hours that `HistoryStore.evidence` weighs."""
     hours = acceptance_hourly.c
     return select(
-        hours.bucket, hours.drafter, hours.num_jobs, hours.rounds, hours.num_empty_rounds, hours.num_cropped,
+        hours.bucket, hours.drafter, hours.num_draft_tokens, hours.num_jobs, hours.rounds, hours.num_empty_rounds, hours.num_cropped,
         hours.num_tokens, hours.rounds_sq, hours.tokens_sq, hours.rounds_tokens, hours.proposed, hours.trials,
         hours.accepts,
     ).where(
@@ -115,7 +115,14 @@ def _evidence(hours: Sequence[_Hour]) -> Evidence:
         trials=_decayed((weight, row.trials) for weight, row in hours),
         accepts=_decayed((weight, row.accepts) for weight, row in hours),
     )
-    return Evidence(counts, num_jobs, _tokens_per_round_se(hours))
+    chances = _decayed((weight, _chances(row)) for weight, row in hours)
+    return Evidence(counts, num_jobs, _tokens_per_round_se(hours), chances)
+
+
+def _chances(row: Any) -> list[int]:
+    """Rounds of an hour in which each position could have been proposed: prefills left out, no further than its k."""
+    reached = [row.rounds - row.num_jobs, *row.accepts]
+    return [reached[i] if i < len(reached) else 0 for i in range(row.num_draft_tokens)]
 
 
 def _decayed(hours: Iterable[tuple[float, Sequence[int]]]) -> tuple[int, ...]:

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.postgres
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 COUNTS = AcceptanceCounts(rounds=11, num_empty_rounds=1, proposed=(10, 10), trials=(10, 8), accepts=(8, 4))
+#: Of COUNTS at k = 2: the rounds behind the prefill, then those whose first draft was accepted.
+CHANCES = (10, 8)
 
 
 @pytest.fixture
@@ -65,6 +67,9 @@ def test_segments_prompt_lengths_draft_lengths_and_probes_are_added_up(
     assert found.counts == sum((run.counts for run in runs), AcceptanceCounts())
     assert found.num_jobs == len(runs)
     assert found.tokens_per_round_se is not None
+    long = [run.counts for run in runs if run.num_draft_tokens == 3]
+    behind_prefills = sum(run.counts.rounds - 1 for run in runs)
+    assert found.chances == (behind_prefills, *(sum(c.accepts[i] for c in long if i < len(c.accepts)) for i in (0, 1)))
 
 
 def test_other_keys_are_kept_apart(history: HistoryStore, database: Database) -> None:
@@ -83,9 +88,9 @@ def test_other_keys_are_kept_apart(history: HistoryStore, database: Database) ->
     record(database, *others)
     assert evidence(history) == {}
     record(database, mine)
-    assert evidence(history) == {"lookup": Evidence(COUNTS, 1, None)}
+    assert evidence(history) == {"lookup": Evidence(COUNTS, 1, None, CHANCES)}
     both = evidence(history, drafters={"lookup": "draft-2", "eagle": "draft-1", "medusa": "draft-1"})
-    assert both == {"lookup": Evidence(COUNTS, 1, None), "eagle": Evidence(COUNTS, 1, None)}
+    assert both == {"lookup": Evidence(COUNTS, 1, None, CHANCES), "eagle": Evidence(COUNTS, 1, None, CHANCES)}
     assert evidence(history, drafters={"lookup": "draft-1", "eagle": "draft-2"}).keys() == {"lookup"}
     assert evidence(history, drafters={}) == {}
 
