@@ -80,9 +80,11 @@ def history_plot(history: Mapping[str, Sequence[HistoryPoint]]) -> str | None:
         starts = [p.start for task in busiest for p in history[task]]
         for axes, task in zip(panels, busiest, strict=False):
             _panel(axes, task, history[task])
+        _time_axis(panels[0], min(starts), max(starts))
         for axes in panels[max(0, len(busiest) - columns) : len(busiest)]:
             axes.tick_params(labelbottom=True)
-        _time_axis(panels[0], min(starts), max(starts))
+            for label, side in zip(axes.get_xticklabels(), ("left", "right"), strict=False):
+                label.set_horizontalalignment(side)
         return _svg(figure, f"Acceptance of the first drafted token over time for {', '.join(busiest)}")
 
 
@@ -102,7 +104,7 @@ def _panel(axes: Axes, task: str, points: Sequence[HistoryPoint]) -> None:
 
 def _time_axis(axes: Axes, first: datetime, last: datetime) -> None:
     """Room on both sides, and a label at either end, in UTC."""
-    pad = max((last - first) * 0.12, timedelta(minutes=2))
+    pad = (last - first) * 0.12 or timedelta(minutes=1)
     axes.set_xlim(_day(first - pad), _day(last + pad))
     form = "%d %b" if last - first > timedelta(days=1) else "%H:%M"
     ends = [first, last] if last > first else [first]

@@ -71,8 +71,9 @@ def _share(value: float) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    # Task names are the only cells without a bound: they give way when the line would be too long.
-    spare = WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)
+    # First the gaps give way when the line would be too long, then the task names, the only cells without a bound.
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
+    spare = WIDTH - sum(widths[1:]) - len(gap) * (len(widths) - 1)
     widths[0] = max(8, min(widths[0], spare))
     lines = []
     for row in rows:
@@ -81,7 +82,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
             cell.rjust(width) if i in RIGHT else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )  # fmt: skip
-        lines.append("  ".join(aligned))
+        lines.append(gap.join(aligned))
     lines.insert(1, "-" * min(WIDTH, max(len(line.rstrip()) for line in lines)))
     return lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -64,14 +64,14 @@ def history(database: Database, rng: random.Random) -> History:
 
 
 @pytest.fixture
-def make(database: Database, outbox: Outbox, tmp_path: Path) -> Iterator[Make]:
+def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
     def build(**settings: object) -> Scheduler:
         return Scheduler(
             database, outbox, SchedulerSettings.model_validate(settings), tasks={"code", "sql"},
             report_folder=tmp_path / "reports", owner="test", metrics=SchedulerMetrics(),
         )  # fmt: skip
 
-    yield build
+    return build
 
 
 def test_an_empty_database_gives_a_sensible_report(make: Make, database: Database, outbox: Outbox) -> None:
