@@ -21,7 +21,7 @@ from worker.decoding.prompts import prepare_job
 from worker.decoding.sampling import probabilities, uniforms
 from worker.decoding.sequence import Sequence
 from worker.decoding.target import Target
-from worker.decoding.verify import Verdict, draw, verify_deterministic, verify_greedy
+from worker.decoding.verify import Verdict, verify_deterministic, verify_greedy
 from worker.engine import EngineIdentity, Load, PreparedJob, Sampling, Step
 
 
@@ -73,7 +73,7 @@ class TransformersEngine:
                 width = self._round(runners) if runners else 0
                 for sequence in newcomers:
                     width = max(width, self._prefill(sequence, len(newcomers) + len(runners)))
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
+        except Exception as error:  # whatever it is, it must not end the worker
             raise DecodeFailed(f"a step over {len(self._running)} sequences failed: {error}") from error
         deltas = tuple(delta for sequence in self._running if (delta := sequence.take_delta()))
         finished = [sequence for sequence in self._running if sequence.finish_reason]
@@ -113,12 +113,8 @@ class TransformersEngine:
     def _prefill(self, sequence: Sequence, batch: int) -> int:
         began = time.perf_counter()
         logits = self._target.prefill(self._cache, sequence.slot, sequence.prompt)
-        if sequence.generator is None:
-            token = int(best_tokens(logits)[0])
-        else:
-            p = probabilities(logits, sequence.sampling)
-            token = draw(p[0], uniforms(sequence.generator, 1, p.device)[0])
-        sequence.take([token], 0)
+        (verdict,) = _verify([sequence], logits[:, None], _no_drafts(logits), [0])
+        sequence.take([verdict.next_token], 0)
         sequence.charge(time.perf_counter() - began, batch)
         return len(sequence.prompt)
 
@@ -148,7 +144,7 @@ class TransformersEngine:
 
 def _verify(runners: list[Sequence], logits: Tensor, drafts: Tensor, num_proposed: list[int]) -> list[Verdict]:
     """One verdict a row of `logits` [batch, width, vocabulary] and `drafts` [batch, width - 1]."""
-    verdicts = verify_greedy(best_tokens(logits), drafts, torch.tensor(num_proposed, device=drafts.device))
+    verdicts = verify_greedy(_best_tokens(logits), drafts, torch.tensor(num_proposed, device=drafts.device))
     for row, sequence in enumerate(runners):
         if sequence.generator is not None:
             k = num_proposed[row]
@@ -157,7 +153,11 @@ def _verify(runners: list[Sequence], logits: Tensor, drafts: Tensor, num_propose
     return verdicts
 
 
-def best_tokens(logits: Tensor) -> Tensor:
+def _no_drafts(logits: Tensor) -> Tensor:
+    return torch.empty((len(logits), 0), dtype=torch.long, device=logits.device)
+
+
+def _best_tokens(logits: Tensor) -> Tensor:
     """The argmax of each position; raises RuntimeError where logits are not finite, as nothing sampled from them is."""
     values, tokens = logits.max(dim=-1)
     if not bool(values.isfinite().all()):

@@ -1,0 +1,97 @@
+"""A step that fails, and sequences that end by themselves, in the engine over transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from alphaloop.errors import DecodeFailed
+from tests.fixtures.models import VANILLA, lookup_decision, make_job
+from worker.engine import Generation, Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+GREEDY = Sampling(max_tokens=24, temperature=0.0)
+PROMPT = "one two three one two three one two"
+Build = Callable[..., "TransformersEngine"]
+
+
+def decode(engine: TransformersEngine, decision: Any = VANILLA, sampling: Sampling = GREEDY) -> Generation:
+    engine.admit(engine.prepare(make_job(PROMPT), sampling), decision)
+    while engine.load().num_running:
+        for generation in engine.step().finished:
+            return generation
+    raise AssertionError("nothing finished")
+
+
+@pytest.mark.parametrize("steps_before", [0, 2], ids=["in the prefill", "in a round"])
+@pytest.mark.parametrize(
+    "cause", [torch.OutOfMemoryError("out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_failed_pass_is_a_failed_decode_and_abandon_mends_it(
+    tiny_engine: Build, monkeypatch: pytest.MonkeyPatch, cause: Exception, steps_before: int
+) -> None:
+    engine = tiny_engine()
+    expected = decode(engine)
+    engine.admit(engine.prepare(make_job(PROMPT, 1), GREEDY), lookup_decision(3))
+    for _ in range(steps_before):
+        engine.step()
+
+    def failing(*args: object, **kwargs: object) -> None:
+        raise cause
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._target.model, "forward", failing)
+        with pytest.raises(DecodeFailed, match="1 sequences failed") as failed:
+            engine.step()
+    assert failed.value.__cause__ is cause
+    engine.abandon()
+    assert engine.load().num_free == 4
+    assert decode(engine).token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_never_become_text(
+    tiny_engine: Build, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    engine = tiny_engine()
+    expected = decode(engine)
+    head = engine._target.model.lm_head
+    monkeypatch.setattr(head, "forward", lambda hidden: torch.full((*hidden.shape[:-1], 384), torch.nan))
+    with pytest.raises(DecodeFailed, match="not finite"):
+        decode(engine, sampling=replace(GREEDY, temperature=temperature))
+    monkeypatch.undo()
+    engine.abandon()
+    assert decode(engine).token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 8])
+def test_an_end_token_ends_the_text_counts_and_is_no_part_of_it(tiny_engine: Build, num_draft_tokens: int) -> None:
+    engine = tiny_engine()
+    decision = lookup_decision(num_draft_tokens) if num_draft_tokens else VANILLA
+    whole = decode(engine, decision)
+    for place in range(len(whole.token_ids)):
+        end = whole.token_ids[place]
+        first = whole.token_ids.index(end)
+        engine._target.end_tokens = frozenset({end})
+        cut = decode(engine, decision)
+        assert cut.finish_reason == "stop"
+        assert cut.token_ids == whole.token_ids[: first + 1]
+        assert cut.text == engine._target.decode(whole.token_ids[:first])
+        assert cut.counts.num_tokens == first + 1
+
+
+def test_memory_grows_with_the_longest_sequence_only(tiny_engine: Build) -> None:
+    engine = tiny_engine(num_slots=2)
+    decode(engine)
+    assert engine._cache.capacity == 256
+    engine.admit(engine.prepare(make_job("x " * 300), GREEDY), VANILLA)
+    engine.step()
+    assert 300 < engine._cache.capacity < 1024
+    engine.abandon()
+    assert engine._cache.capacity == 0

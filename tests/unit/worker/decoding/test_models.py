@@ -1,0 +1,104 @@
+"""What is loaded, what it is called, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from alphaloop.errors import UnsupportedModel
+from alphaloop.settings.model import TargetSettings
+from worker.decoding.models import end_tokens, load_target, refuse_unsupported
+from worker.decoding.slots import SlotCache
+
+
+def settings(source: Path, **more: Any) -> TargetSettings:
+    return TargetSettings(name="tiny", source=str(source), dtype="float32", device="cpu", **more)
+
+
+def test_a_target_is_named_by_its_weights_and_device(tiny_models: dict[str, Path]) -> None:
+    identities = [load_target(settings(tiny_models[family])).identity for family in ("llama", "qwen2", "llama")]
+    assert identities[0] == identities[2]
+    assert identities[0].target_revision != identities[1].target_revision
+    assert identities[0].device == f"cpu-{torch.get_num_threads()}-threads"
+    assert identities[0].context_length == 2048
+    assert identities[0].engine.startswith("transformers-")
+
+
+def test_a_context_longer_than_the_models_is_refused(tiny_models: dict[str, Path]) -> None:
+    assert load_target(settings(tiny_models["llama"], context_length=64)).identity.context_length == 64
+    with pytest.raises(UnsupportedModel, match="2048 positions"):
+        load_target(settings(tiny_models["llama"], context_length=4096))
+
+
+def test_a_device_that_is_not_there_is_refused(tiny_models: dict[str, Path]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"models\.target\.device"):
+        load_target(TargetSettings(source=str(tiny_models["llama"]), device="cuda:99"))
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(UnsupportedModel):
+        load_target(settings(tmp_path))
+
+
+def test_code_that_comes_with_a_model_is_never_run(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_models["llama"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
+    with pytest.raises(UnsupportedModel):
+        load_target(settings(folder))
+    assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": None, "sliding_window": 4096}, "a sliding window"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope type dynamic"),
+        ({"is_encoder_decoder": True}, "decoder-only"),
+    ],
+)
+def test_attention_that_slots_cannot_reproduce_is_refused(found: dict[str, Any], reason: str) -> None:
+    config = {"model_type": "some", "is_encoder_decoder": False, "rope_parameters": {"rope_type": "default"}}
+    model = SimpleNamespace(config=SimpleNamespace(**config), forward=lambda input_ids, logits_to_keep: None)
+    refuse_unsupported(model)
+    model.config.__dict__.update(found)
+    with pytest.raises(UnsupportedModel, match=reason):
+        refuse_unsupported(model)
+
+
+def test_a_model_that_ignores_its_positions_is_caught(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_target(settings(tiny_models["llama"]))
+    target.check_slots()
+    opened = SlotCache.open
+
+    def shifted(self: SlotCache, rows: Any, width: int) -> Any:
+        window = opened(self, rows, width)
+        window.mask[..., 0] = False
+        return window
+
+    monkeypatch.setattr(SlotCache, "open", shifted)
+    with pytest.raises(UnsupportedModel, match="slot cache differ"):
+        target.check_slots()
+
+
+def test_every_place_that_names_an_end_token_counts() -> None:
+    def named(value: Any) -> SimpleNamespace:
+        return SimpleNamespace(eos_token_id=value)
+
+    model = SimpleNamespace(generation_config=named([3, 4]), config=named(4))
+    assert end_tokens(model, named(7)) == {3, 4, 7}
+    assert end_tokens(SimpleNamespace(generation_config=named(None), config=named(None)), named(None)) == frozenset()

@@ -1,0 +1,75 @@
+"""Messages and raw prompts as token ids."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import InvalidField, PromptTooLong
+from alphaloop.messages import Job, Origin, parse_job
+from worker.decoding.prompts import prepare_job
+from worker.engine import PreparedJob, Sampling
+
+SAMPLING = Sampling(max_tokens=100, temperature=0.0)
+
+
+def job(**body: Any) -> Job:
+    return parse_job(json.dumps({"task": "qa", "body": body}).encode(), Origin("c", "jobs.qa", 0, 1), task="qa")
+
+
+def prepared(tokenizer: Any, context_length: int = 1000, **body: Any) -> PreparedJob:
+    return prepare_job(tokenizer, "tiny", context_length, job(**body), SAMPLING)
+
+
+def test_a_raw_prompt_is_tokenized_as_it_stands(tiny_tokenizer: Any) -> None:
+    assert tiny_tokenizer.decode(prepared(tiny_tokenizer, prompt="  as it\nstands ").token_ids) == "  as it\nstands "
+
+
+def test_messages_go_through_the_chat_template_and_end_where_the_answer_begins(tiny_tokenizer: Any) -> None:
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    token_ids = prepared(tiny_tokenizer, messages=messages).token_ids
+    assert tiny_tokenizer.decode(token_ids) == "<user>be kind<user>hello<answer>"
+    assert token_ids[-1] == tiny_tokenizer.convert_tokens_to_ids("<answer>")
+
+
+def test_without_a_template_the_contents_are_joined(tiny_tokenizer: Any) -> None:
+    plain = deepcopy(tiny_tokenizer)
+    plain.chat_template = None
+    messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
+    assert plain.decode(prepared(plain, messages=messages).token_ids) == "one\n\ntwo"
+
+
+def test_developer_is_system_to_a_template(tiny_tokenizer: Any) -> None:
+    strict = deepcopy(tiny_tokenizer)
+    strict.chat_template = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }} {% endfor %}"
+    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
+    assert strict.decode(prepared(strict, messages=messages).token_ids) == "system:a user:b "
+
+
+def test_a_conversation_that_the_template_refuses_is_an_invalid_field(tiny_tokenizer: Any) -> None:
+    strict = deepcopy(tiny_tokenizer)
+    strict.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InvalidField, match="roles must alternate") as refused:
+        prepared(strict, messages=[{"role": "user", "content": "a"}])
+    assert refused.value.field == "body.messages"
+
+
+@pytest.mark.parametrize(("context_length", "max_tokens"), [(1000, 100), (103, 100), (102, 99), (4, 1)])
+def test_max_tokens_is_lowered_to_what_fits(tiny_tokenizer: Any, context_length: int, max_tokens: int) -> None:
+    found = prepared(tiny_tokenizer, context_length, prompt="<eos><eos><eos>")
+    assert len(found.token_ids) == 3
+    assert found.sampling.max_tokens == max_tokens
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers(tiny_tokenizer: Any) -> None:
+    with pytest.raises(PromptTooLong, match=r"expected fewer than 3 prompt tokens, found 3 \(max_tokens is 100"):
+        prepared(tiny_tokenizer, 3, prompt="<eos><eos><eos>")
+
+
+def test_only_the_served_model_may_be_named(tiny_tokenizer: Any) -> None:
+    assert prepared(tiny_tokenizer, prompt="x", model="tiny").token_ids
+    with pytest.raises(InvalidField, match=r"body\.model: expected 'tiny'"):
+        prepared(tiny_tokenizer, prompt="x", model="large")

@@ -1,0 +1,95 @@
+"""Where weights are found, and what their revision follows."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from alphaloop.errors import ModelNotFound, UnsupportedModel
+from worker.decoding import sources
+from worker.decoding.sources import find_weights
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of this test's own."""
+    monkeypatch.setattr(sources, "_cache", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An importable package with one GGUF file inside."""
+    folder = tmp_path / "site" / "some_model"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('finding a model must not run its package')\n")
+    (folder / "tiny.gguf").write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return folder
+
+
+def test_a_package_is_searched_without_being_run(package: Path) -> None:
+    weights = find_weights("package:some_model")
+    assert weights.path == package / "tiny.gguf"
+    assert weights.is_gguf
+    assert weights.revision == hashlib.sha256(b"GGUF").hexdigest()[:12]
+
+
+def test_a_package_with_two_models_is_ambiguous(package: Path) -> None:
+    (package / "other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match=r"expected one \.gguf file .* found 2"):
+        find_weights("package:some_model")
+
+
+def test_a_package_that_is_not_installed_is_named() -> None:
+    with pytest.raises(ModelNotFound, match="no installed package no_such_model"):
+        find_weights("package:no_such_model")
+
+
+@pytest.mark.parametrize("source", ["./nowhere", "/nowhere/model", "~/nowhere", "nowhere.gguf"])
+def test_a_path_that_is_not_there_is_not_asked_of_the_hub(source: str) -> None:
+    with pytest.raises(ModelNotFound, match="found nothing at"):
+        find_weights(source)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(UnsupportedModel, match="pickled"):
+        find_weights(str(tmp_path))
+
+
+def test_the_revision_of_a_folder_follows_every_shard(tmp_path: Path) -> None:
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        (tmp_path / name).write_bytes(name.encode())
+    before = find_weights(str(tmp_path)).revision
+    assert find_weights(str(tmp_path)).revision == before
+    (tmp_path / "model-2.safetensors").write_bytes(b"another")
+    assert find_weights(str(tmp_path)).revision != before
+
+
+def test_a_large_file_is_hashed_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setattr(sources, "QUICK_BYTES", 0)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"first")
+    first = find_weights(str(file)).revision
+    (note,) = (cache / "hashes").iterdir()
+    note.write_text("remembered")
+    assert find_weights(str(file)).revision == "remembered"
+    file.write_bytes(b"second!")
+    assert find_weights(str(file)).revision == hashlib.sha256(b"second!").hexdigest()[:12]
+    assert first == hashlib.sha256(b"first").hexdigest()[:12]
+
+
+def test_two_who_convert_at_once_end_with_one_whole_copy(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    for name in ("one", "two"):
+        finished = tmp_path / name
+        finished.mkdir()
+        (finished / "config.json").write_text(name)
+        sources.publish_folder(finished, folder)
+        assert not finished.exists()
+    assert (folder / "config.json").read_text() == "one"
