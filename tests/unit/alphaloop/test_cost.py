@@ -70,7 +70,7 @@ def test_constant_acceptance_gives_leviathans_formula(alpha: float, k: int) -> N
 
 
 def test_the_articles_example_is_3_69_tokens_not_4_5() -> None:
-    # α = .8, k = 5: the articles multiply α · k + ½ or so; the chain ends at the first rejection.
+    # A figure that circulates for α = .8 and k = 5 is 4.5 tokens a round; the geometric sum gives 3.69.
     assert expected_tokens_per_round([1.0] * 5, [0.8] * 5) == pytest.approx(3.69, abs=0.005)
 
 
