@@ -80,9 +80,9 @@ def evidence_query(
     """The hours that `HistoryStore.evidence` weighs."""
     hours = acceptance_hourly.c
     return select(
-        hours.bucket, hours.drafter, hours.num_draft_tokens, hours.num_jobs, hours.rounds, hours.num_empty_rounds, hours.num_cropped,
-        hours.num_tokens, hours.rounds_sq, hours.tokens_sq, hours.rounds_tokens, hours.proposed, hours.trials,
-        hours.accepts,
+        hours.bucket, hours.drafter, hours.num_draft_tokens, hours.num_jobs, hours.rounds, hours.num_empty_rounds,
+        hours.num_cropped, hours.num_tokens, hours.rounds_sq, hours.tokens_sq, hours.rounds_tokens, hours.proposed,
+        hours.trials, hours.accepts,
     ).where(
         hours.task == task,
         hours.bucket > since,

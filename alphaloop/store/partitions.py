@@ -30,8 +30,9 @@ _PARTITIONS: Final = text("""
 class PartitionKeeper:
     """Makes and drops partitions; safe to run from several processes."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, lock_timeout_s: float = 5.0) -> None:
         self._database = database
+        self._lock_timeout = f"{lock_timeout_s * 1000:.0f}ms"
 
     def ensure(self, now: datetime, days_ahead: int) -> list[date]:
         """Make the partitions from the day of `now` to `days_ahead` days later; returns the days that were made."""
@@ -42,10 +43,10 @@ class PartitionKeeper:
     def drop_before(self, day: date) -> list[date]:
         """Drop the partitions of days before `day`, rows and all; returns those days.
 
-        Waits at most 5 s for readers of the table, then raises StoreError: the next run tries again.
+        Waits at most `lock_timeout_s` for those who use the table, then raises StoreError: the next run tries again.
         """
         with self._database.begin() as connection:
-            connection.execute(text("SET LOCAL lock_timeout = '5s'"))
+            connection.execute(text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": self._lock_timeout})
             old = [found for found in partition_days(connection) if found < day]
             for found in old:
                 connection.execute(text(f'DROP TABLE "{_name(found)}"'))

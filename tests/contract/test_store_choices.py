@@ -1,0 +1,111 @@
+"""Costs, decisions and drafts in a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from alphaloop.cost import CostPoint
+from alphaloop.messages import Mode
+from alphaloop.policy import Decision, Reason
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import NOT_A_CHOICE, Choice, DecisionLog
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+
+pytestmark = pytest.mark.postgres
+
+VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.NO_HISTORY, "a cold task")
+K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x vanilla expected")
+K3 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "1.7x vanilla expected")
+
+
+def test_costs_come_back_as_they_were_measured(database: Database) -> None:
+    costs, drafters = CostStore(database), {"lookup": "r1"}
+    assert costs.load("cpu", "e", "t", drafters).is_empty
+    points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint(None, 1, 5, 34.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
+    costs.save("cpu", "e", "t", drafters, points)
+    table = costs.load("cpu", "e", "t", drafters)
+    assert table.round_ms(None, 1, 0) == 30.0
+    assert table.round_ms("lookup", 1, 4) == 34.5
+    costs.save("cpu", "e", "t", drafters, [CostPoint(None, 1, 1, 25.0, 9)])
+    assert costs.load("cpu", "e", "t", drafters).round_ms(None, 1, 0) == 25.0
+    costs.save("cpu", "e", "t", drafters, [])
+
+
+def test_costs_of_another_device_engine_target_or_draft_are_not_mine(database: Database) -> None:
+    costs = CostStore(database)
+    points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
+    costs.save("cpu", "e", "t", {"lookup": "r1"}, points)
+    for where in (("gpu", "e", "t"), ("cpu", "f", "t"), ("cpu", "e", "u")):
+        assert costs.load(*where, {"lookup": "r1"}).is_empty
+    assert costs.load("cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
+    assert costs.load("cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
+
+
+def log_change(log: DecisionLog, decision: Decision, *, device: str = "cpu", owner: str = "w1") -> bool:
+    return log.record_change("code", "t", device, "greedy", 4, decision, owner)
+
+
+def test_only_changes_are_logged(database: Database) -> None:
+    log = DecisionLog(database)
+    told = [log_change(log, decision) for decision in (VANILLA, VANILLA, K4, K4, K3, K3, VANILLA)]
+    assert told == [True, False, True, False, True, False, True]
+    changes = log.latest("code")
+    assert [(change.before, change.after) for change in changes[::-1]] == [
+        (None, Choice("vanilla", None, 0)),
+        (Choice("vanilla", None, 0), Choice("speculative", "lookup", 4)),
+        (Choice("speculative", "lookup", 4), Choice("speculative", "lookup", 3)),
+        (Choice("speculative", "lookup", 3), Choice("vanilla", None, 0)),
+    ]
+    assert (changes[1].reason, changes[1].explanation, changes[1].batch) == ("faster", "1.7x vanilla expected", 4)
+    assert log.latest("code", limit=1) == changes[:1]
+    assert log.latest("sql") == []
+
+
+def test_each_device_has_its_own_choice(database: Database) -> None:
+    log = DecisionLog(database)
+    assert [log_change(log, K4, device=device) for device in ("cpu", "gpu", "cpu", "gpu")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("reason", sorted(NOT_A_CHOICE))
+def test_exploration_and_forced_modes_are_not_choices(database: Database, reason: Reason) -> None:
+    log = DecisionLog(database)
+    assert not log_change(log, Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, reason, ""))
+    assert log.latest("code") == []
+
+
+def test_workers_that_change_their_minds_together_log_it_once(database: Database) -> None:
+    log, barrier = DecisionLog(database), threading.Barrier(4)
+
+    def change(number: int) -> bool:
+        barrier.wait(30)
+        return log_change(log, K4, owner=f"w{number}")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(change, range(4))) == [False, False, False, True]
+    assert len(log.latest("code")) == 1
+
+
+def test_a_new_draft_is_active_and_a_known_one_keeps_its_status(database: Database) -> None:
+    drafts = DraftRegistry(database)
+    drafts.register("lookup", "r1", "t")
+    assert drafts.stale("t") == set()
+    assert drafts.set_status("lookup", "r1", "t", DraftStatus.STALE, "probe α_1 fell from .80 to .52")
+    assert not drafts.set_status("lookup", "r1", "t", DraftStatus.STALE, "again")
+    assert not drafts.set_status("unknown", "r1", "t", DraftStatus.STALE, "nobody")
+    drafts.register("lookup", "r1", "t")
+    drafts.register("lookup", "r2", "t")
+    assert drafts.stale("t") == {("lookup", "r1")}
+    assert drafts.stale("u") == set()
+    first, second = drafts.all()
+    assert (first.draft_revision, first.status) == ("r1", DraftStatus.STALE)
+    assert first.status_reason == "probe α_1 fell from .80 to .52"
+    assert first.status_changed_at > first.registered_at
+    assert (second.draft_revision, second.status) == ("r2", DraftStatus.ACTIVE)
+    assert drafts.set_status("lookup", "r1", "t", DraftStatus.ACTIVE, "recovered")
+    assert drafts.stale("t") == set()
+    drafts.set_status("lookup", "r2", "t", DraftStatus.RETIRED, "replaced")
+    assert drafts.stale("t") == {("lookup", "r2")}

@@ -1,0 +1,167 @@
+"""Random histories of two workers that claim, die, come back, release and record, against a model in a dictionary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from alphaloop.messages import Mode
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import CLAIMS, ClaimState, JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+
+pytestmark = pytest.mark.postgres
+
+MAX_ATTEMPTS = 2
+JOBS, OWNERS, PAYLOADS = (
+    st.sampled_from("abc"),
+    st.sampled_from(["w1", "w2"]),
+    st.sampled_from([b"one", b"one", b"two"]),
+)
+ATTEMPTS = st.integers(1, 4)
+STEPS = st.one_of(
+    st.tuples(st.just("claim"), OWNERS, st.lists(st.tuples(JOBS, PAYLOADS), min_size=1, max_size=4)),
+    st.tuples(st.just("record"), OWNERS, st.lists(st.tuples(JOBS, ATTEMPTS), min_size=1, max_size=4)),
+    st.tuples(st.just("record_latest"), OWNERS, JOBS),
+    st.tuples(st.just("renew"), OWNERS, st.dictionaries(JOBS, ATTEMPTS)),
+    st.tuples(st.just("release"), OWNERS, st.dictionaries(JOBS, ATTEMPTS)),
+    st.tuples(st.just("expire"), OWNERS, JOBS),
+    st.tuples(st.just("cancel"), OWNERS, JOBS),
+)
+
+
+@dataclass
+class Row:
+    payload: bytes
+    owner: str
+    attempt: int = 0
+    is_leased: bool = False
+    outcome: bytes | None = None
+
+
+@dataclass
+class Model:
+    """What the store promises, in the fewest words."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+
+    def claim(self, owner: str, requests: list[tuple[str, bytes]]) -> list[tuple[ClaimState, bytes | None]]:
+        answers, claimed = [], dict[str, ClaimState]()
+        for job, payload in requests:
+            row = self.rows.setdefault(job, Row(payload, owner))
+            if row.payload != payload:
+                answers.append((ClaimState.CONFLICT, None))
+            elif row.outcome is not None:
+                answers.append((ClaimState.ENDED, row.outcome))
+            elif job in claimed or (row.is_leased and row.owner != owner):
+                answers.append((ClaimState.HELD, None))
+            else:
+                row.owner, row.is_leased, row.attempt = owner, True, row.attempt + 1
+                dead = ClaimState.EXHAUSTED if row.attempt > MAX_ATTEMPTS else ClaimState.CLAIMED
+                claimed[job] = ClaimState.CANCELLED if job in self.cancelled else dead
+                answers.append((claimed[job], None))
+        return answers
+
+    def held(self, owner: str, attempts: dict[str, int]) -> set[str]:
+        def holds(job: str, attempt: int) -> bool:
+            row = self.rows.get(job)
+            return bool(row and row.owner == owner and row.attempt == attempt and row.outcome is None)
+
+        return {job for job, attempt in attempts.items() if holds(job, attempt)}
+
+    def release(self, owner: str, attempts: dict[str, int]) -> set[str]:
+        held = self.held(owner, attempts)
+        for job in held:
+            self.rows[job].attempt -= 1
+            self.rows[job].is_leased = False
+            if self.rows[job].attempt == 0:
+                del self.rows[job]
+        return held
+
+
+@dataclass
+class Both:
+    """The store and its model, asked the same things."""
+
+    database: Database
+    model: Model = field(default_factory=Model)
+
+    def __post_init__(self) -> None:
+        self.jobs, self.outcomes = JobStore(self.database), OutcomeStore(self.database)
+
+    def claim(self, owner: str, requests: list[tuple[str, bytes]]) -> None:
+        asked = [claim_request(job, payload) for job, payload in requests]
+        found = self.jobs.claim(asked, owner=owner, lease_s=3600.0, max_attempts=MAX_ATTEMPTS)
+        assert [(answer.state, answer.outcome) for answer in found] == self.model.claim(owner, requests)
+        for answer in found:
+            assert answer.state not in CLAIMS or answer.attempt == self.model.rows[answer.job_id].attempt
+
+    def record(self, owner: str, tokens: list[tuple[str, int]]) -> None:
+        run = decode_run(vanilla_counts(2), mode=Mode.VANILLA)
+        sent = [outcome(job, attempt, text=f"text {n}", run=run) for n, (job, attempt) in enumerate(tokens)]
+        expected = []
+        for item in sent:
+            if self.model.held(owner, {item.job_id: item.attempt}):
+                self.model.rows[item.job_id].outcome = item.result
+                self.model.cancelled.discard(item.job_id)
+                expected.append((item.job_id.encode(), item.result))
+        recorded = self.outcomes.record(sent, owner=owner)
+        assert [(message.key, message.value) for message in recorded] == expected
+
+    def record_latest(self, owner: str, job: str) -> None:
+        if row := self.model.rows.get(job):
+            self.record(owner, [(job, row.attempt)])
+
+    def renew(self, owner: str, attempts: dict[str, int]) -> None:
+        held = self.model.held(owner, attempts)
+        assert self.jobs.renew(attempts, owner=owner, lease_s=3600.0) == held
+        for job in held:
+            self.model.rows[job].is_leased = True
+
+    def release(self, owner: str, attempts: dict[str, int]) -> None:
+        assert self.jobs.release(attempts, owner=owner) == self.model.release(owner, attempts)
+
+    def expire(self, _: str, job: str) -> None:
+        past = "UPDATE jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = :job AND status = 'running'"
+        with self.database.begin() as connection:
+            connection.execute(text(past), {"job": job})
+        if job in self.model.rows:
+            self.model.rows[job].is_leased = False
+
+    def cancel(self, _: str, job: str) -> None:
+        self.jobs.request_cancel(job)
+        self.model.cancelled.add(job)
+
+    def compare(self) -> None:
+        rows = self.model.rows
+        ended = {job: row.outcome for job, row in rows.items() if row.outcome is not None}
+        assert self.jobs.outcomes(list("abc")) == ended
+        sums = text(
+            "SELECT (SELECT count(*) FROM outbox), (SELECT count(*) FROM decode_runs),"
+            " (SELECT coalesce(sum(num_jobs), 0) FROM acceptance_hourly)"
+        )
+        with self.database.begin() as connection:
+            assert tuple(connection.execute(sums).one()) == (len(ended),) * 3
+            published = connection.execute(text("SELECT convert_from(key, 'UTF8'), value FROM outbox"))
+            assert dict(map(tuple, published)) == ended
+            standing = connection.execute(text("SELECT job_id, attempt FROM jobs"))
+            assert dict(map(tuple, standing)) == {job: row.attempt for job, row in rows.items()}
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, max_size=30))
+def test_every_history_keeps_exactly_one_outcome_a_job(
+    database: Database, steps: list[tuple[str, str, object]]
+) -> None:
+    with database.begin() as connection:
+        connection.execute(text("TRUNCATE jobs, outbox, cancellations, decode_runs, acceptance_hourly"))
+    both = Both(database)
+    for kind, owner, argument in steps:
+        getattr(both, kind)(owner, argument)
+    both.compare()

@@ -1,0 +1,107 @@
+"""The daily partitions: made ahead without stopping anybody, dropped by day."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.errors import StoreError
+from alphaloop.messages import Mode
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.partitions import PartitionKeeper, utc_day
+from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+
+pytestmark = pytest.mark.postgres
+
+LATER = datetime(2031, 5, 1, 23, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def keeper(database: Database) -> PartitionKeeper:
+    return PartitionKeeper(database)
+
+
+def record_at(database: Database, job_id: str, at: datetime) -> None:
+    JobStore(database).claim([claim_request(job_id)], owner="w", lease_s=60, max_attempts=3)
+    run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=at)
+    assert OutcomeStore(database).record([outcome(job_id, run=run)], owner="w")
+
+
+def test_days_ahead_are_made_once(keeper: PartitionKeeper) -> None:
+    days = [LATER.date() + timedelta(days=n) for n in range(4)]
+    assert keeper.ensure(LATER, 3) == days
+    assert keeper.ensure(LATER, 3) == []
+    assert keeper.ensure(LATER + timedelta(days=1), 3) == [days[-1] + timedelta(days=1)]
+    assert set(days) <= set(keeper.days())
+
+
+def test_days_are_those_of_utc(database: Database, keeper: PartitionKeeper) -> None:
+    tokyo = LATER.astimezone(timezone(timedelta(hours=9)))
+    assert utc_day(tokyo) == LATER.date() != tokyo.date()
+    keeper.ensure(tokyo, 0)
+    record_at(database, "a", tokyo)
+    with database.begin() as connection:
+        table = connection.execute(text("SELECT tableoid::regclass::text FROM decode_runs")).scalar_one()
+    assert table == "decode_runs_20310501"
+
+
+def test_a_later_partition_is_like_the_first_ones(database: Database, keeper: PartitionKeeper) -> None:
+    keeper.ensure(LATER, 0)
+    today = datetime.now(UTC).date()
+    columns = text("""
+        SELECT attname, format_type(atttypid, atttypmod), attnotnull, attidentity FROM pg_attribute
+        WHERE attrelid = CAST(:name AS regclass) AND attnum > 0 ORDER BY attnum
+    """)
+    checks = text("SELECT conname FROM pg_constraint WHERE conrelid = CAST(:name AS regclass) AND contype = 'c'")
+    # A partition's index that belongs to the table's has a parent.
+    indexes = text("""
+        SELECT p.inhparent::regclass::text FROM pg_index i JOIN pg_inherits p ON p.inhrelid = i.indexrelid
+        WHERE i.indrelid = CAST(:name AS regclass)
+    """)
+    with database.begin() as connection:
+        for query in (columns, checks, indexes):
+            first, later = (
+                sorted(map(tuple, connection.execute(query, {"name": name})))
+                for name in (f"decode_runs_{today:%Y%m%d}", "decode_runs_20310501")
+            )
+            assert first == later != []
+
+
+def test_writers_do_not_wait_for_new_partitions_nor_they_for_writers(database: Database) -> None:
+    keeper = PartitionKeeper(database)
+    record_at(database, "a", datetime.now(UTC))
+    with database.begin() as connection:
+        connection.execute(text("UPDATE decode_runs SET wall_s = wall_s + 1"))
+        assert keeper.ensure(LATER, 0) == [LATER.date()]
+
+
+def test_two_keepers_at_once_make_each_day_once(database: Database) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: PartitionKeeper(database).ensure(LATER, 5), range(3)))
+    assert sorted(day for days in made for day in days) == [LATER.date() + timedelta(days=n) for n in range(6)]
+
+
+def test_old_days_are_dropped_with_their_rows(database: Database, keeper: PartitionKeeper) -> None:
+    today = datetime.now(UTC)
+    record_at(database, "old", today - timedelta(days=40))
+    record_at(database, "new", today)
+    before = utc_day(today) - timedelta(days=30)
+    assert keeper.drop_before(before) == [utc_day(today - timedelta(days=40))]
+    assert keeper.drop_before(before) == []
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT job_id FROM decode_runs")).scalars().all() == ["new"]
+        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 2
+
+
+def test_dropping_gives_up_where_the_table_is_in_use(database: Database) -> None:
+    impatient = PartitionKeeper(database, lock_timeout_s=0.05)
+    with database.begin() as connection:
+        connection.execute(text("SELECT count(*) FROM decode_runs"))
+        with pytest.raises(StoreError, match="lock timeout"):
+            impatient.drop_before((LATER + timedelta(days=1)).date())
+    assert impatient.drop_before((LATER + timedelta(days=1)).date()) != []
