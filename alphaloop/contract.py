@@ -99,16 +99,36 @@ def asyncapi() -> dict[str, Any]:
             "jobs": _channel("jobs.{task}", "job", "Jobs of one task.", task),
             "deadLetters": _channel("jobs.{task}.dlq", "deadLetter", "Messages that cannot become a job.", task),
             "results": _channel("results", "result", "One result for every job, keyed by job_id."),
+            "tokens": _channel("tokens", "tokenChunk", "Text while it is decoded, of jobs with stream=true."),
+            "control": _channel("control", "cancellation", "Requests to cancel a job that has not ended."),
+            "driftReports": _channel("drift-reports", "driftReport", "What the scheduler found, one a run."),
         },
         "operations": {
             "receiveJob": _operation("receive", "jobs", "job"),
             "sendDeadLetter": _operation("send", "deadLetters", "deadLetter"),
             "sendResult": _operation("send", "results", "result"),
+            "sendTokens": _operation("send", "tokens", "tokenChunk"),
+            "receiveCancellation": _operation("receive", "control", "cancellation"),
+            "sendDriftReport": _operation("send", "driftReports", "driftReport"),
         },
         "components": {
             "messages": {
                 "job": _message("A text to generate", "schemas/job.json"),
                 "result": _message("What became of a job", "schemas/result.json"),
+                "tokenChunk": {
+                    "title": "OpenAI's chat.completion.chunk; headers job_id, attempt, seq and final order the chunks",
+                    "contentType": "application/json",
+                },
+                "cancellation": {
+                    "title": "A request to cancel a job",
+                    "contentType": "application/json",
+                    "payload": {
+                        "type": "object",
+                        "required": ["action", "job_id"],
+                        "properties": {"action": {"const": "cancel"}, "job_id": {"type": "string"}},
+                    },
+                },
+                "driftReport": {"title": "A drift report as data", "contentType": "application/json"},
                 "deadLetter": {
                     "title": "A refused message",
                     "contentType": "application/octet-stream",
