@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -15,7 +16,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
-from alphaloop.kafka.errors import MISSING, UNREACHABLE, broker_error
+from alphaloop.kafka.errors import LEADERLESS, MISSING, UNREACHABLE, broker_error
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.settings import KafkaSettings
 
@@ -25,6 +26,7 @@ Start = Literal["earliest", "latest", "error"]
 PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 
 _MAX_HEARTBEAT_MS: Final = 3000
+_LEADER_WAIT_S: Final = 0.1
 
 
 class Consumer:
@@ -72,6 +74,8 @@ class Consumer:
 
         `on_assign` runs once its partitions can be paused, `on_revoke` while its partitions can still be committed;
         in `on_lost` others may own them already, so nothing may be committed there. Each gets only the difference.
+        A member that was put out while a revocation waited for its poll gets that revocation late: a commit inside
+        `on_revoke` can raise StaleAssignment like any other.
         """
 
         def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -170,14 +174,21 @@ class Consumer:
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         """The first offset that is kept and the one that the next message will get, asked of the broker."""
         doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
-        with _mapped(doing):
-            answer = self._client.get_watermark_offsets(
-                ck.TopicPartition(partition.topic, partition.partition), timeout=self._timeout_s
-            )
-        if answer is None:
-            raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
-        low, high = answer
-        return low, high
+        theirs = ck.TopicPartition(partition.topic, partition.partition)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                answer = self._client.get_watermark_offsets(theirs, timeout=self._timeout_s)
+            except KafkaException as error:
+                # A broker that has just started knows its topics before it leads their partitions.
+                if error.args[0].code() not in LEADERLESS or time.monotonic() >= deadline:
+                    raise broker_error(error, doing) from error
+                time.sleep(_LEADER_WAIT_S)
+                continue
+            if answer is None:
+                raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
+            low, high = answer
+            return low, high
 
     def close(self) -> None:
         """Leave the group, so that others take over at once; `on_revoke` runs inside. Safe to call twice."""

@@ -33,6 +33,7 @@ UNREACHABLE: Final = frozenset(
         KafkaError._NODE_UPDATE,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.NOT_COORDINATOR,
@@ -40,6 +41,8 @@ UNREACHABLE: Final = frozenset(
         KafkaError.NETWORK_EXCEPTION,
     }
 )
+#: Passes by itself within moments of a start or an election.
+LEADERLESS: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
 NOT_STORED: Final = frozenset(
     {
         KafkaError._MSG_TIMED_OUT,

@@ -1,0 +1,201 @@
+"""What Apache Kafka promises beyond the contract: durability, fencing, limits; and how its loss is told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.errors import BrokerError, BrokerUnavailable, DeliveryFailed, StaleAssignment
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.topics import ensure_topics, is_reachable, jobs_topic
+from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import settings_for
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def own_kafka(kafka_home: Path, tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """A broker that the test may kill."""
+    broker = EmbeddedKafka(kafka_home, tmp_path / "kafka")
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def poll_for(consumer: Consumer, within_s: float) -> None:
+    """Poll until something is raised, or the time is up."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        consumer.poll(0.2)
+
+
+def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
+    own_kafka: EmbeddedKafka, fresh_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "alphaloop.kafka")
+    kafka = settings_for(own_kafka.start())
+    ensure_topics(kafka, [fresh_prefix])
+    topic = jobs_topic(fresh_prefix)
+    producer, consumer = Producer(kafka), Consumer(kafka, group_id=fresh_prefix)
+    try:
+        consumer.assign_from([topic], at="earliest")
+        for i in range(2000):
+            producer.send(topic, key=None, value=b"%d" % i)
+        producer.flush(30)
+        own_kafka.kill()
+        for i in range(2000, 2500):
+            producer.send(topic, key=None, value=b"%d" % i)
+        with pytest.raises(DeliveryFailed, match=rf"500 to {topic} not acknowledged within 2 s"):
+            producer.flush(2)
+        while not any("no broker answers" in message for message in caplog.messages):
+            assert consumer.poll(0.2) is None or True
+        with pytest.raises(BrokerUnavailable):
+            consumer.watermarks(TopicPartition(topic, 0))
+        assert settings_for(own_kafka.start()) == kafka, "the address survives"
+        producer.flush(60)  # what was waiting is delivered, once
+        read: list[int] = []
+        deadline = time.monotonic() + 60
+        while len(read) < 2500 and time.monotonic() < deadline:
+            if (record := consumer.poll(0.5)) is not None:
+                read.append(int(record.value or b""))
+        assert consumer.poll(1.0) is None
+        assert sorted(read) == list(range(2500))
+    finally:
+        consumer.close()
+        producer.close()
+    lost = [message for message in caplog.messages if "no broker answers" in message]
+    back = [message for message in caplog.messages if "answers again" in message]
+    assert len(lost) == len(back) == 2, "one loss and one return for each of the two clients"
+    assert not [m for m in caplog.messages if "Connection refused" in m], "librdkafka's own repetition is held back"
+
+
+def test_a_stopped_broker_keeps_messages_and_offsets(own_kafka: EmbeddedKafka, fresh_prefix: str) -> None:
+    kafka = settings_for(own_kafka.start())
+    ensure_topics(kafka, [fresh_prefix])
+    partition = TopicPartition(jobs_topic(fresh_prefix), 0)
+    producer = Producer(kafka)
+    producer.send(partition.topic, key=None, value=b"kept", partition=0)
+    producer.flush(30)
+    producer.close()
+    committer = Consumer(kafka, group_id=fresh_prefix)
+    committer.commit({partition: 1})
+    committer.close()
+    own_kafka.stop()
+    assert not is_reachable(kafka, 0.5)
+    own_kafka.start()
+    reader = Consumer(kafka, group_id=fresh_prefix)
+    try:
+        assert reader.watermarks(partition) == (0, 1)
+        assert reader.committed([partition]) == {partition: 1}
+    finally:
+        reader.close()
+
+
+def test_a_member_that_did_not_poll_may_not_commit_any_more(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
+    ensure_topics(kafka_settings, [fresh_prefix])
+    topic = jobs_topic(fresh_prefix)
+    slow = Consumer(kafka_settings.model_copy(update={"extra": {"max.poll.interval.ms": 6000}}), group_id=fresh_prefix)
+    heir = Consumer(kafka_settings, group_id=fresh_prefix)
+    lost: list[TopicPartition] = []
+    revoked_late: list[TopicPartition] = []
+
+    def commit_as_always(partitions: Sequence[TopicPartition]) -> None:
+        revoked_late.extend(partitions)
+        with pytest.raises(StaleAssignment):
+            slow.commit(dict.fromkeys(partitions, 1))
+
+    try:
+        slow.subscribe([topic], on_assign=lambda _: None, on_revoke=commit_as_always, on_lost=lost.extend)
+        deadline = time.monotonic() + 60
+        while len(slow.assignment()) < 2:
+            slow.poll(0.1)
+            assert time.monotonic() < deadline
+        heir.subscribe([topic], on_assign=lambda _: None, on_revoke=lambda _: None, on_lost=lambda _: None)
+        while len(heir.assignment()) < 2:
+            heir.poll(0.1)
+            assert time.monotonic() < deadline
+        with pytest.raises(StaleAssignment) as caught:
+            slow.commit({TopicPartition(topic, 0): 1})
+        assert caught.value.is_stale_assignment
+        assert lost == revoked_late == [], "nobody has told this member yet: only the broker knows"
+        while len(lost) + len(revoked_late) < 2:
+            slow.poll(0.1)
+            assert time.monotonic() < deadline
+        # The partition that was to move when the second member came is still handed over by on_revoke.
+        assert (len(revoked_late), len(lost)) == (1, 1)
+    finally:
+        heir.close()
+        slow.close()
+
+
+def test_a_message_over_the_topics_limit_is_refused(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
+    ensure_topics(kafka_settings, [fresh_prefix])
+    topic = jobs_topic(fresh_prefix)
+    producer = Producer(kafka_settings)
+    outcomes: list[BrokerError | None] = []
+    try:
+        fits, too_large = b"\x00" * (1 << 20), bytes(range(251)) * (kafka_settings.max_message_bytes // 251 + 100)
+        producer.send(topic, key=None, value=fits, on_delivery=outcomes.append)
+        producer.flush(30)
+        assert outcomes == [None]
+        with pytest.raises(DeliveryFailed, match="MSG_SIZE_TOO_LARGE"):
+            producer.send(topic, key=None, value=too_large * 2)
+    finally:
+        producer.close()
+
+
+def test_a_topic_that_is_not_there_fails_the_flush_and_names_it(
+    kafka_settings: KafkaSettings, fresh_prefix: str
+) -> None:
+    impatient = kafka_settings.model_copy(update={"extra": {"delivery.timeout.ms": 1500}})
+    producer = Producer(impatient)
+    outcomes: list[BrokerError | None] = []
+    try:
+        producer.send(jobs_topic(fresh_prefix), key=None, value=b"1", on_delivery=outcomes.append)
+        with pytest.raises(DeliveryFailed, match=rf"1 to {jobs_topic(fresh_prefix)} refused; first reason"):
+            producer.flush(30)
+        assert len(outcomes) == 1
+        assert isinstance(outcomes[0], BrokerError)
+        producer.flush(1)  # what was reported is not reported again
+    finally:
+        producer.close()
+
+
+def test_without_offsets_and_start_error_the_operator_decides(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
+    ensure_topics(kafka_settings, [fresh_prefix])
+    consumer = Consumer(kafka_settings, group_id=fresh_prefix, start="error")
+    consumer.subscribe(
+        [jobs_topic(fresh_prefix)], on_assign=lambda _: None, on_revoke=lambda _: None, on_lost=lambda _: None
+    )
+    try:
+        with pytest.raises(BrokerError, match="_AUTO_OFFSET_RESET"):
+            poll_for(consumer, 60)
+    finally:
+        consumer.close()
+
+
+def test_what_a_callback_raises_comes_out_of_poll_and_the_assignment_stands(
+    kafka_settings: KafkaSettings, fresh_prefix: str
+) -> None:
+    ensure_topics(kafka_settings, [fresh_prefix])
+
+    def refuse(_: object) -> None:
+        raise LookupError("of the application")
+
+    consumer = Consumer(kafka_settings, group_id=fresh_prefix)
+    consumer.subscribe([jobs_topic(fresh_prefix)], on_assign=refuse, on_revoke=lambda _: None, on_lost=lambda _: None)
+    try:
+        with pytest.raises(LookupError, match="of the application"):
+            poll_for(consumer, 60)
+        assert len(consumer.assignment()) == 2
+    finally:
+        consumer.close()
