@@ -9,6 +9,7 @@ from datetime import timedelta
 from sqlalchemy import func, select, text
 
 from alphaloop.acceptance import Interval, design_effect, wilson
+from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.tables import jobs
 
@@ -126,7 +127,11 @@ class Overview:
                 now.alpha = _interval(row.num_jobs, row.a, row.n, row.a_sq, row.n_sq, row.a_n)
             for task, mode, num_jobs, num_tokens, device_s in connection.execute(_SPEED, since):
                 now = by_task.setdefault(task, TaskNow(task))
-                setattr(now, mode, Speed(num_jobs, num_tokens, device_s))
+                speed = Speed(num_jobs, num_tokens, device_s)
+                if mode == Mode.SPECULATIVE:
+                    now.speculative = speed
+                else:
+                    now.vanilla = speed
         return [by_task[task] for task in sorted(by_task)]
 
 

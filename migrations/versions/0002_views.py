@@ -103,6 +103,32 @@ VIEWS = {
             "owner": "Worker that decided",
         },
     ),
+    "failed_jobs": (
+        "Jobs that failed, were too late or were cancelled, and why; newest first",
+        r"""
+        SELECT
+            finished_at, job_id, task, status, attempt, custom_id, batch_id, purpose,
+            error->>'code' AS code, error->>'message' AS message, error->>'field' AS field
+        FROM jobs,
+            -- The operators on json refuse a document that holds the character NUL anywhere, so ask first.
+            LATERAL (SELECT CASE WHEN outcome::text NOT LIKE '%\\u0000%' THEN outcome->'error' END AS error) AS why
+        WHERE status IN ('failed', 'expired', 'cancelled')
+        ORDER BY finished_at DESC
+        """,
+        {
+            "finished_at": "When the outcome was recorded",
+            "job_id": "The job",
+            "task": "Kind of prompt",
+            "status": "failed, expired or cancelled",
+            "attempt": "The claim that ended it, from 1",
+            "custom_id": "The caller's own name for the job",
+            "batch_id": "The caller's group of jobs",
+            "purpose": "traffic, probe or control",
+            "code": "The error's code: alphaloop.errors",
+            "message": "The error in words",
+            "field": "The field at fault, if one was",
+        },
+    ),
     "open_drift": (
         "Drift that is not over, oldest first",
         """

@@ -24,10 +24,11 @@ def hour(jobs: Sequence[AcceptanceCounts]) -> SimpleNamespace:
     """The row of acceptance_hourly that holds those jobs."""
     total = sum(jobs, AcceptanceCounts())
     return SimpleNamespace(
-        num_jobs=len(jobs), num_draft_tokens=len(total.proposed), rounds=total.rounds, num_empty_rounds=total.num_empty_rounds,
-        num_cropped=total.num_cropped, num_tokens=total.num_tokens, proposed=list(total.proposed),
-        trials=list(total.trials), accepts=list(total.accepts), rounds_sq=sum(j.rounds**2 for j in jobs),
-        tokens_sq=sum(j.num_tokens**2 for j in jobs), rounds_tokens=sum(j.rounds * j.num_tokens for j in jobs),
+        num_jobs=len(jobs), num_draft_tokens=len(total.proposed), rounds=total.rounds,
+        num_empty_rounds=total.num_empty_rounds, num_cropped=total.num_cropped, num_tokens=total.num_tokens,
+        proposed=list(total.proposed), trials=list(total.trials), accepts=list(total.accepts),
+        rounds_sq=sum(j.rounds**2 for j in jobs), tokens_sq=sum(j.num_tokens**2 for j in jobs),
+        rounds_tokens=sum(j.rounds * j.num_tokens for j in jobs),
     )  # fmt: skip
 
 

@@ -1,0 +1,177 @@
+"""What people read: the views, the cookbook of docs/reference/sql.md, and the rows of the status table."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.cost import CostPoint
+from alphaloop.messages import Mode, Purpose, Status
+from alphaloop.messages.result import Failure
+from alphaloop.policy import Decision, Reason
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.overview import Overview
+from alphaloop.tables import metadata
+from tests.fixtures.runs import DEVICE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+
+pytestmark = pytest.mark.postgres
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "sql.md").read_text(encoding="utf-8")
+FAULTS = "Do the counts add up?"
+QUERIES = dict(re.findall(r"### ([^\n]+)\n(?:(?!###).)*?```sql\n(.*?)```", PAGE, re.DOTALL))
+K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x vanilla expected")
+VIEWS = ("task_alpha_now", "task_speedup_now", "decision_log", "failed_jobs", "open_drift")
+
+
+@pytest.fixture
+def filled(database: Database, rng: random.Random) -> Database:
+    """Two tasks: one speculative with controls, one vanilla; a failure, an open drift, a waiting message."""
+    jobs, outcomes, drafts = JobStore(database), OutcomeStore(database), DraftRegistry(database)
+    recent = datetime.now(UTC) - timedelta(minutes=1)
+    runs = [
+        *(decode_run(simulated_counts(rng, [0.8, 0.6, 0.5, 0.4], 12), device_s=0.4, at=recent) for _ in range(8)),
+        *(
+            decode_run(vanilla_counts(20), mode=Mode.VANILLA, purpose=Purpose.CONTROL, reason="control", at=recent)
+            for _ in range(3)
+        ),
+        *(decode_run(vanilla_counts(30), task="sql", mode=Mode.VANILLA, reason="no_history") for _ in range(4)),
+    ]
+    ids = [f"job-{number}" for number in range(len(runs))]
+    failing = Failure(code="decode_failed", message="a step failed", hint="see the log")
+    requests = [
+        claim_request(job_id, task=run.key.task, purpose=Purpose(run.purpose), batch_id="night")
+        for job_id, run in zip(ids, runs, strict=True)
+    ]
+    jobs.claim([*requests, claim_request("bad"), claim_request("nul"), claim_request("running")], owner="w1",
+               lease_s=60, max_attempts=3)  # fmt: skip
+    done = [outcome(i, text="NUL \x00", task=run.key.task, run=run) for i, run in zip(ids, runs, strict=True)]
+    bad = outcome("bad", status=Status.FAILED, error=failing)
+    nul = outcome("nul", status=Status.FAILED, error=Failure(code="decode_failed", message="NUL \x00"))
+    outcomes.record([*done, bad, nul], owner="w1")
+    drafts.register("lookup", "draft-1", TARGET)
+    DecisionLog(database).record_change("code", TARGET, DEVICE, "greedy", 4, K4, "w1")
+    CostStore(database).save(DEVICE, "e", TARGET, {}, [CostPoint(None, 1, 1, 30.0, 5)])
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO drift_events (task, drafter, draft_revision, target_revision, cause, verdict, evidence)"
+                " VALUES ('code', 'lookup', 'draft-1', :target, 'draft_stale', 'α_1 fell', '{}')"
+            ),
+            {"target": TARGET},
+        )
+    return database
+
+
+@pytest.mark.parametrize("title", QUERIES)
+def test_every_query_of_the_cookbook_answers(filled: Database, title: str) -> None:
+    with filled.begin() as connection:
+        rows = connection.execute(text(QUERIES[title].replace(":", r"\:"))).all()
+    assert bool(rows) is (title != FAULTS)
+
+
+def test_the_cookbook_was_read_whole() -> None:
+    assert len(QUERIES) == PAGE.count("```sql") >= 15
+    assert FAULTS in QUERIES
+
+
+def test_the_faults_query_finds_a_fault(filled: Database) -> None:
+    with filled.begin() as connection:
+        connection.execute(text("DELETE FROM decode_runs WHERE job_id = 'job-0'"))
+        rows = connection.execute(text(QUERIES[FAULTS])).all()
+    assert rows == [("job-0",)]
+
+
+def test_the_page_names_every_table() -> None:
+    tables = PAGE.split("## Tables")[1].split("## Views")[0]
+    assert set(re.findall(r"`(\w+)`(?=[, |])", tables.split("`jobs.outcome`")[0])) == set(metadata.tables)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_page_says_of_each_view_what_the_database_says(database: Database, view: str) -> None:
+    section = PAGE.split(f"### {view}\n")[1].split("\n#")[0]
+    documented = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.MULTILINE)
+    query = """
+        SELECT attname, col_description(attrelid, attnum), obj_description(attrelid) FROM pg_attribute
+        WHERE attrelid = CAST(:view AS regclass) AND attnum > 0 ORDER BY attnum
+    """
+    with database.begin() as connection:
+        rows = connection.execute(text(query), {"view": view}).all()
+    assert documented == [(name, comment) for name, comment, _ in rows]
+    assert section.strip().splitlines()[0].removesuffix(".") == rows[0][2]
+
+
+def test_every_view_is_on_the_page(database: Database) -> None:
+    with database.begin() as connection:
+        found = connection.execute(
+            text("SELECT relname FROM pg_class WHERE relkind = 'v' AND relnamespace = 'public'::regnamespace")
+        )
+        assert set(found.scalars()) == set(VIEWS)
+
+
+def test_alpha_and_speedup_are_those_of_the_runs(filled: Database) -> None:
+    with filled.begin() as connection:
+        alpha = connection.execute(text("SELECT * FROM task_alpha_now")).one()
+        speed = {row.task: row for row in connection.execute(text("SELECT * FROM task_speedup_now"))}
+        runs = connection.execute(text("SELECT * FROM decode_runs WHERE mode = 'speculative'")).all()
+    trials, accepts = sum(sum(run.trials) for run in runs), sum(sum(run.accepts) for run in runs)
+    assert (alpha.task, alpha.num_jobs, alpha.trials, alpha.accepts) == ("code", 8, trials, accepts)
+    assert alpha.alpha == pytest.approx(accepts / trials)
+    assert alpha.alpha_1 == pytest.approx(sum(run.accepts[0] for run in runs) / sum(run.trials[0] for run in runs))
+    assert (alpha.min_num_draft_tokens, alpha.max_num_draft_tokens) == (4, 4)
+    fast = sum(run.num_tokens for run in runs) / (8 * 0.4)
+    assert speed["code"].speculative_tokens_per_s == pytest.approx(fast)
+    assert speed["code"].speedup == pytest.approx(fast / (20 / 0.5))
+    assert (speed["code"].speculative_jobs, speed["code"].vanilla_jobs) == (8, 3)
+    assert speed["sql"].speedup is None
+
+
+def test_hours_of_the_day_before_yesterday_are_not_now(database: Database) -> None:
+    jobs, outcomes = JobStore(database), OutcomeStore(database)
+    jobs.claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
+    run = decode_run(vanilla_counts(3), mode=Mode.VANILLA, at=datetime.now(UTC) - timedelta(hours=26))
+    outcomes.record([outcome("a", run=run)], owner="w")
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT * FROM task_speedup_now")).all() == []
+
+
+def test_failed_jobs_say_why_and_survive_the_character_nul(filled: Database) -> None:
+    with filled.begin() as connection:
+        rows = {row.job_id: row for row in connection.execute(text("SELECT * FROM failed_jobs"))}
+    assert rows.keys() == {"bad", "nul"}
+    assert (rows["bad"].code, rows["bad"].message, rows["bad"].field) == ("decode_failed", "a step failed", None)
+    assert rows["nul"].code is None
+
+
+def test_the_status_table(filled: Database) -> None:
+    code, sql = Overview(filled).tasks_now()
+    assert (code.task, code.jobs) == ("code", {"succeeded": 11, "failed": 2, "running": 1})
+    assert (code.mode, code.drafter, code.num_draft_tokens, code.reason) == ("speculative", "lookup", 4, "faster")
+    assert code.explanation == "1.6x vanilla expected"
+    assert code.num_jobs == 14
+    assert code.alpha_1 is not None
+    assert code.alpha is not None
+    assert code.alpha.mean == pytest.approx(code.accepts / code.trials)
+    assert code.alpha.low < code.alpha.mean < code.alpha.high
+    assert code.alpha_1.mean > code.alpha.mean
+    assert code.speculative is not None
+    assert code.vanilla is not None
+    assert code.speedup == pytest.approx(code.speculative.num_tokens / 3.2 / 40)
+    # No decision is on record for this task: what was done last stands for it.
+    assert (sql.task, sql.mode, sql.drafter, sql.reason) == ("sql", "vanilla", None, "no_history")
+    assert (sql.alpha, sql.alpha_1, sql.speculative, sql.speedup) == (None, None, None, None)
+    assert Overview(filled).job_counts() == {"succeeded": 15, "failed": 2, "running": 1}
+
+
+def test_an_empty_database_has_an_empty_status_table(database: Database) -> None:
+    assert Overview(database).tasks_now() == []
+    assert Overview(database).job_counts() == {}
