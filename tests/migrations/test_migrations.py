@@ -33,8 +33,8 @@ def test_the_migrations_build_what_the_tables_declare(database_url: SecretStr) -
 
 def test_check_notices_a_column_that_no_migration_made(database_url: SecretStr) -> None:
     with Database(database_url) as database, database.begin() as connection:
-        connection.execute(text("ALTER TABLE jobs DROP COLUMN custom_id"))
-    with pytest.raises(Exception, match="custom_id"):
+        connection.execute(text("ALTER TABLE outbox DROP COLUMN owner"))
+    with pytest.raises(Exception, match="owner"):
         command.check(schema.alembic_config(database_url))
 
 
