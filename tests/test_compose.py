@@ -1,0 +1,202 @@
+"""The deployment, as far as it can be run without a container engine: its file, and every command in it for real."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import jsonschema
+import psycopg
+import pytest
+import yaml
+from pydantic import SecretStr
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+COMPOSE: Final[dict[str, Any]] = yaml.safe_load(TEXT)
+SERVICES: Final[dict[str, Any]] = COMPOSE["services"]
+OURS: Final = sorted(name for name, service in SERVICES.items() if "build" in service)
+VARIABLE: Final = re.compile(r"\$\{(\w+):-([^}]*)\}")
+START_S: Final = 120.0
+
+
+def schema() -> dict[str, Any]:
+    """The Compose specification's schema, as the package check-jsonschema carries it."""
+    folder = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+    return dict(json.loads((folder / "compose-spec.json").read_text(encoding="utf-8")))
+
+
+def test_the_file_follows_the_compose_specification() -> None:
+    jsonschema.validate(COMPOSE, schema())
+
+
+def test_the_guides_override_follows_it_too() -> None:
+    guide = (ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
+    (override,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    jsonschema.validate(yaml.safe_load(override), schema())
+    assert set(yaml.safe_load(override)["services"]) <= set(SERVICES)
+
+
+def test_the_schema_refuses_a_misspelt_key() -> None:
+    with pytest.raises(jsonschema.ValidationError, match="depend_on"):
+        jsonschema.validate({"services": {"a": {"image": "a", "depend_on": ["b"]}}}, schema())
+
+
+def test_every_variable_is_documented_with_its_default() -> None:
+    example = dict(
+        line.split("=", 1) for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    )  # fmt: skip
+    assert dict(VARIABLE.findall(TEXT)) == example
+    assert TEXT.count("${") == len(VARIABLE.findall(TEXT)), "a variable without a default"
+
+
+def test_dependencies_wait_for_what_they_need() -> None:
+    for name, service in SERVICES.items():
+        for other, rule in service.get("depends_on", {}).items():
+            if rule["condition"] == "service_healthy":
+                assert "healthcheck" in SERVICES[other], f"{name} waits for the health of {other}"
+            else:
+                assert rule["condition"] == "service_completed_successfully"
+                assert SERVICES[other]["restart"].startswith("on-failure")
+    assert SERVICES["worker"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_service_is_pinned_restarted_and_watched(name: str) -> None:
+    service = SERVICES[name]
+    image, _, tag = service["image"].rpartition(":")
+    assert image
+    assert re.search(r"\d", tag), "a tag that names a version"
+    assert service["restart"] == ("on-failure:5" if name == "migrate" else "unless-stopped")
+    assert ("healthcheck" in service) == (name != "migrate")
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_mounts_exist() -> None:
+    mounts = [mount.split(":")[0] for service in SERVICES.values() for mount in service.get("volumes", ())]
+    assert {mount for mount in mounts if not mount.startswith(".")} == set(COMPOSE["volumes"])
+    assert all((ROOT / mount).is_dir() for mount in mounts if mount.startswith("."))
+
+
+def test_a_worker_is_given_longer_than_it_needs_to_drain() -> None:
+    worker = tomllib.loads((ROOT / "configs" / "worker.toml").read_text(encoding="utf-8"))["worker"]
+    assert float(SERVICES["worker"]["stop_grace_period"].removesuffix("s")) > worker["drain_s"]
+
+
+def test_the_image_holds_what_its_commands_need() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    copied = {name for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in line.split()}
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    for name in copied:
+        assert (ROOT / name).exists()
+        assert f"!{name}" in ignored, f"{name} is kept out of the build's context"
+    assert copied >= {"alphaloop", "configs", "migrations", "scheduler", "worker", "requirements.lock"}
+    assert re.search(r"^USER (?!root)\w+$", dockerfile, re.MULTILINE)
+    (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)
+    assert json.loads(command) == SERVICES["worker"]["command"], "exec form, the worker by default"
+
+
+def runnable(command: Sequence[str], *, port: int | None = None) -> list[str]:
+    """A command of the file as it runs here: this interpreter, the console script as its module, another port."""
+    script = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["alphaloop"]
+    heads = {"python": [sys.executable], "alphaloop": [sys.executable, "-m", script.split(":")[0]]}
+    arguments = [re.sub(r":94\d\d/", f":{port}/", argument) if port else argument for argument in command[1:]]
+    return [*heads[command[0]], *arguments]
+
+
+def environment(service: str, **changes: str) -> dict[str, str]:
+    """The service's own environment, its addresses and folders changed to ones that exist here."""
+    said = {name: str(value) for name, value in SERVICES[service]["environment"].items()}
+    own = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
+    return {**own, **said, **changes}
+
+
+def test_the_migrations_run_and_run_again(empty_database_url: SecretStr, tmp_path: Path) -> None:
+    url = empty_database_url.get_secret_value()
+    settings = environment("migrate", DATABASE_URL=url, ALPHALOOP_DATA_DIR=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    for _ in range(2):
+        done = subprocess.run(
+            runnable(SERVICES["migrate"]["command"]), cwd=ROOT, env=settings, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (0,)
+
+
+@pytest.fixture
+def service_environment(
+    request: pytest.FixtureRequest, kafka_broker: str, database_url: SecretStr, tmp_path: Path, unused_port: int
+) -> dict[str, str]:
+    """What the service named by the test's parameter gets, with real servers behind it."""
+    service = request.getfixturevalue("service")
+    changes = {
+        "KAFKA_BOOTSTRAP_SERVERS": kafka_broker,
+        "DATABASE_URL": database_url.get_secret_value(),
+        "ALPHALOOP_DATA_DIR": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path),
+        "HF_HOME": str(tmp_path),
+        "MPLCONFIGDIR": str(tmp_path),
+        f"ALPHALOOP_{service.upper()}__HTTP_HOST": "127.0.0.1",
+        f"ALPHALOOP_{service.upper()}__HTTP_PORT": str(unused_port),
+    }
+    if service == "worker":
+        changes["ALPHALOOP_MODELS__TARGET__SOURCE"] = str(request.getfixturevalue("tiny_models")["llama"])
+        changes["ALPHALOOP_MODELS__TARGET__DTYPE"] = "float32"
+        changes["ALPHALOOP_WORKER__CALIBRATION_SAMPLES"] = "1"
+    return environment(service, **changes)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["worker", "scheduler"])
+def test_the_process_comes_up_healthy_and_stops_on_sigterm(
+    service: str, service_environment: dict[str, str], unused_port: int, tmp_path: Path
+) -> None:
+    log = tmp_path / "process.log"
+    check = SERVICES[service]["healthcheck"]["test"]
+    assert check[0] == "CMD"
+    command = runnable(SERVICES[service]["command"])
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, cwd=ROOT, env=service_environment, stdout=sink, stderr=sink)
+    try:
+        deadline = monotonic() + START_S
+        while not _healthy(runnable(check[1:], port=unused_port)):
+            assert process.poll() is None, log.read_text(encoding="utf-8")
+            assert monotonic() < deadline, log.read_text(encoding="utf-8")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text(encoding="utf-8")
+    finally:
+        process.kill()
+        process.wait()
+    for line in log.read_text(encoding="utf-8").splitlines():
+        assert isinstance(json.loads(line), dict), "the deployment logs JSON"
+
+
+def _healthy(check: Sequence[str]) -> bool:
+    return subprocess.run(check, capture_output=True, timeout=30).returncode == 0
+
+
+def test_no_command_is_left_out() -> None:
+    """Who adds a service of ours adds the test that runs its command."""
+    assert OURS == ["migrate", "scheduler", "worker"]
