@@ -73,7 +73,7 @@ def _compare(measured: Sequence[ProbeResult]) -> ProbeComparison | None:
     if first.scheduled_for == last.scheduled_for:
         return None
     before = {r.position: r for r in reversed(measured) if r.target_revision == first.target_revision}
-    after = {r.position: r for r in measured if r.target_revision == last.target_revision}
+    after = {r.position: r for r in measured if r.scheduled_for == last.scheduled_for}
     pairs = tuple(
         PromptPair(*_position_1(before[position]), *_position_1(after[position]))
         for position in sorted(before.keys() & after.keys())

@@ -54,14 +54,14 @@ def alpha_plot(tasks: Sequence[TaskLine]) -> str | None:
             axes.plot([alpha.low, alpha.high], [y, y], color=colour, linewidth=2.4, solid_capstyle="round", alpha=0.45)
             inside = colour if is_on else "white"
             axes.plot([alpha.mean], [y], marker="o", markersize=6.5, color=colour, markerfacecolor=inside)
-        axes.set_yticks(range(len(measured)), [line.task for line, _ in measured])
+        axes.set_yticks(range(len(measured)), [_short(line.task, 22) for line, _ in measured])
         axes.set_ylim(-0.6, len(measured) - 0.4)
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
         axes.set_xlabel("acceptance of the first drafted token, with 95 % interval")
         _bare(axes, grid="x")
         told = "; ".join(f"{line.task} {alpha.mean:.2f}" for line, alpha in reversed(measured))
-        return _svg(figure, f"Acceptance of the first drafted token by task: {told}")
+        return _svg(figure, "alpha", f"Acceptance of the first drafted token by task: {told}")
 
 
 def history_plot(history: Mapping[str, Sequence[HistoryPoint]]) -> str | None:
@@ -85,7 +85,7 @@ def history_plot(history: Mapping[str, Sequence[HistoryPoint]]) -> str | None:
             axes.tick_params(labelbottom=True)
             for label, side in zip(axes.get_xticklabels(), ("left", "right"), strict=False):
                 label.set_horizontalalignment(side)
-        return _svg(figure, f"Acceptance of the first drafted token over time for {', '.join(busiest)}")
+        return _svg(figure, "history", f"Acceptance of the first drafted token over time for {', '.join(busiest)}")
 
 
 def _panel(axes: Axes, task: str, points: Sequence[HistoryPoint]) -> None:
@@ -96,7 +96,7 @@ def _panel(axes: Axes, task: str, points: Sequence[HistoryPoint]) -> None:
     else:
         axes.plot([x[0], x[0]], [bounds[0].low, bounds[0].high], color=BLUE, alpha=0.4, linewidth=2)
     axes.plot(x, [b.mean for b in bounds], color=BLUE, linewidth=1.4, marker="o", markersize=2.6)
-    axes.set_title(task if len(task) <= 18 else task[:17] + "…", loc="left", pad=3)
+    axes.set_title(_short(task, 18), loc="left", pad=3)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
     _bare(axes, grid="y")
@@ -111,6 +111,10 @@ def _time_axis(axes: Axes, first: datetime, last: datetime) -> None:
     axes.set_xticks([_day(at) for at in ends], [at.strftime(form) for at in ends])
 
 
+def _short(name: str, num_chars: int) -> str:
+    return name if len(name) <= num_chars else name[: num_chars - 1] + "…"
+
+
 def _day(at: datetime) -> float:
     """Days since 1970, matplotlib's own count."""
     return at.timestamp() / 86_400
@@ -123,7 +127,8 @@ def _bare(axes: Axes, grid: str) -> None:
     axes.grid(axis="x" if grid == "x" else "y", color=GRID, linewidth=0.8)
 
 
-def _svg(figure: Figure, alt: str) -> str:
+def _svg(figure: Figure, name: str, alt: str) -> str:
+    """The figure as an SVG element; its ids begin with `name`, since two plots share a page."""
     FigureCanvasSVG(figure)
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -131,5 +136,6 @@ def _svg(figure: Figure, alt: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
     text = escape(alt, quote=True)
     return svg.replace("<svg", f'<svg role="img" aria-label="{text}"', 1).strip()

@@ -1,0 +1,84 @@
+"""Estimates: hand-computed figures, intervals over jobs, stretches of time."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from alphaloop.acceptance import wilson
+from alphaloop.measurements import DecodedJob, ProbeResult
+from scheduler.estimates import acceptance, alpha_over_time, speed_of_jobs, speed_of_pairs
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def job(trials: tuple[int, ...], accepts: tuple[int, ...], *, minute: int = 0, device_s: float = 1.0) -> DecodedJob:
+    return DecodedJob(AT + timedelta(minutes=minute), len(trials), "faster", trials, accepts, 48, device_s)
+
+
+def test_pooled_and_first_position() -> None:
+    found = acceptance([job((10, 8), (8, 4)), job((10, 6), (6, 3)), job((), ())])
+    assert found.num_jobs == 3
+    assert found.alpha_1 is not None
+    assert found.alpha_1.mean == pytest.approx(14 / 20)
+    assert found.alpha is not None
+    assert found.alpha.mean == pytest.approx(21 / 34)
+
+
+def test_nothing_tested_is_nothing_known() -> None:
+    found = acceptance([job((), ()), job((0, 0), (0, 0))])
+    assert found.alpha_1 is None
+    assert found.alpha is None
+
+
+def test_correlated_jobs_widen_the_interval() -> None:
+    split = acceptance([job((20,), (20,)) if i % 2 else job((20,), (0,)) for i in range(20)]).alpha_1
+    independent = wilson(200, 400)
+    assert split is not None
+    assert split.high - split.low > 3 * (independent.high - independent.low)
+
+
+def test_the_interval_covers_the_true_rate_over_jobs(rng: random.Random, seed: int) -> None:
+    covered, repeats = 0, 400
+    for _ in range(repeats):
+        jobs = []
+        for _ in range(25):
+            alpha = rng.betavariate(7, 3)
+            jobs.append(job((20,), (sum(rng.random() < alpha for _ in range(20)),)))
+        interval = acceptance(jobs).alpha_1
+        assert interval is not None
+        covered += interval.low <= 0.7 <= interval.high
+    print(f"seed {seed}: {covered / repeats:.1%} of 95 % intervals hold the true rate")
+    assert covered / repeats > 0.88
+
+
+def test_speed_against_twins() -> None:
+    def pair(position: int, device_s: float, control_s: float | None) -> ProbeResult:
+        return ProbeResult(
+            AT, "code", "v", position, "lookup", "d", "t", "e", 3, (10,), (8,), 48, device_s,
+            48 if control_s else None, control_s,
+        )  # fmt: skip
+
+    speed = speed_of_pairs([pair(0, 1.0, 2.0), pair(1, 2.0, 4.0), pair(2, 0.1, None)])
+    assert speed is not None
+    assert (speed.num_pairs, speed.ratio.mean) == (2, pytest.approx(2.0))
+    assert (speed.tokens_per_s, speed.control_tokens_per_s) == (pytest.approx(32), pytest.approx(16))
+    assert speed_of_pairs([pair(2, 0.1, None)]) is None
+
+
+def test_speed_of_traffic() -> None:
+    speed = speed_of_jobs([job((10,), (8,), device_s=1.0)] * 3, [job((), (), device_s=1.5)] * 3)
+    assert speed is not None
+    assert (speed.num_pairs, speed.ratio.mean) == (0, pytest.approx(1.5))
+    assert speed_of_jobs([job((10,), (8,))], []) is None
+
+
+def test_stretches_of_time() -> None:
+    jobs = [job((10,), (9,), minute=1), job((10,), (7,), minute=4), job((10,), (2,), minute=12), job((), (), minute=22)]
+    points = alpha_over_time(jobs, timedelta(minutes=5))
+    assert [(p.start.minute, p.num_jobs, p.alpha.mean) for p in points] == [
+        (0, 2, pytest.approx(0.8)),
+        (10, 1, pytest.approx(0.2)),
+    ]

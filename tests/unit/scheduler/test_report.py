@@ -1,0 +1,164 @@
+"""The report: the same bytes twice, nothing fetched, everything escaped, and lines that fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from alphaloop.errors import ConfigError
+from scheduler.report import Report, render_page, render_text, write_report
+from scheduler.report.data import DraftLine, DriftLine, Estimate, HistoryPoint, ProbeLine, TaskLine
+
+AT = datetime(2026, 11, 21, 6, tzinfo=UTC)
+NASTY = "<script>alert('x')</script>&amp;\"'"
+
+
+def task_line(task: str) -> TaskLine:
+    alpha = Estimate(mean=0.72, low=0.65, high=0.78)
+    return TaskLine(
+        task=task, num_jobs=12345, mode="speculative", drafter="lookup", num_draft_tokens=8, reason="short_output",
+        explanation=NASTY, num_speculative_jobs=9, acceptance_from="traffic", sampling_buckets=("greedy", "t<=1.0"),
+        alpha_1=alpha, alpha=alpha, alpha_num_draft_tokens=(3, 8), tokens_per_s=1234.5, control_tokens_per_s=1000.1,
+        speedup=Estimate(mean=1.23, low=1.01, high=1.55), num_pairs=0,
+    )  # fmt: skip
+
+
+def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), headline: str = NASTY) -> Report:
+    points = tuple(
+        HistoryPoint(start=AT + timedelta(hours=i), num_jobs=3, alpha_1=Estimate(mean=0.5, low=0.4, high=0.6))
+        for i in range(5)
+    )
+    return Report(
+        created_at=AT, covers_from=AT - timedelta(days=14), covers_to=AT, headline=headline,
+        tasks=tuple(task_line(task) for task in tasks),
+        drift=(
+            DriftLine(
+                task="code", drafter="lookup", draft_revision="r", cause="draft_stale", verdict=NASTY, opened_at=AT
+            ),
+        ),
+        probes=(ProbeLine(task="code", drafter="lookup", num_draft_tokens=3, num_probes=4, last_probed=None),),
+        probe_budget_device_s=60.0, num_due=3, num_probe_sets=2,
+        drafts=(
+            DraftLine(
+                drafter="lookup", draft_revision="r" * 40, target_revision="t" * 40, status="stale",
+                status_reason=NASTY, status_changed_at=AT,
+            ),
+        ),
+        history=dict.fromkeys(tasks, points),
+    )  # fmt: skip
+
+
+def empty() -> Report:
+    return Report(created_at=AT, covers_from=AT - timedelta(days=14), covers_to=AT, headline="Nothing yet.")
+
+
+class Page(HTMLParser):
+    """Tags of a page, checked for balance."""
+
+    VOID = frozenset({"meta", "wbr", "path", "use", "br"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("report", [full(), empty()], ids=["full", "empty"])
+def test_the_page_is_whole_and_self_contained(report: Report) -> None:
+    html = render_page(report)
+    page = Page(html)
+    assert page.open == []
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object"}
+    assert not re.search(r"@import|url\(\s*['\"]?https?:|(?:src|href)\s*=\s*['\"]https?:", html)
+    assert ("viewport", "width=device-width, initial-scale=1") in {
+        (attrs.get("name"), attrs.get("content")) for tag, attrs in page.tags if tag == "meta"
+    }
+
+
+def test_what_comes_from_outside_is_escaped() -> None:
+    html = render_page(full())
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_plots_have_a_text_for_those_who_cannot_see_them() -> None:
+    labels = [attrs.get("aria-label") for tag, attrs in Page(render_page(full())).tags if tag == "svg"]
+    assert len(labels) == 2
+    assert labels[0] is not None
+    assert "code 0.72" in labels[0]
+
+
+def test_the_ids_of_two_plots_do_not_clash() -> None:
+    ids = [attrs["id"] for _, attrs in Page(render_page(full())).tags if attrs.get("id")]
+    assert len(ids) > 50
+    assert len(ids) == len(set(ids))
+    referred = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", render_page(full())))
+    assert referred
+    assert referred <= set(ids)
+
+
+@pytest.mark.parametrize("report", [full(), empty()], ids=["full", "empty"])
+def test_the_same_report_gives_the_same_bytes(report: Report) -> None:
+    again = Report.model_validate_json(report.model_dump_json())
+    assert render_page(again) == render_page(report)
+    assert render_text(again) == render_text(report)
+
+
+@pytest.mark.parametrize("report", [full(), empty(), full(headline="word " * 80)], ids=["full", "empty", "long"])
+def test_text_fits_a_hundred_columns(report: Report) -> None:
+    text = render_text(report)
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert text.endswith("\n")
+    assert not any(line != line.rstrip() for line in text.splitlines())
+
+
+def test_thirteen_tasks_are_all_in_the_text() -> None:
+    names = tuple(f"task_{i}" for i in range(13))
+    text = render_text(full(names))
+    assert all(re.search(rf"^{name} ", text, re.MULTILINE) for name in names)
+    assert "12 busiest tasks of 13" in render_page(full(names))
+
+
+def test_the_files(tmp_path: Path) -> None:
+    report = full()
+    page = write_report(tmp_path / "reports", report, render_text(report), render_page(report))
+    assert sorted(path.name for path in page.parent.iterdir()) == [
+        "drift-report-20261121T060000Z.html",
+        "drift-report-20261121T060000Z.json",
+        "drift-report-20261121T060000Z.txt",
+        "latest.html",
+    ]
+    assert Report.model_validate(json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))) == report
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("a file")
+    with pytest.raises(ConfigError, match="reports") as caught:
+        write_report(tmp_path / "reports", empty(), "", "")
+    assert "report_folder" in (caught.value.hint or "")
+
+
+def test_a_misspelt_field_of_a_report_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        Report.model_validate({**empty().model_dump(), "headlines": "x"})

@@ -1,0 +1,122 @@
+"""Ticks: at once, at every interval, never two at a time, and what failures lead to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.errors import FatalBrokerError, StoreUnavailable
+from scheduler.metrics import SchedulerMetrics
+from scheduler.ticking import EPOCH, Ticker, due_at
+
+NOW = datetime(2026, 1, 5, 12, 34, 56, tzinfo=UTC)
+WAIT_S = 10.0
+
+
+def ticker(
+    run: Callable[[datetime, datetime], object], *, interval_s: float = 3600.0, metrics: SchedulerMetrics | None = None,
+    fatal: Callable[[], None] = lambda: None, clock: Callable[[], datetime] = lambda: NOW,
+) -> Ticker:  # fmt: skip
+    return Ticker(
+        run, interval_s=interval_s, misfire_grace_s=60, clock=clock, metrics=metrics or SchedulerMetrics(), fatal=fatal
+    )
+
+
+@given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)), st.integers(1, 10**6))
+def test_due_times_are_multiples_of_the_interval(now: datetime, interval_s: int) -> None:
+    at = now.replace(tzinfo=UTC)
+    due = due_at(at, interval_s)
+    assert due <= at < due + timedelta(seconds=interval_s)
+    assert (due - EPOCH) % timedelta(seconds=interval_s) == timedelta(0)
+    assert due_at(due, interval_s) == due
+
+
+def test_the_first_run_comes_at_once_and_knows_what_it_was_due_for() -> None:
+    ran, seen = threading.Event(), []
+
+    def run(now: datetime, due: datetime) -> None:
+        seen.append((now, due))
+        ran.set()
+
+    ticking = ticker(run)
+    ticking.start()
+    ticking.start()
+    assert ran.wait(WAIT_S)
+    ticking.stop(wait=True)
+    assert seen == [(NOW, NOW.replace(minute=0, second=0))]
+    assert not ticking.is_running
+
+
+def test_it_goes_on_after_a_failed_run() -> None:
+    second, calls = threading.Event(), []
+
+    def run(now: datetime, due: datetime) -> None:
+        calls.append(now)
+        if len(calls) >= 3:
+            second.set()
+        raise StoreUnavailable("gone")
+
+    ticking = ticker(run, interval_s=0.2)
+    ticking.start()
+    assert second.wait(WAIT_S)
+    ticking.stop(wait=True)
+
+
+def test_runs_never_overlap() -> None:
+    inside, most, enough = 0, 0, threading.Event()
+    lock, hold = threading.Lock(), threading.Event()
+    calls = []
+
+    def run(now: datetime, due: datetime) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        hold.wait(0.15)
+        with lock:
+            inside -= 1
+        calls.append(now)
+        if len(calls) >= 4:
+            enough.set()
+
+    ticking = ticker(run, interval_s=0.05)
+    ticking.start()
+    assert enough.wait(WAIT_S)
+    ticking.stop(wait=True)
+    assert most == 1
+
+
+def test_a_dead_client_ends_the_process() -> None:
+    died = threading.Event()
+
+    def run(now: datetime, due: datetime) -> None:
+        raise FatalBrokerError("dead")
+
+    ticking = ticker(run, fatal=died.set)
+    ticking.start()
+    assert died.wait(WAIT_S)
+    ticking.stop(wait=True)
+
+
+def test_a_crash_is_counted_and_does_not_end_the_ticks(caplog: pytest.LogCaptureFixture) -> None:
+    twice, calls, metrics = threading.Event(), [], SchedulerMetrics()
+
+    def run(now: datetime, due: datetime) -> None:
+        calls.append(now)
+        if len(calls) >= 2:
+            twice.set()
+        raise ZeroDivisionError
+
+    ticking = ticker(run, interval_s=0.2, metrics=metrics)
+    ticking.start()
+    assert twice.wait(WAIT_S)
+    ticking.stop(wait=True)
+    failed = metrics.registry.get_sample_value("alphaloop_scheduler_runs_total", {"outcome": "failed"})
+    assert failed is not None
+    assert failed >= 1
+    assert "ZeroDivisionError" in caplog.text
