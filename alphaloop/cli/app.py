@@ -11,6 +11,7 @@ import typer
 import alphaloop
 from alphaloop.cli import (
     cancel,
+    demo,
     dlq,
     enqueue,
     explain,
@@ -62,6 +63,7 @@ def _add(function: Callable[..., Any], example: str, group: typer.Typer = app, n
     group.command(name or function.__name__, epilog=epilog(example))(function)
 
 
+_add(demo.demo, demo.EXAMPLE)
 _add(up.up, up.UP_EXAMPLE)
 _add(up.down, up.DOWN_EXAMPLE)
 _add(processes.worker, processes.WORKER_EXAMPLE)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,10 @@ from alphaloop.settings import Settings
 #: Loading a model from a slow disk, converting it once, calibrating.
 START_TIMEOUT_S: Final = 300.0
 _GRACE_S: Final = 15.0
+#: Replaced by what the parent resolved.
+_ADDRESSES: Final = frozenset(
+    {"KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL", "ALPHALOOP_KAFKA__BOOTSTRAP_SERVERS", "ALPHALOOP_POSTGRES__URL"}
+)
 
 
 def worker_process(options: GlobalOptions, settings: Settings, *, arguments: Sequence[str] = ()) -> ChildProcess:
@@ -25,9 +29,11 @@ def worker_process(options: GlobalOptions, settings: Settings, *, arguments: Seq
     return _process("worker", arguments, options, settings, grace_s=settings.worker.drain_s + _GRACE_S)
 
 
-def scheduler_process(options: GlobalOptions, settings: Settings, mode: str) -> ChildProcess:
-    """A scheduler, not started."""
-    return _process("scheduler", [mode], options, settings, grace_s=_GRACE_S)
+def scheduler_process(
+    options: GlobalOptions, settings: Settings, mode: str, *, environment: Mapping[str, str] | None = None
+) -> ChildProcess:
+    """A scheduler, not started; `environment` is laid over the child's."""
+    return _process("scheduler", [mode], options, settings, grace_s=_GRACE_S, environment=environment)
 
 
 def child_log(settings: Settings, module: str) -> Path:
@@ -41,12 +47,17 @@ def child_command(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def child_environment(options: GlobalOptions, settings: Settings) -> dict[str, str]:
-    """The environment in which a child reads the same settings.
+    """The environment in which a child reads the same settings and speaks to the very same broker and database.
 
-    Where an embedded stack runs, the child finds it through the data folder, as every command does: its password
-    stands in no argument and in no environment.
+    Addresses travel in the environment, not in arguments: arguments are visible to everyone on the machine.
     """
-    environment = {**options.environment(), "ALPHALOOP_DATA_DIR": str(settings.data_dir.absolute())}
+    environment = {name: value for name, value in options.environment().items() if name not in _ADDRESSES}
+    environment["ALPHALOOP_DATA_DIR"] = str(settings.data_dir.absolute())
+    environment["ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS"] = str(settings.kafka.session_timeout_ms)
+    if settings.kafka.bootstrap_servers is not None:
+        environment["KAFKA_BOOTSTRAP_SERVERS"] = settings.kafka.bootstrap_servers
+    if settings.postgres.url is not None:
+        environment["DATABASE_URL"] = settings.postgres.url.get_secret_value()
     # In a checkout that is not installed, worker and scheduler lie beside alphaloop.
     beside = str(Path(alphaloop.__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PYTHONPATH"))))
@@ -89,21 +100,24 @@ def field_of(line: str, name: str) -> str | None:
     return match[1].strip('"') if match else None
 
 
-def await_ready(worker: ChildProcess, log: LogFollower, is_stopped: Callable[[], bool]) -> str | None:
-    """Wait until the worker consumes; its log line says where its metrics are. None when stopped before.
+def await_event(
+    child: ChildProcess, log: LogFollower, action: str, is_stopped: Callable[[], bool] = lambda: False
+) -> str | None:
+    """Wait until the child logs this action, and return the line. None when stopped before.
 
-    Raises StartFailed with the end of its log when it ends first.
+    Raises StartFailed with the end of its log when it ends first, or stays silent for START_TIMEOUT_S.
     """
-    worker.wait_until(lambda: is_stopped() or log.find("worker_ready") is not None, START_TIMEOUT_S)
-    return log.find("worker_ready")
+    child.wait_until(lambda: is_stopped() or log.find(action) is not None, START_TIMEOUT_S)
+    return log.find(action)
 
 
 def _process(
-    module: str, arguments: Sequence[str], options: GlobalOptions, settings: Settings, *, grace_s: float
-) -> ChildProcess:
+    module: str, arguments: Sequence[str], options: GlobalOptions, settings: Settings, *, grace_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> ChildProcess:  # fmt: skip
     return ChildProcess(
         module, child_command(module, arguments), log=child_log(settings, module),
-        env=child_environment(options, settings), grace_s=grace_s,
+        env={**child_environment(options, settings), **(environment or {})}, grace_s=grace_s,
     )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ def explanation(
     costs = CostStore(database).load(engine.device, engine.engine, engine.target_revision, revisions)
     decision = decide(
         evidence, drafters, costs,
-        DecisionContext(task=task, batch=batch, expected_tokens=expected, draw=_NO_EXPLORATION), settings.policy.limits(),
+        DecisionContext(task=task, batch=batch, expected_tokens=expected, draw=_NO_EXPLORATION),
+        settings.policy.limits(),
     )  # fmt: skip
     changes = DecisionLog(database).latest(task, _MAX_CHANGES)
     return Explanation(task, engine, sampling_bucket, batch, expected, drafters, evidence, decision, changes)

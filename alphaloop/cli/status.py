@@ -49,12 +49,9 @@ def status(
         out().print(task_table(tasks, waiting))
     else:
         note(f"no job in the last {hours:g} hours")
-    shown = table("", "")
-    shown.show_header = False
-    for name, address in addresses.items():
-        shown.add_row(name, str(address))
     out().print()
-    out().print(shown)
+    for name, address in addresses.items():
+        out().print(f"{name:<13}{address}", markup=False, soft_wrap=True)
 
 
 def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Table:
@@ -93,19 +90,18 @@ def task_as_json(now: TaskNow, waiting: dict[str, int] | None) -> dict[str, Any]
 def _addresses(settings: Settings, database: str) -> dict[str, str]:
     stack = running_stack(settings.data_dir)
     is_embedded = stack is not None and stack.bootstrap_servers == settings.kafka.bootstrap_servers
-    shown = {
-        "broker": f"{settings.kafka.bootstrap_servers}",
-        "database": database,
-        "worker": _metrics(settings, "worker", settings.worker.http_host, settings.worker.http_port),
-        "scheduler": _metrics(settings, "scheduler", settings.scheduler.http_host, settings.scheduler.http_port),
+    shown = {"broker": f"{settings.kafka.bootstrap_servers}", "database": database.replace("+psycopg", "", 1)}
+    for module, process in (("worker", settings.worker), ("scheduler", settings.scheduler)):
+        # A port picked by the system is known to the process, which logs it.
+        known = f"http://{process.http_host}:{process.http_port}/metrics" if process.http_port else "-"
+        shown[module] = _logged_metrics(settings, module) if is_embedded else known
+    return {
+        **shown,
         "reports": str(settings.report_folder),
+        **({"data": str(settings.data_dir)} if is_embedded else {}),
     }
-    return {**shown, "embedded in": str(settings.data_dir)} if is_embedded else shown
 
 
-def _metrics(settings: Settings, module: str, host: str, port: int) -> str:
-    if port:
-        return f"http://{host}:{port}/metrics"
-    # A port picked by the system is known to the process, which logs it.
+def _logged_metrics(settings: Settings, module: str) -> str:
     found = LogFollower(child_log(settings, module), from_start=True).find(f"{module}_ready", last=True)
     return f"{field_of(found, 'metrics')}/metrics" if found else "-"

@@ -14,9 +14,9 @@ from typing import Final
 
 import typer
 
-from alphaloop.cli.children import LogFollower, await_ready, field_of, scheduler_process, worker_process
+from alphaloop.cli.children import LogFollower, await_event, field_of, scheduler_process, worker_process
 from alphaloop.cli.options import GlobalOptions, global_options
-from alphaloop.cli.screen import err, note, out, table
+from alphaloop.cli.screen import err, note, out
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack, running_stack
@@ -118,28 +118,33 @@ def _start(
         follower = LogFollower(child.log)
         children.append(child)
         child.start()
-        with err().status("loading the model and measuring what a round costs here"):
-            line = await_ready(child, follower, stop.is_set)
+        note("loading the model, and measuring what a round costs here unless that is known …")
+        with err().status("the worker is starting"):
+            line = await_event(child, follower, "worker_ready", stop.is_set)
         if line is not None:
             metrics["worker"] = field_of(line, "metrics") or "-"
     if with_scheduler and not stop.is_set():
         child = scheduler_process(options, settings, "run")
+        follower = LogFollower(child.log)
         children.append(child)
         child.start()
+        if (line := await_event(child, follower, "scheduler_ready", stop.is_set)) is not None:
+            metrics["scheduler"] = field_of(line, "metrics") or "-"
     return metrics
 
 
 def _show_addresses(settings: Settings, metrics: dict[str, str]) -> None:
     url = settings.postgres.url.get_secret_value() if settings.postgres.url else ""
-    shown = table("", "")
-    shown.show_header = False
-    shown.add_row("broker", settings.kafka.bootstrap_servers)
-    shown.add_row("database", f"psql {url}")
-    for name, address in metrics.items():
-        shown.add_row(f"{name} metrics", f"{address}/metrics")
-    shown.add_row("reports", str(settings.report_folder))
-    shown.add_row("logs", str(settings.data_dir / "logs"))
-    out().print(shown)
+    rows = {
+        "broker": settings.kafka.bootstrap_servers,
+        "database": f"psql {url}",
+        **{f"{name} metrics": f"{address}/metrics" for name, address in metrics.items()},
+        "reports": settings.report_folder,
+        "logs": settings.data_dir / "logs",
+    }
+    screen = out()
+    for name, value in rows.items():  # not a table: what is to be copied must not be folded
+        screen.print(f"{name:<18}{value}", markup=False, soft_wrap=True)
     note("up; Ctrl-C stops it")
 
 

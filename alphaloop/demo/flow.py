@@ -1,0 +1,231 @@
+"""The demo, step by step: `Demo.run()` shows the whole of it in order."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+
+from alphaloop.cli.children import LogFollower, await_event, child_log, scheduler_process, worker_process
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.options import GlobalOptions
+from alphaloop.cli.outcomes import OutcomeReader
+from alphaloop.cli.screen import progress
+from alphaloop.cli.up import prepare
+from alphaloop.demo.display import TrafficProgress, final_table
+from alphaloop.demo.prompts import DemoPrompts, harvest
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.embedded.stack import EmbeddedStack
+from alphaloop.errors import AlphaloopError
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import jobs_topic
+from alphaloop.messages import Job, encode_job
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.integrity import check
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.progress import probe_progress
+from alphaloop.store.reports import ReportStore
+from alphaloop.store.schedule import ScheduleStore
+
+MAX_TOKENS: Final = 48
+#: Every wait has an end.
+PROBES_TIMEOUT_S: Final = 300.0
+TRAFFIC_TIMEOUT_S: Final = 300.0
+SCHEDULER_TIMEOUT_S: Final = 120.0
+_POLL_S: Final = 0.5
+# All tasks are measured in the demo's one run; a real installation spreads them over its budget.
+_SCHEDULER_ENVIRONMENT: Final = {"ALPHALOOP_SCHEDULER__PROBE_MIN_DEVICE_S": "3600"}
+_MANUAL: Final = "manual"
+
+
+@dataclass(slots=True)
+class Demo:
+    """One run. `step` says what it is doing, for whoever has to report a failure."""
+
+    options: GlobalOptions
+    settings: Settings  #: local ones, naming neither broker nor database
+    screen: Console
+    seed: int
+    jobs_per_task: int
+    step: str = field(default="reading this Python's sources", init=False)
+
+    def run(self) -> None:
+        """Harvest → start → probe sets → worker → probes → traffic → report → table → integrity.
+
+        Raises AlphaloopError where a step fails.
+        """
+        prompts = self._harvest()
+        self.step = "starting the broker and the database"
+        with EmbeddedStack(self.settings, on_event=self._say) as running:
+            self.step = "creating the schema and the topics"
+            prepare(running)
+            with open_database(running) as database, self._worker(running) as worker:
+                self._register_probe_sets(database, prompts)
+                self._measure(running, database, worker)
+                self._send_traffic(running, worker, prompts)
+                self._report(running, database, prompts)
+                self._check(database)
+            self.step = "stopping"
+        self._say_how_to_go_on()
+
+    def _harvest(self) -> DemoPrompts:
+        num_probes = self.settings.scheduler.probe_prompts
+        prompts = harvest(self.seed, num_traffic=self.jobs_per_task, num_probes=num_probes)
+        self._say(
+            f"{prompts.num_traffic} prompts for {len(prompts.traffic)} tasks, and {num_probes} more each to measure "
+            "with, from the sources and the licence of this Python"
+        )
+        return prompts
+
+    @contextmanager
+    def _worker(self, running: Settings) -> Iterator[ChildProcess]:
+        self.step = "starting the worker"
+        worker = worker_process(self.options, running, arguments=["--seed", str(self.seed)])
+        follower = LogFollower(worker.log)
+        worker.start()
+        try:
+            begun = time.monotonic()
+            self._say("loading the model, and measuring what a round costs here unless that is known …")
+            with self.screen.status("the worker is starting"):
+                await_event(worker, follower, "worker_ready")
+            self._say(f"the worker consumes after {time.monotonic() - begun:.1f} s")
+            yield worker
+        finally:
+            worker.stop()
+
+    def _register_probe_sets(self, database: Database, prompts: DemoPrompts) -> None:
+        store, now = ProbeStore(database), datetime.now(UTC)
+        for task, found in prompts.probes.items():
+            store.register(task, [_body(prompt) for prompt in found], now)
+
+    def _measure(self, running: Settings, database: Database, worker: ChildProcess) -> None:
+        """A scheduler run, and every probe and control that it sent."""
+        self.step = "measuring the drafters on the probe sets"
+        self._schedule_once(running)
+        found = ScheduleStore(database).last_finished(_MANUAL)
+        if found is None:
+            raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {_log(running)}")
+        deadline = time.monotonic() + PROBES_TIMEOUT_S
+        with progress() as bar:
+            sent = probe_progress(database, found[0])
+            self._say(f"the scheduler sent {sent.num_sent} probes and controls")
+            shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
+            while sent.num_ended < sent.num_sent:
+                _check_alive(worker)
+                if time.monotonic() > deadline:
+                    raise AlphaloopError(f"{sent.num_sent - sent.num_ended} probes have no outcome in time")
+                time.sleep(_POLL_S)
+                sent = probe_progress(database, found[0])
+                bar.update(shown, completed=sent.num_ended)
+
+    def _send_traffic(self, running: Settings, worker: ChildProcess, prompts: DemoPrompts) -> None:
+        self.step = "decoding the jobs"
+        jobs = list(_jobs(prompts, f"demo-{uuid.uuid4().hex[:8]}"))
+        tasks = {job.job_id: job.task for job in jobs}
+        counted = TrafficProgress.of({task: len(found) for task, found in prompts.traffic.items()})
+        producer = Producer(running.kafka, client_id="alphaloop-demo")
+        try:
+            with (
+                OutcomeReader(running.kafka, prompts.traffic.keys()) as reader,
+                Live(counted, console=self.screen, refresh_per_second=4),
+            ):
+                for job in jobs:
+                    producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
+                producer.flush(SCHEDULER_TIMEOUT_S)
+                outcomes = reader.outcomes(tasks, timeout_s=TRAFFIC_TIMEOUT_S, alive=lambda: _check_alive(worker))
+                for outcome in outcomes:
+                    counted.add(tasks[outcome.job_id], outcome)
+        finally:
+            producer.close()
+        if counted.done < len(jobs) or counted.failed:
+            raise AlphaloopError(
+                f"expected {len(jobs)} texts, found {counted.done} outcomes, {counted.failed} of them without a text",
+                hint=f"see {worker.log}",
+            )
+
+    def _report(self, running: Settings, database: Database, prompts: DemoPrompts) -> None:
+        self.step = "testing for drift and writing the report"
+        self._schedule_once(running)
+        report = ReportStore(database).latest()
+        if report is None:
+            raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
+        self.screen.print()
+        self.screen.print(final_table(report.content["tasks"], {task: len(p) for task, p in prompts.traffic.items()}))
+        self.screen.print(
+            "\nα₁: acceptance of the first drafted token; α: of all, read it with its k. tok/s and control: tokens a "
+            "second of the device's time, speculative and vanilla.",
+            style="dim",
+        )
+        self._say(report.summary)
+        self._say(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
+
+    def _check(self, database: Database) -> None:
+        self.step = "checking what was recorded"
+        found = check(database)
+        told = (
+            f"{found.num_jobs} jobs, {found.num_outcomes} recorded outcomes, {found.num_tokens} tokens; "
+            f"counts that do not add up: {found.num_wrong_counts + found.num_wrong_tokens}"
+        )
+        if not found.holds:
+            raise AlphaloopError(f"the record does not hold together: {told}")
+        self._say(f"in Postgres: {told}")
+
+    def _schedule_once(self, running: Settings) -> None:
+        scheduler = scheduler_process(self.options, running, "once", environment=_SCHEDULER_ENVIRONMENT)
+        scheduler.start()
+        try:
+            with self.screen.status("the scheduler runs"):
+                code = scheduler.wait(SCHEDULER_TIMEOUT_S)
+        finally:
+            scheduler.stop()
+        if code:
+            raise scheduler.failed(f"ended with code {code}")
+
+    def _say_how_to_go_on(self) -> None:
+        folder = _shown(self.settings.data_dir)
+        self._say(
+            f"\nEverything is kept. `alphaloop --data-dir {folder} up` starts it again; then, in another terminal:"
+        )
+        for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
+            self._say(f"  alphaloop --data-dir {folder} {command}")
+
+    def _say(self, text: str) -> None:
+        self.screen.print(text, markup=False, soft_wrap=True)
+
+
+def _jobs(prompts: DemoPrompts, batch_id: str) -> Iterator[Job]:
+    """The traffic as it comes in life: tasks mixed."""
+    for row in zip(*prompts.traffic.values(), strict=True):
+        for task, prompt in zip(prompts.traffic, row, strict=True):
+            yield Job.model_validate(
+                {"job_id": uuid.uuid4().hex, "task": task, "batch_id": batch_id, "body": _body(prompt)}
+            )
+
+
+def _body(prompt: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": MAX_TOKENS, "temperature": 0.0}
+
+
+def _check_alive(worker: ChildProcess) -> None:
+    if not worker.is_running:
+        raise worker.failed("ended by itself")
+
+
+def _log(settings: Settings) -> Path:
+    return child_log(settings, "scheduler")
+
+
+def _shown(folder: Path) -> Path:
+    try:
+        return folder.relative_to(Path.cwd())
+    except ValueError:
+        return folder
