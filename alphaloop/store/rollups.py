@@ -34,12 +34,12 @@ class RollupStore:
         )
         names = ["bucket", *_KEY, *(column.name for column in _SUMS)]
         statement = insert(acceptance_daily).from_select(names, source)
-        statement = statement.on_conflict_do_update(
+        upsert = statement.on_conflict_do_update(
             index_elements=list(acceptance_daily.primary_key.columns),
             set_={column.name: statement.excluded[column.name] for column in _SUMS},
-        )
+        ).returning(acceptance_daily.c.task)
         with self._database.begin() as connection:
-            return connection.execute(statement).rowcount
+            return len(connection.execute(upsert).all())
 
 
 def _sum(column: Column[Any]) -> ColumnElement[Any]:

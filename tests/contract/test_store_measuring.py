@@ -1,0 +1,238 @@
+"""The measuring stores on a real Postgres."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import select
+
+from alphaloop.errors import StoreUnavailable
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftStore
+from alphaloop.store.probes import ProbeRun, ProbeStore
+from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.rollups import RollupStore
+from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
+from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs
+from tests.fixtures.history import DRAFT, ENGINE, TARGET, History, decoded, drawn_counts
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+SUBJECT = DriftSubject("code", "lookup", DRAFT, TARGET)
+
+
+@pytest.fixture
+def history(database: Database, rng: random.Random) -> History:
+    return History(database, rng)
+
+
+def probe_run(position: int, purpose: str = "probe", *, at: datetime = NOW, probe_set: str = "v") -> ProbeRun:
+    drafter = "lookup" if purpose == "probe" else None
+    return ProbeRun(
+        f"{purpose}-{position}-{at.isoformat()}", "measure", at, "code", probe_set, position, purpose, drafter,
+        3 if drafter else None,
+    )  # fmt: skip
+
+
+class TestProbeSets:
+    def test_the_same_prompts_again_change_nothing(self, database: Database) -> None:
+        store = ProbeStore(database)
+        bodies = [{"prompt": "one"}, {"prompt": "two"}]
+        version = store.register("code", bodies, NOW)
+        assert store.register("code", bodies, NOW + DAY) == version
+        found = store.active_sets()["code"]
+        assert (found.version, dict(found.bodies)) == (version, {0: bodies[0], 1: bodies[1]})
+
+    def test_a_changed_set_replaces_the_former_and_may_come_back(self, database: Database) -> None:
+        store = ProbeStore(database)
+        first = store.register("code", [{"prompt": "one"}, {"prompt": "two"}], NOW)
+        second = store.register("code", [{"prompt": "one"}], NOW)
+        assert first != second
+        assert (store.active_sets()["code"].version, len(store.active_sets()["code"].bodies)) == (second, 1)
+        store.register("code", [{"prompt": "one"}, {"prompt": "two"}], NOW)
+        assert (store.active_sets()["code"].version, len(store.active_sets()["code"].bodies)) == (first, 2)
+
+    def test_tasks_do_not_touch_each_other(self, database: Database) -> None:
+        store = ProbeStore(database)
+        store.register("code", [{"prompt": "one"}], NOW)
+        store.register("sql", [{"prompt": "one"}], NOW)
+        store.register("sql", [], NOW)
+        assert list(store.active_sets()) == ["code"]
+
+
+class TestProbeRuns:
+    def test_results_come_with_their_twins(self, database: Database, history: History) -> None:
+        store = ProbeStore(database)
+        runs = [probe_run(0), probe_run(0, "control"), probe_run(1)]
+        store.record(runs)
+        store.record(runs)
+        history.decode_probe(runs[0].job_id, "code", "lookup", 1.0, NOW + MINUTE)
+        history.decode_probe(runs[1].job_id, "code", None, 0.0, NOW + MINUTE)
+        history.decode_probe(runs[2].job_id, "code", "lookup", 0.0, NOW + MINUTE)
+        first, second = store.results(NOW - DAY)
+        assert (first.position, first.drafter, first.engine, first.num_draft_tokens) == (0, "lookup", ENGINE, 3)
+        assert first.accepts == first.trials
+        assert first.control_tokens == first.num_tokens == 48
+        assert first.control_device_s == pytest.approx(48 * 0.04)
+        assert (second.position, second.control_tokens) == (1, None)
+        assert store.results(NOW) == []
+
+    def test_a_probe_decoded_without_its_drafter_measured_nothing(self, database: Database, history: History) -> None:
+        store = ProbeStore(database)
+        store.record([probe_run(0)])
+        run = decoded(
+            drawn_counts(history.rng, 0.0, num_tokens=8, num_draft_tokens=0), NOW, purpose="probe", drafter=""
+        )
+        history.write([run], job_ids=[probe_run(0).job_id])
+        assert store.results(NOW - DAY) == []
+
+    def test_when_a_pair_was_last_probed(self, database: Database, history: History) -> None:
+        store = ProbeStore(database)
+        version = store.register("code", [{"prompt": "one"}], NOW)
+        run = probe_run(0, probe_set=version)
+        store.record([run])
+        assert store.last_probed(NOW, HOUR) == {}, "not sent"
+        store.mark_sent([run.job_id], NOW)
+        assert store.last_probed(NOW + 59 * MINUTE, HOUR) == {("code", "lookup"): NOW}, "under way"
+        assert store.last_probed(NOW + 61 * MINUTE, HOUR) == {}, "expired"
+        history.decode_probe(run.job_id, "code", "lookup", 0.5, NOW + MINUTE)
+        assert store.last_probed(NOW + DAY, HOUR) == {("code", "lookup"): NOW}, "decoded"
+        store.register("code", [{"prompt": "another"}], NOW)
+        assert store.last_probed(NOW + MINUTE, HOUR) == {}, "with another set"
+
+    def test_unsent_runs_are_settled(self, database: Database, history: History) -> None:
+        store = ProbeStore(database)
+        lost, arrived, young = probe_run(0), probe_run(1), probe_run(2, at=NOW + DAY)
+        store.record([lost, arrived, young])
+        history.decode_probe(arrived.job_id, "code", "lookup", 0.5, NOW + MINUTE)
+        assert store.settle_unsent(NOW + HOUR) == 1
+        with database.begin() as connection:
+            rows = {row.job_id: row.sent_at for row in connection.execute(select(probe_runs))}
+        assert rows == {arrived.job_id: NOW, young.job_id: None}
+
+    def test_device_time(self, database: Database, history: History) -> None:
+        store = ProbeStore(database)
+        assert store.device_s(NOW - DAY, NOW) == 0.0
+        history.decode_probe("c", "code", None, 0.0, NOW)
+        history.vanilla("code", 2, NOW - HOUR, MINUTE)
+        assert store.device_s(NOW - DAY, NOW) == pytest.approx(3 * 48 * 0.04)
+        assert store.mean_device_s(NOW - DAY) == {"code": pytest.approx(48 * 0.04)}
+
+
+class TestDrift:
+    def test_streams_are_in_order_and_bounded(self, database: Database, history: History) -> None:
+        history.traffic("code", 0.7, 6, NOW - HOUR, MINUTE)
+        history.vanilla("code", 2, NOW - HOUR, MINUTE)
+        history.traffic("sql", 0.7, 1, NOW - HOUR, MINUTE)
+        history.decode_probe("p", "code", "lookup", 0.7, NOW - HOUR)
+        history.traffic("code", 0.7, 1, NOW - 3 * DAY, MINUTE)
+        streams = DriftStore(database).streams(NOW - DAY, NOW, max_jobs=4)
+        assert sorted((s.task, s.drafter, len(jobs)) for s, jobs in streams.items()) == [
+            ("code", "", 2),
+            ("code", "lookup", 4),
+            ("sql", "lookup", 1),
+        ]
+        (jobs,) = [jobs for s, jobs in streams.items() if (s.task, s.drafter) == ("code", "lookup")]
+        assert [job.decoded_at for job in jobs] == [NOW - HOUR + i * MINUTE for i in (2, 3, 4, 5)]
+        assert all(job.num_tokens == 48 and len(job.trials) == 3 for job in jobs)
+
+    def test_an_event_opens_once_and_may_open_again(self, database: Database) -> None:
+        store = DriftStore(database)
+        assert store.open(SUBJECT, "traffic_changed", "It fell.", {"flagged_by": "traffic"}, NOW)
+        assert not store.open(SUBJECT, "traffic_changed", "It fell.", {}, NOW + HOUR)
+        (event,) = store.open_events()
+        assert (event.subject, event.verdict, event.opened_at) == (SUBJECT, "It fell.", NOW)
+        assert event.evidence == {"flagged_by": "traffic"}
+        store.close([event.id], NOW - DAY)
+        store.close([], NOW)
+        assert store.open_events() == []
+        assert store.open(SUBJECT, "traffic_changed", "It fell.", {}, NOW + DAY)
+
+
+class TestSchedule:
+    def test_a_run_is_claimed_once(self, database: Database) -> None:
+        store = ScheduleStore(database)
+        assert store.claim("measure", NOW, "a", NOW)
+        assert not store.claim("measure", NOW, "b", NOW)
+        assert store.claim("manual", NOW, "b", NOW)
+        assert store.last_finished("measure") is None
+        store.finish("measure", NOW, {"num_jobs": 3}, NOW + MINUTE)
+        assert store.last_finished("measure") == (NOW, {"num_jobs": 3})
+
+    def test_one_holds_the_lock(self, database_url: SecretStr) -> None:
+        first, second = AdvisoryLock(database_url), AdvisoryLock(database_url)
+        try:
+            assert first.try_acquire()
+            assert first.is_held()
+            assert not second.try_acquire()
+            assert not second.is_held()
+            assert second.backend_pid is None, "a loser keeps no connection"
+            first.release()
+            assert not first.is_held()
+            assert second.try_acquire()
+        finally:
+            first.release()
+            second.release()
+
+    def test_a_killed_backend_is_a_lost_lock(self, database_url: SecretStr) -> None:
+        lock = AdvisoryLock(database_url)
+        assert lock.try_acquire()
+        with psycopg.connect(database_url.get_secret_value(), autocommit=True) as killer:
+            killer.execute("SELECT pg_terminate_backend(%s, 5000)", (lock.backend_pid,))
+        assert not lock.is_held()
+        assert lock.try_acquire()
+        lock.release()
+
+    def test_nobody_at_home(self) -> None:
+        lock = AdvisoryLock(SecretStr("postgresql://u:secret@127.0.0.1:1/x"), connect_timeout_s=2)
+        with pytest.raises(StoreUnavailable) as caught:
+            lock.try_acquire()
+        assert "secret" not in str(caught.value)
+
+
+class TestRollups:
+    def test_a_day_is_the_sum_of_its_hours(self, database: Database, history: History) -> None:
+        day = (NOW - DAY).replace(hour=0, minute=0, second=0)
+        history.traffic("code", 0.7, 30, day + 20 * MINUTE, 40 * MINUTE)
+        history.traffic("code", 0.7, 3, day + DAY, MINUTE)
+        store = RollupStore(database)
+        assert store.roll_up_day(day.date()) == 1
+        assert store.roll_up_day(day.date()) == 1, "again, with the same rows"
+        with database.begin() as connection:
+            hours = connection.execute(
+                select(acceptance_hourly).where(
+                    acceptance_hourly.c.bucket >= day, acceptance_hourly.c.bucket < day + DAY
+                )
+            ).all()
+            (total,) = connection.execute(select(acceptance_daily)).all()
+        assert len(hours) > 10
+        assert total.bucket == day
+        assert total.num_jobs == sum(hour.num_jobs for hour in hours) == 30
+        assert total.tokens_sq == sum(hour.tokens_sq for hour in hours)
+        assert total.device_s == pytest.approx(sum(hour.device_s for hour in hours))
+        assert total.trials == [sum(column) for column in zip(*(hour.trials for hour in hours), strict=True)]
+        assert total.accepts_sq == [sum(column) for column in zip(*(hour.accepts_sq for hour in hours), strict=True)]
+
+    def test_a_day_without_hours(self, database: Database) -> None:
+        assert RollupStore(database).roll_up_day(NOW.date()) == 0
+
+
+def test_reports_are_kept_and_dropped(database: Database) -> None:
+    store = ReportStore(database)
+    assert store.latest() is None
+    made = [
+        StoredReport(NOW + i * DAY, NOW - DAY, NOW, f"number {i}", {"headline": "α"}, "text", "<html>")
+        for i in range(3)
+    ]
+    for report in made:
+        store.save(report)
+    assert store.latest() == made[2]
+    assert store.drop_before(NOW + 2 * DAY) == 2
+    assert store.latest() == made[2]

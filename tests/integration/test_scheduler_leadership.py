@@ -1,0 +1,65 @@
+"""Two schedulers on one database: one leads; when it loses its connection the other takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.store.schedule import AdvisoryLock
+from scheduler.leadership import Leadership
+
+pytestmark = pytest.mark.postgres
+
+
+class Process:
+    """One scheduler's leadership, and what it was told."""
+
+    def __init__(self, url: SecretStr) -> None:
+        self.told: list[str] = []
+        self.lock = AdvisoryLock(url, connect_timeout_s=2)
+        self.leadership = Leadership(
+            self.lock, promote=lambda: self.told.append("promoted"), demote=lambda: self.told.append("demoted")
+        )
+
+
+@pytest.fixture
+def two(database_url: SecretStr) -> Iterator[tuple[Process, Process]]:
+    processes = Process(database_url), Process(database_url)
+    yield processes
+    for process in processes:
+        process.lock.release()
+
+
+def test_one_leads(two: tuple[Process, Process]) -> None:
+    first, second = two
+    assert [first.leadership.check(), second.leadership.check(), first.leadership.check()] == [True, False, True]
+    assert (first.told, second.told) == (["promoted"], [])
+
+
+def test_a_killed_leader_is_followed(two: tuple[Process, Process], database_url: SecretStr) -> None:
+    first, second = two
+    first.leadership.check()
+    with psycopg.connect(database_url.get_secret_value(), autocommit=True) as killer:
+        killer.execute("SELECT pg_terminate_backend(%s, 5000)", (first.lock.backend_pid,))
+    assert second.leadership.check()
+    assert first.leadership.leads, "it has not looked yet"
+    assert not first.leadership.check()
+    assert (first.told, second.told) == (["promoted", "demoted"], ["promoted"])
+    assert not first.leadership.check()
+
+
+def test_a_resigning_leader_stops_before_the_next_starts(two: tuple[Process, Process]) -> None:
+    first, second = two
+    first.leadership.check()
+    first.leadership.resign()
+    assert first.told == ["promoted", "demoted"]
+    assert second.leadership.check()
+
+
+def test_an_unreachable_database_elects_nobody() -> None:
+    alone = Process(SecretStr("postgresql://nobody@127.0.0.1:1/none"))
+    assert not alone.leadership.check()
+    assert alone.told == []
