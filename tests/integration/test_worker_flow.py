@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,8 +15,9 @@ from alphaloop.messages import Mode, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client, headers_of, running_worker, until
+from tests.fixtures.worker import WAIT_S, Client, headers_of, running_worker, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -193,3 +195,83 @@ def test_two_workers_share_the_work_and_nothing_is_decoded_twice(worker_settings
         by_id.setdefault(Result.decode(record.value or b"").job_id, set()).add(record.value or b"")
     assert all(len(copies) == 1 for copies in by_id.values())
     assert_counts_add_up(database, num_jobs=60)
+
+
+def test_the_consumer_is_polled_while_a_step_takes_long(worker_settings: Settings) -> None:
+    is_stepping, may_go_on = threading.Event(), threading.Event()
+
+    def step_slowly() -> None:
+        is_stepping.set()
+        assert may_go_on.wait(WAIT_S)
+
+    client = Client(worker_settings)
+    client.send("code", [job(1)])
+    with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as running:
+        assert is_stepping.wait(WAIT_S)
+        ages = []
+        until(lambda: ages.append(running.parts.intake.poll_age_s) or len(ages) > 150, "three seconds have passed")
+        may_go_on.set()
+        assert client.results(1)[0].status is Status.SUCCEEDED
+    assert max(ages) < 1.0
+
+
+def test_out_of_drain_time_the_batch_is_given_back_unburnt(worker_settings: Settings, database: Database) -> None:
+    is_stepping, may_go_on = threading.Event(), threading.Event()
+
+    def step_slowly() -> None:
+        is_stepping.set()
+        assert may_go_on.wait(WAIT_S)
+
+    client = Client(worker_settings)
+    client.send("code", [job(i) for i in range(4)])
+    with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as running:
+        assert is_stepping.wait(WAIT_S)
+        running.stop.set()
+        running.hurry.set()
+        may_go_on.set()
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        results = client.results(4)
+    assert {result.attempt for result in results} == {1}
+    assert_counts_add_up(database, num_jobs=4)
+
+
+def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
+    worker_settings: Settings, database: Database
+) -> None:
+    """A worker that slept past its lease wakes up: its text must not overwrite the other's outcome."""
+    is_stepping, may_go_on = threading.Event(), threading.Event()
+
+    def step_slowly() -> None:
+        is_stepping.set()
+        assert may_go_on.wait(WAIT_S)
+
+    client = Client(worker_settings)
+    client.send("code", [job(1)])
+    with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as zombie:
+        assert is_stepping.wait(WAIT_S)
+        takeover = "UPDATE jobs SET owner = 'another', attempt = attempt + 1, lease_expires_at = now() + interval '1 h'"
+        with database.begin() as connection:
+            connection.execute(text(takeover))
+        may_go_on.set()
+        fenced = zombie.parts.metrics.registry.get_sample_value
+        until(lambda: fenced("alphaloop_outcomes_fenced_total") == 1.0, "the outcome was dropped")
+        with database.begin() as connection:
+            assert connection.execute(text("SELECT count(*) FROM decode_runs")).scalar_one() == 0
+            connection.execute(text("UPDATE jobs SET lease_expires_at = now()"))
+        client.send("code", [job(1)])
+        (result,) = client.results(1)
+    assert result.attempt == 3
+    assert_counts_add_up(database, num_jobs=1)
+
+
+def test_results_recorded_by_a_worker_that_died_are_published(worker_settings: Settings, database: Database) -> None:
+    client = Client(worker_settings)
+    orphan = (
+        "INSERT INTO outbox (topic, key, value, created_at) VALUES ('results', 'k', :value, now() - interval '1 h')"
+    )
+    with database.begin() as connection:
+        connection.execute(text(orphan), {"value": b'{"orphan": true}'})
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
+        until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
+    assert (record.key, record.value) == (b"k", b'{"orphan": true}')
