@@ -1,0 +1,259 @@
+"""What the documents say is so: paths, links, commands, programs, queries, settings and figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer
+from pydantic import BaseModel, SecretStr
+
+import alphaloop
+from alphaloop.cli.app import app
+from alphaloop.cost import expected_tokens_per_round
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.messages import Body, DecodingReport, Failure, Job, Origin, Result, Timings, Usage, parse_job
+from alphaloop.settings import KafkaSettings, Settings, TaskSettings
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+WAIT_S: Final = 30.0
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
+
+
+def tracked() -> list[Path]:
+    """Files of the checkout, as git lists them."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [Path(name) for name in listed.split("\0") if name]
+
+
+def file_map() -> dict[str, str]:
+    return dict(
+        re.findall(r"^\| `([^`]+)` \| (.+) \|$", README.split("## File map")[1].split("\n## ")[0], re.MULTILINE)
+    )
+
+
+def test_everything_in_the_file_map_exists() -> None:
+    for path, said in file_map().items():
+        assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file(), path
+        assert said.strip()
+
+
+def test_the_file_map_leaves_nothing_important_out() -> None:
+    paths = tracked()
+    top = {f"{path.parts[0]}/" if len(path.parts) > 1 else path.name for path in paths}
+    packages = {
+        f"{path.parent.as_posix()}/" for path in paths
+        if path.name == "__init__.py" and path.parts[0] in ("alphaloop", "worker", "scheduler")
+    }  # fmt: skip
+    hidden_or_itself = {name for name in top if name.startswith(".") and name != ".env.example"} | {"README.md"}
+    assert (top | packages) - hidden_or_itself <= set(file_map())
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), f"{page.name}: {link}"
+
+
+def test_every_make_command_of_the_documents_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", text("Makefile"), re.MULTILINE))
+    assert {"help", "demo", "test", "check", "up", "down"} <= targets
+    shown = re.findall(r"^(\w+): .*## .+$", text("Makefile"), re.MULTILINE)
+    assert {"help", "demo", "test", "check", "up", "down"} <= set(shown), "make help names it"
+    for page in PAGES:
+        for command in re.findall(r"(?:^|`)make ([a-z]+(?: [a-z]+)*)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert set(command.split()) <= targets, f"{page.name}: make {command}"
+
+
+def test_every_alphaloop_command_of_the_documents_exists() -> None:
+    from typer.main import get_command
+
+    commands = set(getattr(get_command(app), "commands", {}))
+    for page in PAGES:
+        for command in re.findall(r"(?:^|`|/bin/)alphaloop ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert command in commands, f"{page.name}: alphaloop {command}"
+
+
+def test_the_tests_own_command_is_the_one_ci_runs() -> None:
+    assert "\nmake test " in README
+    assert text(".ci/run").rstrip().endswith("make check\nmake test")
+
+
+@pytest.mark.kafka
+def test_the_producer_of_the_readme_produces_jobs(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
+    (program,) = blocks("README.md", "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 10
+    assert kafka_settings.bootstrap_servers
+    ensure_topics(kafka_settings, ["chat"])
+    mine = program.replace("readme-", f"{fresh_prefix}-")
+    done = subprocess.run(
+        [sys.executable, "-c", mine], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka_settings.bootstrap_servers},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "sent\n"), done.stderr
+    prompts = {}
+    for key, value in read_jobs(kafka_settings, fresh_prefix, number=2):
+        job = parse_job(value, Origin("c", "jobs.chat", 0, 0), task="chat")
+        assert key.decode() == job.job_id
+        assert job.body.messages is not None
+        prompts[job.job_id] = job.body.messages[0].content
+    assert prompts == {
+        f"{fresh_prefix}-0": "Write a haiku about rivers.",
+        f"{fresh_prefix}-1": "Name three prime numbers.",
+    }
+
+
+def read_jobs(kafka: KafkaSettings, prefix: str, *, number: int) -> list[tuple[bytes, bytes]]:
+    """The jobs on jobs.chat whose id starts with `prefix`."""
+    client = Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": prefix, "auto.offset.reset": "earliest"}
+    )
+    client.subscribe(["jobs.chat"])
+    found: list[tuple[bytes, bytes]] = []
+    deadline = time.monotonic() + WAIT_S
+    try:
+        while len(found) < number and time.monotonic() < deadline:
+            message = client.poll(1.0)
+            if message is not None and message.error() is None and (message.key() or b"").startswith(prefix.encode()):
+                found.append((message.key(), message.value()))
+    finally:
+        client.close()
+    return found
+
+
+QUERIES: Final = [
+    pytest.param(query, id=f"{page}-{number}")
+    for page in ("README.md", "docs/guides/operate.md")
+    for number, query in enumerate(blocks(page, "sql"))
+]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_query_runs(query: str, database_url: SecretStr) -> None:
+    with psycopg.connect(database_url.get_secret_value()) as connection:
+        connection.execute(query).fetchall()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("name", ["alpha", "speedup", "decisions"])
+def test_the_shown_output_has_the_querys_columns(name: str, database_url: SecretStr) -> None:
+    found = re.search(
+        rf"<!-- sql: {name} -->\n```sql\n(.*?)```\n<!-- sql-output: {name} -->\n(?:```\n(.*?)```)?", README, re.DOTALL
+    )
+    assert found, f"README has lost its query {name}"
+    query, output = found.groups()
+    with psycopg.connect(database_url.get_secret_value()) as connection:
+        columns = [column.name for column in connection.execute(query).description or ()]
+    if output is not None:
+        assert [cell.strip() for cell in output.splitlines()[0].split("|")] == columns
+
+
+def test_the_jobs_of_the_reference_are_jobs() -> None:
+    jobs = [
+        parse_job(block.encode(), Origin("c", "jobs.code", 0, 0), task="code")
+        for block in blocks("docs/reference/messages.md", "json")
+    ]
+    assert len(jobs) == 2
+    (small,) = re.findall(r"echo '(\{.*\})' \| kcat", README)
+    assert parse_job(small.encode(), Origin("c", "jobs.code", 0, 0), task="code").body.messages == jobs[0].body.messages
+
+
+@pytest.mark.parametrize("model", [Job, Body, Result, Usage, Timings, DecodingReport, Failure])
+def test_the_reference_names_every_field(model: type[BaseModel]) -> None:
+    said = set(re.findall(r"[a-z][a-z_]+", text("docs/reference/messages.md")))
+    assert set(model.model_fields) <= said
+
+
+def settings_named(pages: Iterable[Path]) -> Iterable[tuple[str, str]]:
+    sections = "|".join(Settings.model_fields)
+    for page in pages:
+        for name in re.findall(rf"`((?:{sections})\.[a-z_.]+)`", page.read_text(encoding="utf-8")):
+            yield page.name, name
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    named = list(settings_named(PAGES))
+    assert named
+    for page, name in named:
+        section, *path = name.split(".")
+        node: object = TaskSettings() if section == "tasks" else getattr(Settings(), section)
+        is_module = (ROOT / section / path[0]).is_dir() or (ROOT / section / f"{path[0]}.py").is_file()
+        for part in path:
+            assert is_module or hasattr(node, part), f"{page}: {name}"
+            node = getattr(node, part, None)
+
+
+def numbers(row: str) -> list[float]:
+    return [float(cell) for cell in re.findall(r"(?<![\w.])\d*\.\d+", row)]
+
+
+def test_the_break_even_table_is_the_formula() -> None:
+    rows = re.findall(r"^\| (\.\d\d) \|(.+)\|$", text("docs/concepts/deciding.md"), re.MULTILINE)
+    assert len(rows) == 6
+    for c, cells in rows:
+        for k, shown in zip((1, 2, 3, 5, 8), numbers(cells), strict=True):
+            cost = 1 + k * float(c)
+            below, above = (expected_tokens_per_round([1.0] * k, [shown + d] * k) for d in (-0.0051, 0.0051))
+            assert below <= cost <= above, f"c={c}, k={k}"
+
+
+def test_the_acceptance_tables_are_the_formulas() -> None:
+    page = text("docs/concepts/acceptance.md")
+    same, falling = re.findall(r"^\| accepted / proposed \|(.+)\|$", page, re.MULTILINE)
+    (pooled,) = (row for row in re.findall(r"^\| α \|(.+)\|$", page, re.MULTILINE) if ".72" in row)
+    for ks, alphas, ratios in [((1, 3, 5, 8), [0.8] * 8, same), ((1, 3, 5), [0.8, 0.7, 0.6, 0.5, 0.4], falling)]:
+        for k, ratio in zip(ks, numbers(ratios), strict=True):
+            accepted = expected_tokens_per_round([1.0] * k, alphas[:k]) - 1
+            assert accepted / k == pytest.approx(ratio, abs=0.0051)
+    for k, alpha in zip((1, 3, 5), numbers(pooled), strict=True):
+        falling_alphas = [0.8, 0.7, 0.6, 0.5, 0.4]
+        accepted = expected_tokens_per_round([1.0] * k, falling_alphas[:k]) - 1
+        tested = expected_tokens_per_round([1.0] * (k - 1), falling_alphas[: k - 1])
+        assert accepted / tested == pytest.approx(alpha, abs=0.0051)
+
+
+def test_a_word_has_one_meaning() -> None:
+    words = re.findall(r"^\| ([^|]+) \|", text("docs/glossary.md"), re.MULTILINE)
+    words = [word for word in words if word not in ("word", "---")]
+    assert len(words) == len(set(words))
+    assert {"target", "round", "α_i", "k, `num_draft_tokens`", "probe", "segment", "acceptance ratio"} <= set(words)
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    assert f"\n## [{alphaloop.__version__}]" in text("CHANGELOG.md")
+    assert f"alphaloop:{alphaloop.__version__}" in text("docker-compose.yml")
+
+
+def test_generated_documents_are_json() -> None:
+    for path in (ROOT / "docs" / "reference").rglob("*.json"):
+        assert isinstance(json.loads(path.read_text(encoding="utf-8")), dict)

@@ -1,0 +1,87 @@
+"""The import rules hold, and break when they are broken."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+RULES: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "importlinter"
+]
+#: Who may import what: everybody else must stand in a contract against it.
+OWNERS: Final = {
+    "torch": ("worker.decoding",),
+    "transformers": ("worker.decoding",),
+    "sqlalchemy": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
+    "psycopg": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
+    "confluent_kafka": ("alphaloop.kafka",),
+}
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()", "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_every_contract_is_kept() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout
+    for contract in RULES["contracts"]:
+        assert f"{contract['name']} KEPT" in done.stdout
+
+
+def modules() -> dict[str, str]:
+    """Source of every module by its dotted name."""
+    found = {}
+    for package in RULES["root_packages"]:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return found
+
+
+def imported(source: str) -> list[str]:
+    """Modules that a source imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return plain + [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+
+
+@pytest.mark.parametrize("library", sorted(OWNERS))
+def test_only_its_owner_imports_a_library(library: str) -> None:
+    for name, source in modules().items():
+        imports = [
+            line.split()[1] for line in map(str.strip, source.splitlines()) if line.startswith(("import ", "from "))
+        ]
+        uses = any(module == library or module.startswith(f"{library}.") for module in imports)
+        assert not uses or name.startswith(OWNERS[library]), f"{name} imports {library}"
+
+
+def test_the_two_processes_never_import_each_other_and_alphaloop_neither() -> None:
+    forbidden = {"worker": ("scheduler",), "scheduler": ("worker",), "alphaloop": ("worker", "scheduler")}
+    for name, source in modules().items():
+        for module in imported(source):
+            assert module.split(".")[0] not in forbidden[name.split(".")[0]], f"{name} imports {module}"
+
+
+def test_a_broken_rule_is_found(tmp_path: Path) -> None:
+    for package in RULES["root_packages"]:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("", encoding="utf-8")
+    (tmp_path / "alphaloop" / "bad.py").write_text("import worker\n", encoding="utf-8")
+    (tmp_path / ".importlinter").write_text(
+        "[importlinter]\nroot_packages =\n    alphaloop\n    worker\n    scheduler\n\n"
+        "[importlinter:contract:layers]\nname = layers\ntype = layers\n"
+        "layers =\n    worker | scheduler\n    alphaloop\n",
+        encoding="utf-8",
+    )
+    done = lint(tmp_path)
+    assert done.returncode == 1
+    assert "alphaloop.bad -> worker" in done.stdout
