@@ -11,6 +11,7 @@ from sqlalchemy import text
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from alphaloop.store.outcomes import OutcomeStore
+from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres
@@ -188,15 +189,19 @@ def test_a_claim_waits_for_one_that_is_being_released(jobs: JobStore, database: 
         with database.begin() as connection:
             connection.execute(text("DELETE FROM jobs WHERE job_id = 'a'"))
             waiting = pool.submit(claim, jobs, claim_request("a"), owner="w2")
-            _wait_until_blocked(database)
+            wait_until_blocked(database)
         assert states(waiting.result(30)) == [(ClaimState.CLAIMED, 1)]
 
 
-def _wait_until_blocked(database: Database) -> None:
-    query = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    for _ in range(600):
+def test_claims_are_locked_in_one_order_whatever_order_they_are_named_in(jobs: JobStore, database: Database) -> None:
+    """While the first of them is waited for, none of the others is held: circles of waiting cannot form."""
+    for job_id in "cba":  # so that they lie in the table in another order than that of their names
+        claim(jobs, claim_request(job_id))
+    lock = text("SELECT job_id FROM jobs WHERE job_id = ANY(:ids) FOR UPDATE NOWAIT")
+    with ThreadPoolExecutor(1) as pool:
         with database.begin() as connection:
-            if connection.execute(query).scalar_one():
-                return
-        threading.Event().wait(0.05)
-    pytest.fail("nobody waits")
+            connection.execute(lock, {"ids": ["a"]})
+            waiting = pool.submit(jobs.renew, {"c": 1, "b": 1, "a": 1}, owner="w1", lease_s=60.0)
+            wait_until_blocked(database)
+            assert len(connection.execute(lock, {"ids": ["b", "c"]}).all()) == 2
+        assert waiting.result(30) == {"a", "b", "c"}
