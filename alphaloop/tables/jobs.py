@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Identity, Index, Integer, LargeBinary, Table, Text, text
-from sqlalchemy.dialects.postgresql import JSON, JSONB
+from sqlalchemy.dialects.postgresql import JSON
 
 from alphaloop.tables.metadata import NOW, instant, metadata
 
@@ -44,7 +44,8 @@ outbox: Final = Table(
     Column("topic", Text, nullable=False, comment="Where it goes"),
     Column("key", LargeBinary, comment="Kafka key"),
     Column("value", LargeBinary, nullable=False, comment="Kafka value"),
-    Column("headers", JSONB, nullable=False, server_default=text("'{}'"), comment="Kafka headers, text to text"),
+    # json for NUL here too: headers may repeat what a producer sent.
+    Column("headers", JSON, nullable=False, server_default=text("'{}'"), comment="Kafka headers, text to text"),
     Column("owner", Text, comment="Worker that recorded it and publishes it first"),
     instant("created_at", "When it was recorded", server_default=NOW),
     comment="Messages recorded with an outcome and not yet acknowledged by the broker",

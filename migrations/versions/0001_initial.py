@@ -160,7 +160,7 @@ def create_jobs() -> None:
         Column("topic", Text(), nullable=False, comment="Where it goes"),
         Column("key", LargeBinary(), comment="Kafka key"),
         Column("value", LargeBinary(), nullable=False, comment="Kafka value"),
-        Column("headers", JSONB(), server_default=text("'{}'"), nullable=False, comment="Kafka headers, text to text"),
+        Column("headers", JSON(), server_default=text("'{}'"), nullable=False, comment="Kafka headers, text to text"),
         Column("owner", Text(), comment="Worker that recorded it and publishes it first"),
         Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When it was recorded"),
         PrimaryKeyConstraint("id", name=op.f("pk_outbox")),

@@ -253,6 +253,17 @@ def test_the_relay_publishes_what_a_dead_worker_left(jobs: JobStore, outcomes: O
     assert outbox.relay(sent.extend, older_than_s=0.0) == 0
 
 
+def test_headers_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+    """What a producer put into its trace must never make an outcome unrecordable."""
+    headers = {"tracestate": 'NUL \x00, é, \N{SLIGHTLY SMILING FACE}, \ufffd, "quoted", \\', "empty": ""}
+    claim(jobs, "a")
+    [recorded] = outcomes.record([replace(outcome("a"), headers=headers)], owner="w1")
+    sent: list[OutboxMessage] = []
+    outbox.relay(sent.extend, older_than_s=0.0)
+    assert sent == [recorded]
+    assert sent[0].headers == headers
+
+
 def test_what_the_broker_did_not_take_stays(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
     claim(jobs, "a")
     outcomes.record([outcome("a")], owner="w1")
