@@ -1,0 +1,83 @@
+"""What `make` installs: the lock file fits pyproject.toml, and the set-up says what is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Final
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+BUILD: Final = ["hatchling>=1.26,<2", "editables"]
+GROUPS: Final = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values(), BUILD]
+DECLARED: Final = [Requirement(text) for group in GROUPS for text in group]
+
+
+def locked() -> dict[str, Version]:
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins), "exact versions, of no machine's build"
+    return {canonicalize_name(name): Version(exact) for name, exact in (pin.split("==") for pin in pins)}
+
+
+@pytest.mark.parametrize("requirement", DECLARED, ids=str)
+def test_the_lock_has_a_version_in_every_range(requirement: Requirement) -> None:
+    assert locked()[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_the_lock_is_complete_and_holds_nothing_needless() -> None:
+    lock = locked()
+    found: set[str] = set()
+    waiting = list(DECLARED)
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        extras = requirement.extras or {""}
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+            continue
+        key = f"{name}{sorted(requirement.extras)}"
+        if key in found:
+            continue
+        found.add(key)
+        assert name in lock, f"{name} is not locked"
+        for text in requires(name) or ():
+            inner = Requirement(text)
+            wanted = [inner.marker.evaluate({"extra": extra}) for extra in extras] if inner.marker else [True]
+            if any(wanted):
+                waiting.append(Requirement(text.split(";")[0]))
+    assert {key.split("[")[0] for key in found} == set(lock)
+
+
+def test_what_is_installed_is_what_is_locked() -> None:
+    for name, exact in locked().items():
+        try:
+            assert Version(version(name)).public == str(exact), name
+        except PackageNotFoundError:
+            pytest.fail(f"{name} is locked and not installed", pytrace=False)
+
+
+def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "scripts/venv.sh", str(tmp_path / "venv")], cwd=ROOT, capture_output=True, text=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": "false"}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "expected Python 3.11 or newer, found false" in done.stderr
+    assert "hint: install Python 3.11" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_help_needs_nothing_installed(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text(encoding="utf-8"), encoding="utf-8")
+    done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines()][:3] == ["help", "demo", "test"]
+    assert not (tmp_path / ".venv").exists()
