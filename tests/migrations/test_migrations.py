@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
@@ -121,6 +122,18 @@ def test_migrating_a_database_from_the_future_says_so(database: Database, databa
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(SchemaMismatch, match="9999"):
         schema.upgrade(database_url)
+
+
+def test_the_sql_can_be_printed_for_those_who_run_it_by_hand(empty_database_url: SecretStr) -> None:
+    """alembic's offline mode needs no database; what it prints builds the same schema."""
+    printed = subprocess.run(
+        [sys.executable, "-m", "alembic", "-x", "url=postgresql://nobody@nowhere/none", "upgrade", "head", "--sql"],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    with psycopg.connect(empty_database_url.get_secret_value(), autocommit=True) as connection:
+        connection.execute(printed.stdout.encode())
+    command.check(schema.alembic_config(empty_database_url))
+    assert schema.current(empty_database_url) == SUPPORTED_REVISIONS[-1]
 
 
 def test_migrating_nowhere_says_so(tmp_path: Path) -> None:
