@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.postgres", "tests.fixtures.models", "tests.fixtures.worker"]
+pytest_plugins = [
+    f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker")
+]  # fmt: skip
 
 # Settings of the person who runs the tests must not change what they test; KAFKA_HOME names where Kafka lies.
 for name in list(os.environ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import typer
 
 import alphaloop
+from alphaloop import logs
 from alphaloop.cli import (
     cancel,
     demo,
@@ -52,11 +54,16 @@ def root(
     profile: str | None = typer.Option(
         None, envvar="ALPHALOOP_PROFILE", help="A further file of that folder, laid over the others: local."
     ),
-    data_dir: Path | None = typer.Option(None, help="Where the embedded broker, the database and the reports live."),
+    data_dir: Path | None = typer.Option(
+        None, envvar="ALPHALOOP_DATA_DIR", help="Where the embedded broker, the database and the reports live."
+    ),
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Options before the command."""
     context.obj = GlobalOptions(configs, profile, data_dir)
+    logs.configure("WARNING")
+    # What the Kafka client mends by itself is of no interest here; a broker that is gone is told by alphaloop.kafka.
+    logging.getLogger("alphaloop.kafka.librdkafka").setLevel(logging.ERROR)
 
 
 def _add(function: Callable[..., Any], example: str, group: typer.Typer = app, name: str | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from alphaloop.cli.kafka_install import fetch_kafka
-from alphaloop.cli.options import GlobalOptions, global_options
+from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options
 from alphaloop.cli.screen import err, note
 from alphaloop.demo.flow import Demo
 from alphaloop.embedded.install import find_kafka_home
@@ -21,9 +21,9 @@ from alphaloop.settings import Settings
 
 EXAMPLE: Final = """\
 alphaloop demo
-alphaloop --data-dir /tmp/demo demo --jobs 12"""
+alphaloop demo --jobs 12 --data-dir /tmp/demo"""
 
-DATA_DIR: Final = Path(".alphaloop") / "demo"
+FOLDER: Final = Path(".alphaloop") / "demo"
 _INSTALL_S: Final = 60.0
 _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
 
@@ -32,15 +32,15 @@ def demo(
     context: typer.Context,
     jobs: int = typer.Option(8, min=2, max=100, help="Jobs of each task."),
     seed: int = typer.Option(7, help="Which prompts are taken, and what is explored."),
+    data_dir: Path | None = DATA_DIR,
 ) -> None:
     """Show everything once, on real text: the whole way in a few minutes.
 
     Starts a broker, a database and a worker with a real model under .alphaloop/demo, measures the drafters on probe
     sets, decodes jobs of eight tasks, tests for drift, and writes the report. The data is kept.
     """
-    options = global_options(context)
-    chosen = options.data_dir or Path(os.environ.get("ALPHALOOP_DATA_DIR") or DATA_DIR)
-    options = replace(options, profile=options.profile or "local", data_dir=chosen)
+    options = global_options(context, data_dir)
+    options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or FOLDER)
     settings = _embedded(options)
     signal.signal(signal.SIGTERM, _interrupt)
     _try_kafka(settings)

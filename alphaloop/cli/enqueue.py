@@ -94,7 +94,8 @@ def _read(
         return reader.read([json.dumps({"prompt": prompt}).encode()], "--prompt")
     # Opened before anything is read, so that a misspelt second name does not come after the first file was sent.
     opened = [(name, _open(name, stack)) for name in files]
-    return (item for name, lines in opened for item in reader.read(lines, name))
+    named = (("standard input" if name == "-" else name, lines) for name, lines in opened)
+    return (item for name, lines in named for item in reader.read(lines, name))
 
 
 def _open(name: str, stack: contextlib.ExitStack) -> Iterable[bytes]:

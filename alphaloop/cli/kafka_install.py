@@ -39,7 +39,7 @@ def fetch_kafka(
     mirrors = [mirror] if mirror else [embedded.kafka_mirror, ARCHIVE]
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(bar_width=40), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(), console=err(), transient=True,
+        TimeRemainingColumn(), console=(console := err()), transient=True, disable=not console.is_terminal,
     )  # fmt: skip
     wanted = version or embedded.kafka_version
     with bar:

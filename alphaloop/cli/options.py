@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import typer
 
@@ -35,10 +36,14 @@ class GlobalOptions:
         return {**os.environ, **{name: value for name, value in given.items() if value}}
 
 
-def global_options(context: typer.Context) -> GlobalOptions:
-    """What was given before the command."""
-    found = context.find_object(GlobalOptions)
-    return found if found is not None else GlobalOptions()
+#: For commands that people give it to: `alphaloop up --data-dir ./data` says what it means.
+DATA_DIR: Final = typer.Option(None, help="The same as before the command.")
+
+
+def global_options(context: typer.Context, data_dir: Path | None = None) -> GlobalOptions:
+    """What was given before the command; `data_dir` is what was given behind it."""
+    found = context.find_object(GlobalOptions) or GlobalOptions()
+    return found if data_dir is None else replace(found, data_dir=data_dir)
 
 
 def connected_settings(context: typer.Context, *, broker: bool = True, database: bool = True) -> Settings:

@@ -55,7 +55,8 @@ def progress() -> Progress:
     """A progress bar on standard error; silent where that is not a terminal."""
     return Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(),
-        TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=err(), transient=True,
+        TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=(console := err()), transient=True,
+        disable=not console.is_terminal,
     )  # fmt: skip
 
 

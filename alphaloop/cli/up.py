@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import typer
 
 from alphaloop.cli.children import LogFollower, await_event, field_of, scheduler_process, worker_process
-from alphaloop.cli.options import GlobalOptions, global_options
+from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options
 from alphaloop.cli.screen import err, note, out
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.process import ChildProcess
@@ -25,8 +26,8 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import Settings
 from alphaloop.store import schema
 
-UP_EXAMPLE: Final = "alphaloop --data-dir ./data up"
-DOWN_EXAMPLE: Final = "alphaloop --data-dir ./data down"
+UP_EXAMPLE: Final = "alphaloop up --data-dir ./data"
+DOWN_EXAMPLE: Final = "alphaloop down --data-dir ./data"
 
 _WATCH_S: Final = 0.5
 
@@ -35,6 +36,7 @@ def up(
     context: typer.Context,
     worker: bool = typer.Option(True, help="Start a worker too."),
     scheduler: bool = typer.Option(True, help="Start the scheduler too."),
+    data_dir: Path | None = DATA_DIR,
 ) -> None:
     """Start everything on this machine, and stay.
 
@@ -42,7 +44,7 @@ def up(
 
     What KAFKA_BOOTSTRAP_SERVERS or DATABASE_URL name is used instead of starting it. The data is kept.
     """
-    options = global_options(context)
+    options = global_options(context, data_dir)
     options = replace(options, profile=options.profile or "local")
     stop = threading.Event()
     with stopped_by_signals(stop), EmbeddedStack(options.settings(), on_event=note) as settings:
@@ -63,9 +65,10 @@ def up(
 def down(
     context: typer.Context,
     timeout: float = typer.Option(90.0, min=0.0, help="Seconds to wait."),
+    data_dir: Path | None = DATA_DIR,
 ) -> None:
     """Stop what `alphaloop up` started, and wait."""
-    folder = global_options(context).settings().data_dir
+    folder = global_options(context, data_dir).settings().data_dir
     stack = running_stack(folder)
     if stack is None:
         note(f"nothing runs under {folder}")

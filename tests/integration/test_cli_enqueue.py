@@ -1,0 +1,212 @@
+"""`alphaloop enqueue` and what belongs to it, against a real Apache Kafka with a responder in the worker's place."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import InvalidField, MessageError
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics, jobs_topic
+from alphaloop.messages import Job, Origin, Result, Status, Usage, dead_letter, parse_job
+from alphaloop.settings import KafkaSettings
+from tests.fixtures.cli import Cli
+
+pytestmark = pytest.mark.kafka
+SILENT = "never answered"
+REFUSED = "refused by the worker"
+
+
+class Responder:
+    """Answers jobs as a worker would: a text for most, a dead letter for REFUSED, nothing for SILENT."""
+
+    def __init__(self, kafka: KafkaSettings, task: str) -> None:
+        self.jobs: list[Job] = []
+        self._kafka = kafka
+        self._topic = jobs_topic(task)
+        self._task = task
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        ensure_topics(kafka, [task])
+        self._consumer = Consumer(kafka, group_id=f"responder-{task}")
+        self._consumer.assign_from([self._topic], at="latest")
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            with closing(self._consumer), closing(Producer(self._kafka)) as producer:
+                while not self._stop.is_set():
+                    record = self._consumer.poll(0.1)
+                    if record is not None:
+                        origin = Origin("c", record.topic, record.partition, record.offset)
+                        self._answer(producer, parse_job(record.value, origin, task=self._task), origin, record.value)
+        except BaseException as error:
+            self._failure = error
+
+    def _answer(self, producer: Producer, job: Job, origin: Origin, value: bytes | None) -> None:
+        self.jobs.append(job)
+        prompt = job.body.messages[0].content if job.body.messages else job.body.prompt
+        key = job.job_id.encode()
+        if prompt == REFUSED:
+            error: MessageError = InvalidField("expected something else", field="body.model")
+            letter = dead_letter(error, origin, group="g", num_deliveries=1, key=key, value=value, headers=())
+            producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)
+        elif prompt != SILENT:
+            result = Result(
+                job_id=job.job_id, status=Status.SUCCEEDED, task=job.task, custom_id=job.custom_id,
+                text=f"re: {prompt}", usage=Usage(prompt_tokens=2, completion_tokens=3, total_tokens=5), attempt=1,
+                recorded_at=datetime.now(UTC),
+            )  # fmt: skip
+            for _ in range(2):  # results are delivered at least once
+                producer.send(RESULTS, key=key, value=result.encode())
+        producer.flush(10)
+
+
+@pytest.fixture
+def task(fresh_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka_broker: str) -> str:
+    """A task of this test's own, and an environment in which the command line knows it."""
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    (configs / "tasks.toml").write_text(f"[tasks.{fresh_prefix}]\n")
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_broker)
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path / "data"))
+    return fresh_prefix
+
+
+@pytest.fixture
+def responder(kafka_settings: KafkaSettings, task: str) -> Iterator[Responder]:
+    started = Responder(kafka_settings, task)
+    yield started
+    started.close()
+
+
+def write(path: Path, *lines: dict[str, Any] | str) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_results_come_back_in_the_order_of_the_input(cli: Cli, task: str, responder: Responder, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "jobs.jsonl",
+        *({"id": f"line-{i}", "task": task, "prompt": f"prompt {i}", "source": "nowhere"} for i in range(20)),
+        "nonsense",
+        {"custom_id": "batch-line", "method": "POST", "url": "/v1/chat/completions", "task": task,
+         "body": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 90}},
+        {"task": task, "prompt": REFUSED, "job_id": f"{task}-refused"},
+    )  # fmt: skip
+    output = tmp_path / "results.jsonl"
+    ran = cli(
+        "enqueue", "--file", file, "--output", output, "--max-tokens", 7, "--segment", "gold", "--timeout", 60, "--json"
+    )
+    assert ran.code == 1  # one line was wrong and one job refused
+    assert f"{file}:21: expected JSON" in ran.err
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["custom_id"] for row in rows[:20]] == [f"line-{i}" for i in range(20)]
+    assert [row["text"] for row in rows[:20]] == [f"re: prompt {i}" for i in range(20)]
+    assert rows[20] == {
+        "line": f"{file}:21", "status": "invalid",
+        "error": {"code": "malformed_message", "message": rows[20]["error"]["message"]},
+    }  # fmt: skip
+    assert rows[21]["text"] == "re: hello"
+    assert (rows[22]["status"], rows[22]["error"]["field"]) == ("refused", "body.model")
+    assert {key: ran.json[key] for key in ("sent", "invalid", "succeeded", "refused", "completion_tokens")} == {
+        "sent": 22, "invalid": 1, "succeeded": 21, "refused": 1, "completion_tokens": 63,
+    }  # fmt: skip
+    assert ran.json["tokens_per_s"] > 0
+    assert {job.body.max_tokens for job in responder.jobs} == {7}
+    assert {job.segment for job in responder.jobs} == {"gold"}
+
+
+def test_one_prompt_prints_its_text(cli: Cli, task: str, responder: Responder) -> None:
+    ran = cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--timeout", 60)
+    assert (ran.code, ran.out) == (0, "re: hello\n")
+    assert "1 sent; 1 succeeded; 3 tokens" in ran.err
+
+
+def test_without_waiting_the_job_id_is_printed(cli: Cli, task: str, responder: Responder) -> None:
+    ran = cli("enqueue", "--task", task, "--prompt", SILENT)
+    assert ran.code == 0
+    again = cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--timeout", 60)
+    assert again.code == 0
+    assert [job.job_id for job in responder.jobs][:1] == [ran.out.strip()]
+
+
+def test_standard_input_and_two_lines_of_one_job(cli: Cli, task: str, responder: Responder) -> None:
+    line = json.dumps({"job_id": f"{task}-same", "prompt": "again"}).encode() + b"\n"
+    ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 60, stdin=line + b"\n" + line)
+    assert ran.code == 0
+    assert [json.loads(row)["text"] for row in ran.out.splitlines()] == ["re: again", "re: again"]
+
+
+def test_strict_sends_nothing(cli: Cli, task: str, responder: Responder) -> None:
+    good, bad = json.dumps({"prompt": "good"}).encode(), b'{"prompt": "p", "temperature": 9}'
+    ran = cli("enqueue", "--strict", "--task", task, "--file", "-", stdin=good + b"\n" + bad)
+    assert ran.code == 1
+    assert "standard input:2: body.temperature:" in ran.err
+    assert cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--timeout", 60).code == 0
+    assert len(responder.jobs) == 1
+
+
+def test_a_job_without_an_answer_ends_with_the_time(cli: Cli, task: str, responder: Responder) -> None:
+    lines = "\n".join(json.dumps({"prompt": prompt}) for prompt in ("hello", SILENT)).encode()
+    ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 3, stdin=lines)
+    assert ran.code == 1
+    assert [json.loads(row)["status"] for row in ran.out.splitlines()] == ["succeeded", "missing"]
+    assert "error: no result of 1 jobs in time" in ran.err
+    assert "hint: is a worker running?" in ran.err
+
+
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_sent(
+    cli: Cli, task: str, responder: Responder, tmp_path: Path
+) -> None:
+    ran = cli("enqueue", "--task", task, "--prompt", "hello", "--output", tmp_path / "none" / "results.jsonl")
+    assert ran.code == 1
+    assert "No such file" in ran.err
+    assert cli("enqueue", "--task", task, "--prompt", "second", "--wait", "--timeout", 60).code == 0
+    assert len(responder.jobs) == 1
+
+
+def test_dead_letters_are_listed_without_their_prompts(cli: Cli, task: str, responder: Responder) -> None:
+    assert cli("enqueue", "--task", task, "--prompt", REFUSED, "--wait", "--timeout", 60).code == 1
+    ran = cli("dlq", "list", "--task", task, "--json")
+    assert ran.code == 0
+    (letter,) = ran.json
+    assert (letter["topic"], letter["code"], letter["field"]) == (jobs_topic(task), "invalid_field", "body.model")
+    assert letter["size_bytes"] > 0
+    assert REFUSED not in ran.out
+    shown = cli("dlq", "list", "--task", task)
+    assert "expected something else" in shown.out
+    assert REFUSED not in shown.out
+    assert REFUSED in cli("dlq", "list", "--task", task, "--show-value").out
+    assert cli("dlq", "list", "--task", "nonesuch").out == ""
+
+
+def test_cancel_is_a_message_on_the_control_topic(cli: Cli, task: str, kafka_settings: KafkaSettings) -> None:
+    ensure_topics(kafka_settings, [])
+    with closing(Consumer(kafka_settings, group_id=f"control-{task}")) as consumer:
+        consumer.assign_from([CONTROL], at="latest")
+        assert cli("cancel", f"{task}-a", f"{task}-b").code == 0
+        found: dict[bytes | None, Any] = {}
+        for _ in range(300):
+            record = consumer.poll(0.1)
+            if record is not None and (record.key or b"").startswith(task.encode()):
+                found[record.key] = json.loads(record.value or b"")
+            if len(found) == 2:
+                break
+    assert found[f"{task}-a".encode()] == {"action": "cancel", "job_id": f"{task}-a"}

@@ -1,0 +1,175 @@
+"""The command line without servers: help, examples, errors in words, exit codes, the page that is generated."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from alphaloop import __version__
+from alphaloop.cli.app import app
+from alphaloop.cli.children import LogFollower, child_environment, field_of
+from alphaloop.cli.options import GlobalOptions
+from alphaloop.cli.reference import PAGE, commands, reference
+from alphaloop.settings import KafkaSettings, load_settings
+from tests.fixtures.cli import Cli
+
+LEAVES = [(name, context) for name, context in commands() if not isinstance(context.command, TyperGroup)]
+NAMES = {
+    "demo", "up", "down", "worker", "scheduler", "enqueue", "status", "explain", "report", "cancel", "migrate",
+    "dlq list", "probes add", "probes list", "kafka install",
+}  # fmt: skip
+
+
+def test_every_command_is_there() -> None:
+    assert {name.removeprefix("alphaloop ") for name, _ in LEAVES} == NAMES
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_help_has_an_example(cli: Cli, name: str) -> None:
+    ran = cli(*name.split(), "--help")
+    assert ran.code == 0
+    assert ran.err == ""
+    example = ran.out.split("Example:")[1]
+    assert f"alphaloop {name.split()[0]}" in example
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_examples_are_valid_command_lines(name: str) -> None:
+    context = next(context for found, context in LEAVES if found == f"alphaloop {name}")
+    lines = [line.strip() for line in (context.command.epilog or "").splitlines()[2:] if line.strip(" \b")]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        arguments = words[words.index("alphaloop") + 1 :]
+        command, parent = typer.main.get_command(app), None
+        while True:  # parses as the command line would, and raises UsageError where it would
+            parent = command.make_context("alphaloop", arguments, parent=parent)
+            if not isinstance(command, TyperGroup):
+                break
+            rest = [*parent._protected_args, *parent.args]
+            found = command.get_command(parent, rest[0])
+            assert found is not None, line
+            command, arguments = found, rest[1:]
+
+
+def test_the_page_is_what_the_commands_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference(), "run python -m alphaloop.cli.reference"
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [
+    ("enqueue",), ("enqueue", "--prompt", "p"), ("enqueue", "--file", "x", "--prompt", "p", "--task", "code"),
+    ("enqueue", "--prompt", "p", "--task", "code", "--max-tokens", "0"), ("nonesuch",), ("scheduler", "sometimes"),
+    ("report", "--json", "--html", "x"), ("cancel",), ("explain",), ("status", "--nonesuch"),
+])  # fmt: skip
+def test_wrong_usage_ends_with_2(cli: Cli, arguments: tuple[str, ...]) -> None:
+    ran = cli(*arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "Usage: alphaloop" in ran.err
+
+
+@pytest.mark.parametrize("arguments", [
+    ("status",), ("explain", "code"), ("report",), ("migrate",), ("cancel", "x"), ("dlq", "list"), ("probes", "list"),
+    ("enqueue", "--task", "code", "--prompt", "p"), ("worker",), ("scheduler", "once"),
+])  # fmt: skip
+def test_without_servers_the_hint_names_up(cli: Cli, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    ran = cli("--data-dir", tmp_path, *arguments)
+    assert ran.code == 1
+    assert ran.out == ""
+    assert ran.err.startswith("error: no ")
+    assert "alphaloop up" in ran.err.splitlines()[1]
+
+
+def test_down_without_anything_up(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("--data-dir", tmp_path, "down")
+    assert (ran.code, ran.err) == (0, f"nothing runs under {tmp_path}\n")
+
+
+def test_a_misspelt_setting_is_an_error_with_what_was_meant(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks.toml").write_text("[tasks.code]\n")
+    (tmp_path / "worker.toml").write_text("[worker]\nbatch_sise = 4\n")
+    ran = cli("--configs", tmp_path, "status")
+    assert ran.code == 1
+    assert ran.err == "error: worker.batch_sise: no such setting\nhint: did you mean batch_size?\n"
+    monkeypatch.setenv("ALPHALOOP_WORKR__BATCH_SIZE", "4")
+    assert "did you mean WORKER?" in cli("status").err
+    assert cli("--configs", tmp_path / "nowhere", "status").code == 1
+
+
+def test_a_database_that_is_gone(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://someone:secret@127.0.0.1:1/nothing")
+    ran = cli("--data-dir", tmp_path, "report")
+    assert ran.code == 1
+    assert ran.err.startswith("error: no connection to ")
+    assert "secret" not in ran.err
+
+
+def test_a_broker_that_is_gone(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.5")
+    ran = cli("--data-dir", tmp_path, "enqueue", "--task", "code", "--prompt", "p")
+    assert ran.code == 1
+    assert "error: asking 127.0.0.1:1" in ran.err
+    assert "hint: " in ran.err
+
+
+def test_an_unknown_task_and_a_missing_file_are_told_before_anything_is_sent(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    ran = cli("enqueue", "--task", "nonesuch", "--prompt", "p")
+    assert ran.code == 1
+    assert ran.err.startswith("--prompt:1: task: no task 'nonesuch'")
+    ran = cli("enqueue", "--file", tmp_path / "nowhere.jsonl")
+    assert ran.code == 1
+    assert ran.err.startswith(f"error: {tmp_path / 'nowhere.jsonl'}: No such file")
+    ran = cli("enqueue", "--strict", "--task", "code", "--file", "-", stdin=b'{"prompt": "good"}\n{"prompt": 3}\n')
+    assert ran.code == 1
+    assert "standard input:2: body.prompt: " in ran.err
+    assert "error: nothing was sent: 1 wrong" in ran.err
+
+
+def test_a_child_gets_the_parent_s_addresses_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALPHALOOP_KAFKA__BOOTSTRAP_SERVERS", "production:9092")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://production/jobs")
+    settings = load_settings().model_copy(
+        update={"data_dir": tmp_path, "kafka": KafkaSettings(bootstrap_servers="here:1", session_timeout_ms=6000)}
+    )
+    settings = settings.model_copy(update={"postgres": settings.postgres.model_copy(update={"url": None})})
+    environment = child_environment(GlobalOptions(configs=tmp_path, profile="local"), settings)
+    assert environment["KAFKA_BOOTSTRAP_SERVERS"] == "here:1"
+    assert not any("production" in value for value in environment.values())
+    assert environment["ALPHALOOP_CONFIGS"] == environment["ALPHALOOP_DATA_DIR"] == str(tmp_path)
+    assert environment["ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS"] == "6000"
+
+
+def test_log_follower_finds_new_events_only(tmp_path: Path) -> None:
+    path = tmp_path / "worker.log"
+    path.write_text("10:00:00 info worker_ready consuming metrics=http://old:1\n")
+    follower = LogFollower(path)
+    assert follower.find("worker_ready") is None
+    with path.open("a") as log:
+        log.write('10:00:01 info worker_ready consuming owner=x metrics=http://new:2 note="two words"\nhalf a li')
+    line = follower.find("worker_ready")
+    assert line is not None
+    assert (field_of(line, "metrics"), field_of(line, "note"), field_of(line, "tric")) == (
+        "http://new:2",
+        "two words",
+        None,
+    )
+    with path.open("a") as log:
+        log.write('ne\n{"action": "scheduler_ready", "metrics": "http://json:3"}\n{broken\n')
+    found = follower.find("scheduler_ready")
+    assert found is not None
+    assert field_of(found, "metrics") == "http://json:3"
+    assert LogFollower(tmp_path / "none.log").find("worker_ready") is None
