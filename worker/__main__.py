@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from alphaloop.embedded.stack import with_running_stack
-
 from alphaloop import logs
+from alphaloop.embedded.stack import with_running_stack
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 from worker.assembly import assemble, owner_name
-from worker.loop import Parts, Worker
+from worker.loop import Worker
+from worker.parts import Parts
 
 log = logging.getLogger("worker")
 

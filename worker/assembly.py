@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from alphaloop.store.costs import CostStore
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.history import HistoryStore
-
 from alphaloop.cost import CostTable
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dead_letter_topic, ensure_topics
 from alphaloop.settings import Settings, TaskSettings, read_tasks
+from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.history import HistoryStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
@@ -34,8 +33,8 @@ from worker.deciding import Decider, Window
 from worker.engine import Engine
 from worker.intake import Intake
 from worker.leases import LeaseKeeper
-from worker.loop import Parts
 from worker.metrics import WorkerMetrics
+from worker.parts import Parts
 from worker.publish import Publisher
 from worker.validation import Validation
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final, Protocol
+from datetime import datetime
+from typing import Final
 
 from alphaloop.errors import MessageError
 from alphaloop.kafka.topics import CONTROL
@@ -18,41 +16,18 @@ from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from worker import outcomes
 from worker.batch import BatchDecoding
-from worker.batching import Batcher, BatchKey, batch_key
-from worker.claiming import ClaimedJob, Claiming, Claims, cancelled
+from worker.batching import BatchKey, batch_key
+from worker.claiming import ClaimedJob, Claims, cancelled
 from worker.control import parse_cancellation
-from worker.deciding import Decider
-from worker.engine import Engine, Step
-from worker.intake import Delivery, Intake
-from worker.leases import LeaseKeeper
-from worker.metrics import WorkerMetrics
+from worker.engine import Step
+from worker.intake import Delivery
+from worker.parts import Parts
 from worker.patience import Patience
-from worker.publish import Publisher
-from worker.validation import ReadyJob, Validation
+from worker.validation import ReadyJob
 
 log = logging.getLogger(__name__)
 
 RELAY_LIMIT: Final = 500
-
-
-class Recorder(Protocol):
-    """What is needed of alphaloop.store.outcomes.OutcomeStore."""
-
-    def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]: ...
-
-
-class ClaimRelease(Protocol):
-    """What is needed of alphaloop.store.jobs.JobStore."""
-
-    def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]: ...
-    def request_cancel(self, job_id: str) -> None: ...
-
-
-class UnpublishedResults(Protocol):
-    """What is needed of alphaloop.store.outbox.Outbox."""
-
-    def delete(self, ids: Sequence[int]) -> None: ...
-    def relay(self, publish: Callable[[Sequence[OutboxMessage]], None], *, older_than_s: float, limit: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +39,6 @@ class Turn:
     num_answered: int = 0
     num_recorded: int = 0
     decision: Decision | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything a worker is made of; worker/assembly.py puts the real ones together."""
-
-    owner: str
-    group: str
-    engine: Engine
-    intake: Intake
-    validation: Validation
-    batcher: Batcher[ReadyJob]
-    claiming: Claiming
-    decider: Decider
-    leases: LeaseKeeper
-    recorder: Recorder
-    jobs: ClaimRelease
-    outbox: UnpublishedResults
-    relay_after_s: float  #: recorded results that are unpublished for so long are published by whoever sees them
-    publisher: Publisher
-    metrics: WorkerMetrics
-    max_waiting: int
-    stop: threading.Event  #: take nothing new, finish the batch in hand
-    hurry: threading.Event  #: give the batch in hand back between two steps
-    clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
 class Worker:
