@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
@@ -31,7 +32,8 @@ from scheduler.ticking import Ticker
 
 log = logging.getLogger("scheduler")
 
-MANUAL_SCHEDULE_ID = "manual"
+MANUAL_SCHEDULE_ID: Final = "manual"
+MAX_CHECK_AGE_S: Final = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +123,15 @@ def _stay(settings: Settings, scheduler: Scheduler, metrics: SchedulerMetrics, l
         ticker.stop(wait=stop.is_set())
 
     leadership = Leadership(lock, promote=promote, demote=demote)
-    endpoint = Endpoint(dials.http_host, dials.http_port, metrics.registry, healthy=lambda: None, ready=lambda: None)
+
+    def healthy() -> str | None:
+        age_s = leadership.check_age_s
+        return (
+            f"the lock was last checked {age_s:.0f} s ago" if age_s > MAX_CHECK_AGE_S + dials.leader_check_s else None
+        )
+
+    # A standby is as ready as a leader: both wait for the next tick.
+    endpoint = Endpoint(dials.http_host, dials.http_port, metrics.registry, healthy=healthy, ready=healthy)
     log.info("measuring", extra={"action": "scheduler_ready", "metrics": endpoint.url})
     try:
         while not stop.is_set():

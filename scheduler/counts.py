@@ -38,9 +38,22 @@ class Counts:
         current = {subject for _, subject in newest.values()}
         return {s: jobs for s, jobs in self.streams.items() if s.drafter and subject_of(s) in current}
 
+    def current_drafts(self) -> dict[tuple[str, str], str]:
+        """The draft revision that was decoded or probed last, by task and drafter."""
+        seen = [(jobs[-1].decoded_at, s.task, s.drafter, s.draft_revision) for s, jobs in self.streams.items()]
+        seen += [(p.scheduled_for, p.task, p.drafter, p.draft_revision) for p in self.probes]
+        return {(task, drafter): revision for _, task, drafter, revision in sorted(seen)}
+
     def traffic(self, task: str, drafter: str) -> list[DecodedJob]:
-        """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla."""
-        streams = self.current_streams() if drafter else self.streams
+        """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla.
+
+        Vanilla jobs are those of the target that decoded the task last: another target is no control.
+        """
+        streams: Mapping[Stream, Sequence[DecodedJob]] = self.current_streams()
+        if not drafter:
+            of_task = [(jobs[-1].decoded_at, s) for s, jobs in self.streams.items() if s.task == task]
+            target = max(of_task)[1].target_revision if of_task else ""
+            streams = {s: jobs for s, jobs in self.streams.items() if s.target_revision == target}
         found = chain.from_iterable(jobs for s, jobs in streams.items() if (s.task, s.drafter) == (task, drafter))
         return sorted(found, key=lambda job: job.decoded_at)
 

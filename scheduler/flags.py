@@ -25,6 +25,7 @@ class Verdicts:
     findings: tuple[Finding, ...]
     evaluated: frozenset[tuple[str, str]]  #: (task, drafter) of everything that could be tested
     comparisons: tuple[ProbeComparison, ...]
+    current_drafts: Mapping[tuple[str, str], str]  #: draft revision in use by (task, drafter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,19 @@ def judge(counts: Counts, events: Sequence[OpenEvent], settings: SchedulerSettin
         if finding is not None:
             findings.append(finding)
     tested = {subject for subject, drift in traffic.items() if drift is not None} | comparisons.keys()
-    return Verdicts(tuple(findings), frozenset((s.task, s.drafter) for s in tested), tuple(comparisons.values()))
+    return Verdicts(
+        findings=tuple(findings),
+        evaluated=frozenset((s.task, s.drafter) for s in tested),
+        comparisons=tuple(comparisons.values()),
+        current_drafts=counts.current_drafts(),
+    )
 
 
 def events_to_close(events: Iterable[OpenEvent], verdicts: Verdicts) -> list[OpenEvent]:
     """Open events that the tests no longer support.
 
     An event about something that could not be tested stays open, and so does one that probes opened while no probes
-    can be compared: nothing was learnt.
+    can be compared: nothing was learnt. An event about a draft that another revision has replaced is over.
     """
     supported = {(finding.subject, finding.cause.value) for finding in verdicts.findings}
     compared = {(c.subject.task, c.subject.drafter) for c in verdicts.comparisons}
@@ -73,7 +79,8 @@ def events_to_close(events: Iterable[OpenEvent], verdicts: Verdicts) -> list[Ope
     for event in events:
         about = (event.subject.task, event.subject.drafter)
         decidable = compared if event.evidence.get("flagged_by") == "probes" else verdicts.evaluated
-        if (event.subject, event.cause) not in supported and about in decidable:
+        is_replaced = verdicts.current_drafts.get(about, event.subject.draft_revision) != event.subject.draft_revision
+        if is_replaced or ((event.subject, event.cause) not in supported and about in decidable):
             over.append(event)
     return over
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from alphaloop.errors import StoreError
@@ -20,6 +21,12 @@ class Leadership:
     def __init__(self, lock: AdvisoryLock, *, promote: Callable[[], None], demote: Callable[[], None]) -> None:
         self._lock, self._promote, self._demote = lock, promote, demote
         self._leads = False
+        self._checked_at = time.monotonic()
+
+    @property
+    def check_age_s(self) -> float:
+        """Seconds since the last check was over; read by other threads."""
+        return time.monotonic() - self._checked_at
 
     @property
     def leads(self) -> bool:
@@ -39,6 +46,7 @@ class Leadership:
             self._leads = False
             log.warning("lost the leader's lock", extra={"action": "leader_lost"})
             self._demote()
+        self._checked_at = time.monotonic()
         return self._leads
 
     def resign(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from alphaloop.errors import AlphaloopError
+from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.kafka.topics import DRIFT_REPORTS
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
@@ -101,9 +102,9 @@ class Scheduler:
                     self._drafts.all(), choices, schedule_id=self._schedule_id, scheduled_for=due, now=now
                 )
                 report, page = self._report(counts, choices, sent, opened=opened, closed=closed)
-        except AlphaloopError as error:
+        except Exception as error:
             self._metrics.run_failed()
-            self._schedule.finish(self._schedule_id, due, {"error": error.code, "message": error.message}, now)
+            self._note_failure(due, error, now)
             raise
         summary = RunSummary(
             due, True, counts.num_jobs, opened, closed, len(report.drift), changed, sent.num_jobs, report.headline, page
@@ -112,6 +113,14 @@ class Scheduler:
         self._metrics.run_succeeded(report, sent, now)
         log.info("%s", report.headline, extra={"action": "run_finished", "page": str(page), **_logged(summary)})
         return summary
+
+    def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:
+        outcome = {"error": type(error).__name__}
+        if isinstance(error, AlphaloopError):
+            outcome = {"error": error.code, "message": error.message}
+        # The database may be what failed: the first error is the one to see.
+        with suppress(StoreError):
+            self._schedule.finish(self._schedule_id, due, outcome, now)
 
     def _read_counts(self, now: datetime) -> Counts:
         since = now - timedelta(days=self._settings.drift_window_days)

@@ -48,16 +48,18 @@ def is_stale(was_stale: bool, change: Interval, *, drop: float, recover: float) 
 
 
 def compare_probes(results: Iterable[ProbeResult]) -> list[ProbeComparison]:
-    """For each (task, drafter, draft revision): its latest probe run against its first on the same probe set.
+    """For each (task, drafter): the latest probe run of its current draft against that draft's first, on the same set.
 
     Subjects probed only once, or without a trial on either side, are left out: nothing can be said of them.
     """
-    ordered = sorted(results, key=lambda r: (r.task, r.drafter, r.draft_revision, r.scheduled_for, r.position))
+    ordered = sorted(results, key=lambda r: (r.task, r.drafter, r.scheduled_for, r.position))
     found = []
-    for _, group in groupby(ordered, key=lambda r: (r.task, r.drafter, r.draft_revision)):
+    for _, group in groupby(ordered, key=lambda r: (r.task, r.drafter)):
         measured = list(group)
-        same_set = [r for r in measured if r.probe_set == measured[-1].probe_set]
-        comparison = _compare(same_set)
+        last = measured[-1]
+        comparison = _compare(
+            [r for r in measured if (r.draft_revision, r.probe_set) == (last.draft_revision, last.probe_set)]
+        )
         if comparison is not None:
             found.append(comparison)
     return found

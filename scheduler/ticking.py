@@ -76,7 +76,6 @@ class Ticker:
     def _heard(self, event: JobExecutionEvent) -> None:
         if event.code == EVENT_JOB_ERROR:
             log.error("%s", type(event.exception).__name__, extra={"action": "run_crashed"})
-            self._metrics.run_failed()
         else:
             log.warning("a tick came too late, or while a run was under way", extra={"action": "tick_missed"})
             self._metrics.tick_missed()

@@ -139,7 +139,9 @@ def run_and_decode_probes(
         if topic.startswith("jobs."):
             job = parse_job(value, Origin("c", topic, 0, 0), task=topic.removeprefix("jobs."))
             assert key.decode() == job.job_id
-            history.decode_probe(job.job_id, job.task, job.probe_drafter, alpha, now + MINUTE, target=target)
+            history.decode_probe(
+                job.job_id, job.task, job.probe_drafter, alpha, now + MINUTE, target=target, prompt=job.body.messages
+            )
 
 
 def test_probes_are_sent_once_in_pairs_and_again_when_old(
@@ -243,7 +245,8 @@ def test_the_report_shows_speed_against_the_own_control(make: Make, database: Da
     assert line["num_jobs"] == 40
     assert line["control_tokens_per_s"] == pytest.approx(25.0)
     assert line["speedup"]["low"] < line["tokens_per_s"] / 25 < line["speedup"]["high"]
-    assert line["alpha_1"]["low"] < 0.8 < line["alpha_1"]["high"]
+    assert line["alpha_1"]["mean"] == pytest.approx(0.8, abs=0.1)
+    assert line["alpha_1"]["low"] < line["alpha_1"]["mean"] < line["alpha_1"]["high"]
     assert "code" in stored.text
 
 

@@ -19,12 +19,10 @@ WAIT_S = 10.0
 
 
 def ticker(
-    run: Callable[[datetime, datetime], object], *, interval_s: float = 3600.0, metrics: SchedulerMetrics | None = None,
+    run: Callable[[datetime, datetime], object], *, interval_s: float = 3600.0,
     fatal: Callable[[], None] = lambda: None, clock: Callable[[], datetime] = lambda: NOW,
 ) -> Ticker:  # fmt: skip
-    return Ticker(
-        run, interval_s=interval_s, misfire_grace_s=60, clock=clock, metrics=metrics or SchedulerMetrics(), fatal=fatal
-    )
+    return Ticker(run, interval_s=interval_s, misfire_grace_s=60, clock=clock, metrics=SchedulerMetrics(), fatal=fatal)
 
 
 @given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)), st.integers(1, 10**6))
@@ -103,8 +101,8 @@ def test_a_dead_client_ends_the_process() -> None:
     ticking.stop(wait=True)
 
 
-def test_a_crash_is_counted_and_does_not_end_the_ticks(caplog: pytest.LogCaptureFixture) -> None:
-    twice, calls, metrics = threading.Event(), [], SchedulerMetrics()
+def test_a_crash_is_logged_and_does_not_end_the_ticks(caplog: pytest.LogCaptureFixture) -> None:
+    twice, calls = threading.Event(), []
 
     def run(now: datetime, due: datetime) -> None:
         calls.append(now)
@@ -112,11 +110,8 @@ def test_a_crash_is_counted_and_does_not_end_the_ticks(caplog: pytest.LogCapture
             twice.set()
         raise ZeroDivisionError
 
-    ticking = ticker(run, interval_s=0.2, metrics=metrics)
+    ticking = ticker(run, interval_s=0.2)
     ticking.start()
     assert twice.wait(WAIT_S)
     ticking.stop(wait=True)
-    failed = metrics.registry.get_sample_value("alphaloop_scheduler_runs_total", {"outcome": "failed"})
-    assert failed is not None
-    assert failed >= 1
     assert "ZeroDivisionError" in caplog.text
