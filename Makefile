@@ -30,6 +30,7 @@ check: $(INSTALLED) ## style, types, import rules, generated files
 	@echo "==> mypy";          $(BIN)/mypy
 	@echo "==> import rules";  $(BIN)/lint-imports
 	@echo "==> generated files"; $(BIN)/python -m alphaloop.contract --check
+	@$(BIN)/python -m alphaloop.cli.reference --check
 
 format: $(INSTALLED) ## let ruff rewrite the sources
 	@$(BIN)/ruff check --fix .
@@ -37,6 +38,7 @@ format: $(INSTALLED) ## let ruff rewrite the sources
 
 generated: $(INSTALLED) ## write the generated files of docs/reference/ anew
 	@$(BIN)/python -m alphaloop.contract
+	@$(BIN)/python -m alphaloop.cli.reference
 
 up: $(INSTALLED) ## broker, database, worker and scheduler on this machine; stays up until Ctrl-C or make down
 	@$(BIN)/alphaloop up $(ARGS)
