@@ -90,7 +90,9 @@ def test_every_make_command_of_the_documents_exists() -> None:
     shown = re.findall(r"^(\w+): .*## .+$", text("Makefile"), re.MULTILINE)
     assert {"help", "demo", "test", "check", "up", "down"} <= set(shown), "make help names it"
     for page in PAGES:
-        for command in re.findall(r"(?:^|`)make ([a-z]+(?: [a-z]+)*)", page.read_text(encoding="utf-8"), re.MULTILINE):
+        for command in re.findall(
+            r"(?:^|`)make ([a-z]+(?: test)?)(?= +#|`|$)", page.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             assert set(command.split()) <= targets, f"{page.name}: make {command}"
 
 
@@ -99,7 +101,7 @@ def test_every_alphaloop_command_of_the_documents_exists() -> None:
 
     commands = set(getattr(get_command(app), "commands", {}))
     for page in PAGES:
-        for command in re.findall(r"(?:^|`|/bin/)alphaloop ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+        for command in re.findall(r"(?:`|/bin/)alphaloop ([a-z]+)", page.read_text(encoding="utf-8")):
             assert command in commands, f"{page.name}: alphaloop {command}"
 
 
