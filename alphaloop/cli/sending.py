@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from alphaloop.cli.job_lines import BadLine, JobLine
-from alphaloop.cli.outcomes import Outcome, OutcomeReader, Refusal, status_of
+from alphaloop.cli.outcomes import Outcome, OutcomeReader, status_of
 from alphaloop.cli.screen import counts, note, progress
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics, jobs_topic
-from alphaloop.messages import Result, encode_job
+from alphaloop.messages import Job, Result, encode_job
 from alphaloop.settings import KafkaSettings
 
 _MAX_SHOWN: Final = 20
@@ -83,11 +83,14 @@ def send_and_wait(
     if lines:
         outcomes = _outcomes(kafka, lines, summary, timeout_s)
     for item in items:
-        outcome = None if isinstance(item, BadLine) else outcomes.get(item.job.job_id)
-        summary.by_status[_status(item, outcome)] += isinstance(item, JobLine)
+        if isinstance(item, BadLine):
+            yield _wrong_row(item)
+            continue
+        outcome = outcomes.get(item.job.job_id)
+        summary.by_status["missing" if outcome is None else status_of(outcome)] += 1
         if isinstance(outcome, Result) and outcome.usage:
             summary.completion_tokens += outcome.usage.completion_tokens
-        yield _row(item, outcome)
+        yield _row(item.job, outcome)
 
 
 def _outcomes(kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, timeout_s: float) -> dict[str, Outcome]:
@@ -116,24 +119,17 @@ def _produce(producer: Producer, line: JobLine) -> None:
     producer.send(jobs_topic(line.job.task), key=line.job.job_id.encode(), value=encode_job(line.job))
 
 
-def _status(item: JobLine | BadLine, outcome: Outcome | None) -> str:
-    if isinstance(item, BadLine):
-        return "invalid"
-    return status_of(outcome) if outcome is not None else "missing"
+def _wrong_row(item: BadLine) -> dict[str, Any]:
+    error = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
+    return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
 
 
-def _row(item: JobLine | BadLine, outcome: Outcome | None) -> dict[str, Any]:
-    if isinstance(item, BadLine):
-        error = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
-        return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
-    named = {"job_id": item.job.job_id, "custom_id": item.job.custom_id, "task": item.job.task}
+def _row(job: Job, outcome: Outcome | None) -> dict[str, Any]:
     if isinstance(outcome, Result):
-        row: dict[str, Any] = json.loads(outcome.encode())
-    elif isinstance(outcome, Refusal):
-        row = {**named, **outcome.as_json()}
-    else:
-        row = {**named, "status": "missing"}
-    return row
+        found: dict[str, Any] = json.loads(outcome.encode())
+        return found
+    named = {"job_id": job.job_id, "custom_id": job.custom_id, "task": job.task}
+    return {**named, **(outcome.as_json() if outcome is not None else {"status": "missing"})}
 
 
 def report_wrong(wrong: Sequence[BadLine]) -> None:
