@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Literal, TypeVar
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
+from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
-from alphaloop.kafka.errors import LEADERLESS, MISSING, UNREACHABLE, broker_error
+from alphaloop.kafka.errors import MISSING, PASSING, UNREACHABLE, broker_error
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
 Start = Literal["earliest", "latest", "error"]
+Answer = TypeVar("Answer")
 PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 
 _MAX_HEARTBEAT_MS: Final = 3000
-_LEADER_WAIT_S: Final = 0.1
+_PASSING_S: Final = 0.1
 
 
 class Consumer:
@@ -43,6 +47,7 @@ class Consumer:
     ) -> None:
         self._timeout_s = kafka.request_timeout_s
         self._watch = BrokerWatch(bootstrap_servers(kafka))
+        self._committing: threading.Thread | None = None
         fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
         own: dict[str, Any] = {
             "group.id": group_id,
@@ -150,22 +155,50 @@ class Consumer:
         """Store the *next* offset to read of each partition and wait for the broker's word.
 
         The broker takes a lower offset than before without complaint; never going back is the caller's business.
-        Raises StaleAssignment when the group moved on, BrokerError with the partition otherwise.
+        Raises StaleAssignment when the group moved on, BrokerUnavailable at once while no broker answers and after
+        `kafka.request_timeout_s` without a word (the commit may still arrive; until then further ones are refused), and
+        BrokerError with the partition otherwise.
         """
         if not offsets:
             return
-        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
-        with _mapped("committing offsets"):
-            answers = self._client.commit(offsets=wanted, asynchronous=False)
-        for answer in answers or ():
+        if self._watch.is_lost or (self._committing is not None and self._committing.is_alive()):
+            raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
+        for answer in self._committed_within(list(offsets.items())):
             if answer.error is not None:
                 raise broker_error(answer.error, f"committing {answer.topic}[{answer.partition}] at {answer.offset}")
         self._watch.answered()
 
+    def _committed_within(self, offsets: Sequence[tuple[TopicPartition, int]]) -> list[ck.TopicPartition]:
+        # The client's own synchronous commit has no time limit: without a coordinator it blocks for a whole session
+        # timeout, and the thread that polls would not poll. It may wait in a thread of its own instead.
+        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets]
+        outcome: SimpleQueue[list[ck.TopicPartition] | Exception] = SimpleQueue()
+
+        def commit() -> None:
+            try:
+                outcome.put(self._client.commit(offsets=wanted, asynchronous=False) or [])
+            except Exception as error:
+                outcome.put(error)
+
+        self._committing = threading.Thread(target=commit, name="kafka-commit", daemon=True)
+        self._committing.start()
+        try:
+            found = outcome.get(timeout=self._timeout_s)
+        except Empty:
+            raise BrokerUnavailable(f"committing offsets: no answer within {self._timeout_s:g} s") from None
+        self._committing.join()
+        if isinstance(found, KafkaException):
+            raise broker_error(found, "committing offsets") from found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None where nothing was committed yet."""
-        with _mapped("asking for committed offsets"):
-            answers = self._client.committed(_theirs(partitions), timeout=self._timeout_s)
+        wanted = _theirs(partitions)
+        answers = self._patiently(
+            "asking for committed offsets", lambda: self._client.committed(wanted, timeout=self._timeout_s)
+        )
         for answer in answers:
             if answer.error is not None:
                 raise broker_error(answer.error, f"asking for {answer.topic}[{answer.partition}]")
@@ -175,23 +208,31 @@ class Consumer:
         """The first offset that is kept and the one that the next message will get, asked of the broker."""
         doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
         theirs = ck.TopicPartition(partition.topic, partition.partition)
+        answer = self._patiently(doing, lambda: self._client.get_watermark_offsets(theirs, timeout=self._timeout_s))
+        if answer is None:
+            raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
+        low, high = answer
+        return low, high
+
+    def _patiently(self, doing: str, ask: Callable[[], Answer]) -> Answer:
+        """Ask again for a while what a broker that has just started does not know yet."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
-                answer = self._client.get_watermark_offsets(theirs, timeout=self._timeout_s)
+                return ask()
             except KafkaException as error:
-                # A broker that has just started knows its topics before it leads their partitions.
-                if error.args[0].code() not in LEADERLESS or time.monotonic() >= deadline:
+                if error.args[0].code() not in PASSING or time.monotonic() >= deadline:
                     raise broker_error(error, doing) from error
-                time.sleep(_LEADER_WAIT_S)
-                continue
-            if answer is None:
-                raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
-            low, high = answer
-            return low, high
+                time.sleep(_PASSING_S)
 
     def close(self) -> None:
         """Leave the group, so that others take over at once; `on_revoke` runs inside. Safe to call twice."""
+        if self._committing is not None:
+            self._committing.join(self._timeout_s)
+            if self._committing.is_alive():
+                # Closing under a waiting commit would free what it uses; without a broker there is no group to leave.
+                log.warning("a commit still waits for the broker; this member leaves its group by silence")
+                return
         with _mapped("leaving the group"), contextlib.suppress(RuntimeError):
             self._client.close()
 

@@ -41,8 +41,16 @@ UNREACHABLE: Final = frozenset(
         KafkaError.NETWORK_EXCEPTION,
     }
 )
-#: Passes by itself within moments of a start or an election.
-LEADERLESS: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
+#: Passes by itself within moments of a broker's start or an election.
+PASSING: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
 NOT_STORED: Final = frozenset(
     {
         KafkaError._MSG_TIMED_OUT,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,8 +59,12 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
             producer.send(topic, key=None, value=b"%d" % i)
         with pytest.raises(DeliveryFailed, match=rf"500 to {topic} not acknowledged within 2 s"):
             producer.flush(2)
-        while not any("no broker answers" in message for message in caplog.messages):
-            assert consumer.poll(0.2) is None or True
+        deadline = time.monotonic() + 60
+        while sum("no broker answers" in message for message in caplog.messages) < 2:
+            consumer.poll(0.2)
+            assert time.monotonic() < deadline
+        with pytest.raises(BrokerUnavailable, match="no broker answers now"):
+            consumer.commit({TopicPartition(topic, 0): 1})
         with pytest.raises(BrokerUnavailable):
             consumer.watermarks(TopicPartition(topic, 0))
         assert settings_for(own_kafka.start()) == kafka, "the address survives"
@@ -98,6 +105,43 @@ def test_a_stopped_broker_keeps_messages_and_offsets(own_kafka: EmbeddedKafka, f
         assert reader.committed([partition]) == {partition: 1}
     finally:
         reader.close()
+
+
+def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
+    own_kafka: EmbeddedKafka, fresh_prefix: str
+) -> None:
+    kafka = settings_for(own_kafka.start()).model_copy(update={"request_timeout_s": 1.0})
+    ensure_topics(kafka.model_copy(update={"request_timeout_s": 30.0}), [fresh_prefix])
+    partition = TopicPartition(jobs_topic(fresh_prefix), 0)
+    consumer = Consumer(kafka, group_id=fresh_prefix)
+    deadline = time.monotonic() + 60
+    try:
+        consumer.subscribe(
+            [partition.topic], on_assign=lambda _: None, on_revoke=lambda _: None, on_lost=lambda _: None
+        )
+        while len(consumer.assignment()) < 2:
+            consumer.poll(0.1)
+            assert time.monotonic() < deadline
+        assert own_kafka.pid is not None
+        os.kill(own_kafka.pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(BrokerUnavailable, match=r"no answer within 1 s"):
+            consumer.commit({partition: 1})
+        with pytest.raises(BrokerUnavailable, match="no broker answers now"):
+            consumer.commit({partition: 1})
+        assert time.monotonic() - begun < 3
+        os.kill(own_kafka.pid, signal.SIGCONT)
+        while True:
+            consumer.poll(0.1)
+            assert time.monotonic() < deadline
+            with contextlib.suppress(BrokerError):
+                consumer.commit({partition: 2})
+                break
+        assert consumer.committed([partition]) == {partition: 2}
+    finally:
+        if own_kafka.pid is not None:
+            os.kill(own_kafka.pid, signal.SIGCONT)
+        consumer.close()
 
 
 def test_a_member_that_did_not_poll_may_not_commit_any_more(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
