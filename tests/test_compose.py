@@ -103,6 +103,7 @@ def test_the_image_holds_what_its_commands_need() -> None:
         assert (ROOT / name).exists()
         assert f"!{name}" in ignored, f"{name} is kept out of the build's context"
     assert copied >= {"alphaloop", "configs", "migrations", "scheduler", "worker", "requirements.lock"}
+    assert dockerfile.rindex("--editable .\n") > dockerfile.rindex("\nCOPY "), "installed once the sources are there"
     assert re.search(r"^USER (?!root)\w+$", dockerfile, re.MULTILINE)
     (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)
     assert json.loads(command) == SERVICES["worker"]["command"], "exec form, the worker by default"
