@@ -147,7 +147,7 @@ def _show_addresses(settings: Settings, metrics: dict[str, str]) -> None:
     }
     screen = out()
     for name, value in rows.items():  # not a table: what is to be copied must not be folded
-        screen.print(f"{name:<18}{value}", markup=False, soft_wrap=True)
+        screen.print(f"{name:<20}{value}", markup=False, soft_wrap=True)
     note("up; Ctrl-C stops it")
 
 

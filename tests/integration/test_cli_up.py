@@ -1,0 +1,98 @@
+"""`up`, `down` and `demo` for real: servers started and stopped, a demo in small, a demo that fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from alphaloop.demo.prompts import TASKS
+from alphaloop.embedded.lock import is_locked
+from alphaloop.embedded.stack import running_stack
+from tests.fixtures.cli import Cli
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A data folder in which nothing may be left running."""
+    data = tmp_path / "data"
+    yield data
+    assert running_stack(data) is None
+    assert not is_locked(data / "stack.lock")
+
+
+def command(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "alphaloop.cli", "--data-dir", str(folder), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["down", "interrupt"])
+def test_up_prints_addresses_that_work_and_stops_clean(cli: Cli, folder: Path, end: str) -> None:
+    process = command(folder, "up", "--no-worker", ALPHALOOP_EMBEDDED__BROKER="tansu")
+    try:
+        assert process.stdout is not None
+        addresses: dict[str, str] = {}
+        while "logs" not in addresses and (line := process.stdout.readline()):
+            name, value = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+            addresses[name] = value
+        assert addresses, process.communicate()[1]
+        with psycopg.connect(addresses["database"].removeprefix("psql ")) as connection:
+            row = connection.execute("SELECT count(*) FROM jobs").fetchone()
+        assert row == (0,)
+        status = cli("--data-dir", folder, "status", "--json")
+        assert status.json["broker"] == addresses["broker"]
+        assert status.json["scheduler"] == addresses["scheduler metrics"]
+        second = cli("--data-dir", folder, "up")
+        assert (second.code, "is in use" in second.err) == (1, True)
+        if end == "down":
+            assert cli("--data-dir", folder, "down").err == "stopped\n"
+        else:
+            process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, told
+    assert "stopping the scheduler" in told
+    assert "Traceback" not in told
+
+
+def test_a_demo_whose_worker_cannot_start_says_so(folder: Path, tmp_path: Path) -> None:
+    process = command(
+        folder, "demo", ALPHALOOP_EMBEDDED__BROKER="tansu", ALPHALOOP_MODELS__TARGET__SOURCE=str(tmp_path / "no-model")
+    )
+    _, told = process.communicate(timeout=150)
+    assert process.returncode == 1
+    assert f"The demo failed while starting the worker. Logs: {folder / 'logs'}" in told
+    assert "error: worker ended with code 1" in told
+    assert "no-model" in told  # the end of the worker's log says what was wrong
+    assert "hint: " in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.model
+@pytest.mark.kafka
+@pytest.mark.timeout(600)
+def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
+    process = command(folder, "demo", "--jobs", "2", ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1", KAFKA_HOME=str(kafka_home))
+    _, told = process.communicate(timeout=580)
+    assert process.returncode == 0, told
+    for task in TASKS:
+        assert re.search(rf"^{task} +2 ", told, re.MULTILINE), told
+    page = re.search(r"file://(\S+latest\.html)", told)
+    assert page is not None
+    assert "<html" in Path(page[1]).read_text(encoding="utf-8")
+    assert "in Postgres: 32 jobs, 32 recorded outcomes" in told  # 8 tasks: 2 jobs, a probe and its control each
+    assert "counts that do not add up: 0" in told
