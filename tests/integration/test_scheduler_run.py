@@ -102,7 +102,7 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> N
 
 
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
-    scheduler = make(drift_false_alarm_jobs=2000)
+    scheduler = make(drift_false_alarm_jobs=50_000)
     start = NOW - 6 * DAY
     fallen = history.traffic("code", 0.85, 200, start, 5 * MINUTE)
     assert scheduler.run_once(fallen).num_events_open == 0
@@ -115,13 +115,15 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     assert "fell from 8" in event.verdict
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
-    recovered = history.traffic("code", 0.85, 80, lower + 2 * MINUTE, 5 * MINUTE)
+    recovered = history.traffic("code", 0.85, 120, lower + 2 * MINUTE, 5 * MINUTE)
     over = scheduler.run_once(recovered)
     assert (over.num_events_closed, over.num_events_open) == (1, 0)
     with database.begin() as connection:
         (row,) = connection.execute(select(drift_events)).all()
     assert row.closed_at == recovered
-    assert row.evidence["traffic"]["statistic"] == pytest.approx(row.evidence["traffic"]["threshold"])
+    traffic = row.evidence["traffic"]
+    assert 0 < traffic["statistic"] <= traffic["threshold"]
+    assert traffic["accepts_after"] / traffic["trials_after"] < 0.7
 
 
 def prompts(num: int) -> list[dict[str, object]]:
