@@ -8,7 +8,7 @@ residuals feed a two-sided CUSUM (Page 1954):
 
 * The job is the unit of variance, since trials inside a job are correlated: the variance is that of the residuals of
   the reference jobs. It is taken proportional to the tokens of the job, not to its trials: how many rounds a text
-  takes depends on what was accepted, so dividing by trials would turn a mean of zero into a bias.
+  takes depends on what was accepted, so dividing by trials would turn a mean of zero into a bias. It is kept by k.
 * The reference is every job before this one (self-starting, Hawkins 1987), and z allows for the error of that
   reference: a handful of reference jobs does not raise the number of false alarms.
 * h comes from the average run length wanted, by Siegmund's approximation (1985, §II.6) for normal z:
@@ -29,6 +29,7 @@ from alphaloop.measurements import DecodedJob
 ALLOWANCE: Final = 0.5  # κ: quickest for a shift of one standard deviation of a job
 WINSOR: Final = 3.0  # residuals of short jobs are skewed; one job alone cannot raise an alarm
 PRIOR_VARIANCE: Final = 0.1  # accepted tokens squared, a token: what independent trials at α = .7 come to, roughly
+SHRINKAGE: Final = 2  # jobs that the variance over all k counts for beside that of a job's own k
 OVERSHOOT: Final = 1.166  # Siegmund's correction for jumps over the boundary: 2 · 0.583
 
 
@@ -67,11 +68,17 @@ class _Reference:
     num_tokens: int
     trials: list[int]
     accepts: list[int]
-    residuals_sq: float = 0.0
-    num_residuals: int = 0
+    residuals_sq: dict[int, float]  #: by k: longer drafts put more tested tokens into a text, and more variance
+    num_residuals: dict[int, int]
 
     def copy(self) -> _Reference:
-        return replace(self, trials=list(self.trials), accepts=list(self.accepts))
+        return replace(
+            self,
+            trials=list(self.trials),
+            accepts=list(self.accepts),
+            residuals_sq=dict(self.residuals_sq),
+            num_residuals=dict(self.num_residuals),
+        )
 
     def residual(self, job: DecodedJob, num_positions: int) -> float:
         """Σ (a - α n) a root of a token, over the positions that the reference knows; 0 where it knows none."""
@@ -85,13 +92,17 @@ class _Reference:
 
     def standardised(self, job: DecodedJob, num_positions: int) -> float:
         """The residual in standard deviations; one residual of prior keeps a spotless reference from dividing by 0."""
-        variance = (self.residuals_sq + PRIOR_VARIANCE) / (self.num_residuals + 1)
+        overall = (sum(self.residuals_sq.values()) + PRIOR_VARIANCE) / (sum(self.num_residuals.values()) + 1)
+        k = job.num_draft_tokens
+        own, num_own = self.residuals_sq.get(k, 0.0), self.num_residuals.get(k, 0)
+        variance = (own + SHRINKAGE * overall) / (num_own + SHRINKAGE)
         return self.residual(job, num_positions) / math.sqrt(variance)
 
     def add(self, job: DecodedJob, num_positions: int) -> None:
         if self.num_jobs:
-            self.residuals_sq += self.residual(job, num_positions) ** 2
-            self.num_residuals += 1
+            k = job.num_draft_tokens
+            self.residuals_sq[k] = self.residuals_sq.get(k, 0.0) + self.residual(job, num_positions) ** 2
+            self.num_residuals[k] = self.num_residuals.get(k, 0) + 1
         self.num_jobs += 1
         self.num_tokens += job.num_tokens
         for i in range(min(num_positions, len(job.trials))):
@@ -133,7 +144,7 @@ def watch(
         return None
     threshold = cusum_threshold(false_alarm_jobs, allowance)
     width = max(len(job.trials) for job in tested)
-    reference = _Reference(0, 0, [0] * width, [0] * width)
+    reference = _Reference(0, 0, [0] * width, [0] * width, {}, {})
     for job in tested[:min_jobs]:
         reference.add(job, num_positions)
     # By direction, fallen then risen: the sum, where it last was zero, and the reference of that time.
