@@ -48,6 +48,7 @@ class Consumer:
         self._timeout_s = kafka.request_timeout_s
         self._watch = BrokerWatch(bootstrap_servers(kafka))
         self._committing: threading.Thread | None = None
+        self._is_revoking = False
         fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
         own: dict[str, Any] = {
             "group.id": group_id,
@@ -88,9 +89,11 @@ class Consumer:
             on_assign(_ours(partitions))
 
         def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            self._is_revoking = True
             try:
                 on_revoke(_ours(partitions))
             finally:
+                self._is_revoking = False
                 client.incremental_unassign(partitions)
 
         def lost(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -163,15 +166,21 @@ class Consumer:
             return
         if self._watch.is_lost or (self._committing is not None and self._committing.is_alive()):
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
-        for answer in self._committed_within(list(offsets.items())):
+        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
+        for answer in self._commit_now(wanted) if self._is_revoking else self._commit_within(wanted):
             if answer.error is not None:
                 raise broker_error(answer.error, f"committing {answer.topic}[{answer.partition}] at {answer.offset}")
         self._watch.answered()
 
-    def _committed_within(self, offsets: Sequence[tuple[TopicPartition, int]]) -> list[ck.TopicPartition]:
+    def _commit_now(self, wanted: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
+        # Inside a callback a commit from another thread gets no answer before the callback returns. The coordinator has
+        # just spoken then, or the watch knows that it is gone.
+        with _mapped("committing offsets"):
+            return self._client.commit(offsets=wanted, asynchronous=False) or []
+
+    def _commit_within(self, wanted: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
         # The client's own synchronous commit has no time limit: without a coordinator it blocks for a whole session
         # timeout, and the thread that polls would not poll. It may wait in a thread of its own instead.
-        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets]
         outcome: SimpleQueue[list[ck.TopicPartition] | Exception] = SimpleQueue()
 
         def commit() -> None:
