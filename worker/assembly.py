@@ -130,8 +130,10 @@ def _costs(settings: Settings, engine: Engine, database: Database) -> CostTable:
     batches = sorted(
         {batch for batch in (*limits.calibration_batches, limits.batch_size) if batch <= limits.batch_size}
     )
+    # Costs are held constant beyond what was measured: without its widest round a long draft would look free.
+    widths = {*limits.calibration_widths, *(drafter.max_draft_tokens + 1 for drafter in engine.drafters)}
     log.info("measuring what a round costs here", extra={"action": "calibration_started", "device": identity.device})
-    points = calibrate(engine, batches, limits.calibration_widths, limits.calibration_samples)
+    points = calibrate(engine, batches, widths, limits.calibration_samples)
     store.save(identity.device, identity.engine, identity.target_revision, revisions, points)
     log.info("measured %d points", len(points), extra={"action": "calibration_done"})
     return CostTable(points)

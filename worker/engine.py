@@ -18,7 +18,7 @@ from alphaloop.policy import Decision, DrafterState
 class EngineIdentity:
     """What decodes: part of the key of all evidence and of every stored cost."""
 
-    engine: str  #: library and its version, `transformers-5.23.0`
+    engine: str  #: library, version and dtype, `transformers-5.23.0-bfloat16`: another dtype is another history
     target: str  #: name under which the target is served
     target_revision: str  #: hash of the weights that were loaded
     dtype: str

@@ -32,6 +32,8 @@ def load_target(settings: TargetSettings) -> Target:
     device = _device(settings.device)
     dtype: torch.dtype = getattr(torch, settings.dtype)
     weights = find_weights(settings.source, settings.revision)
+    # Bars on a server are noise between lines of its log, which may be JSON.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         folder = _dense_copy(weights, settings.dtype) if weights.is_gguf else weights.path
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -44,7 +46,7 @@ def load_target(settings: TargetSettings) -> Target:
         raise UnsupportedModel(f"{settings.source}: {error}") from error
     refuse_unsupported(model)
     identity = EngineIdentity(
-        engine=f"transformers-{transformers.__version__}",
+        engine=f"transformers-{transformers.__version__}-{settings.dtype}",
         target=settings.name,
         target_revision=weights.revision,
         dtype=settings.dtype,
