@@ -69,8 +69,8 @@ def test_eight_ragged_sequences_equal_the_models_own_greedy_text(
         assert list(finished[job.job_id].token_ids) == plain_greedy(engine, token_ids, sampling.max_tokens)
 
 
-# Texts of three tokens out of the three likeliest each: at most 27, each of whose probability is known exactly.
-SAMPLED = Sampling(max_tokens=3, temperature=1.0, top_k=3)
+# Texts of four tokens out of the three likeliest each: at most 81, each of whose probability is known exactly.
+SAMPLED = Sampling(max_tokens=4, temperature=1.0, top_k=3)
 NUM_TEXTS = 1000
 # Chance that a right engine fails one of these tests, from the normal quantile 4.75 (chi-square by Wilson-Hilferty).
 SIGNIFICANCE, QUANTILE = 1e-6, 4.753424
