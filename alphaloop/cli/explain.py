@@ -14,7 +14,8 @@ from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json, share_with_interval, table
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.policy import Decision, DecisionContext, DrafterState, Evidence, decide
+from alphaloop.goodput import DrafterState, Evidence
+from alphaloop.policy import Decision, DecisionContext, decide
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -64,20 +64,20 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None) ->
     """A plain table; the columns named in `right` hold figures."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        # What names a row stays whole; the other columns give way in a narrow window.
+        is_name = column == columns[0]
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=is_name)
     return made
 
 
 def share(value: float | None) -> str:
-    """A rate between 0 and 1 in two digits, `-` where there is none."""
-    return "-" if value is None else f"{value:.2f}"
+    """A rate between 0 and 1 in two digits, `.71`; `-` where there is none."""
+    return "-" if value is None else f"{value:.2f}".removeprefix("0")
 
 
 def share_with_interval(interval: Interval | None) -> str:
-    """`.71 (.64-.77)`, or `-`."""
-    if interval is None:
-        return "-"
-    return f"{interval.mean:.2f} ({interval.low:.2f}–{interval.high:.2f})"
+    """`.71 [.64 .77]`, or `-`."""
+    return "-" if interval is None else f"{share(interval.mean)} [{share(interval.low)} {share(interval.high)}]"
 
 
 def rate(value: float | None) -> str:
@@ -88,14 +88,6 @@ def rate(value: float | None) -> str:
 def counts(by_name: Mapping[str, int]) -> str:
     """`12 succeeded, 1 failed`."""
     return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
-
-
-def either(as_json: bool, value: Callable[[], Any], show: Callable[[], None]) -> None:
-    """The machine's form or the person's."""
-    if as_json:
-        print_json(value())
-    else:
-        show()
 
 
 def _console(file: Any) -> Console:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import typer
 from rich.table import Table
@@ -14,7 +15,8 @@ from alphaloop.cli.backlog import backlog
 from alphaloop.cli.children import LogFollower, child_log, field_of
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import counts, note, out, print_json, rate, share_with_interval, table
+from alphaloop.cli.screen import counts, note, out, print_json, rate, share, share_with_interval, table
+from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
 from alphaloop.settings import Settings
@@ -57,14 +59,14 @@ def status(
 def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Table:
     """One row a task, for a terminal of 100 columns."""
     shown = table(
-        "task", "waits", "jobs", "mode", "k", "α₁ (95 %)", "α", "tok/s", "vanilla", "reason",
+        "task", "waits", "jobs", "mode", "k", "α₁ [95 %]", "α", "tok/s", "vanilla", "reason",
         right=["waits", "k", "α", "tok/s", "vanilla"],
     )  # fmt: skip
     for now in tasks:
         shown.add_row(
             now.task, "-" if waiting is None else str(waiting.get(now.task, 0)), counts(now.jobs), mode_of(now),
             str(now.num_draft_tokens) if now.mode else "-", share_with_interval(now.alpha_1),
-            "-" if now.alpha is None else f"{now.alpha.mean:.2f}",
+            share(now.alpha.mean if now.alpha else None),
             rate(now.speculative.tokens_per_s if now.speculative else None),
             rate(now.vanilla.tokens_per_s if now.vanilla else None), (now.reason or "-").replace("_", " "),
         )  # fmt: skip
@@ -104,4 +106,6 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
 
 def _logged_metrics(settings: Settings, module: str) -> str:
     found = LogFollower(child_log(settings, module), from_start=True).find(f"{module}_ready", last=True)
-    return f"{field_of(found, 'metrics')}/metrics" if found else "-"
+    address = field_of(found, "metrics") if found else None
+    port = urlsplit(address).port if address else None
+    return f"{address}/metrics" if port and is_listening(port) else "not running"

@@ -11,8 +11,9 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from alphaloop.acceptance import Interval
 from alphaloop.cli.outcomes import Outcome, is_success
-from alphaloop.cli.screen import rate, table
+from alphaloop.cli.screen import rate, share_with_interval, table
 from alphaloop.messages import Mode, Result
 
 
@@ -99,7 +100,4 @@ def _mode(line: Mapping[str, Any]) -> str:
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:
-    if value is None:
-        return "-"
-    mean, low, high = (f"{value[name]:.2f}".removeprefix("0") for name in ("mean", "low", "high"))
-    return f"{mean} [{low} {high}]"
+    return share_with_interval(None if value is None else Interval(value["mean"], value["low"], value["high"]))
