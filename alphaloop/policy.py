@@ -6,13 +6,12 @@ the α at which speculation breaks even is .20 for a cheap drafter and .62 for a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from alphaloop.acceptance import Z95, AcceptanceCounts
-from alphaloop.cost import CostTable, expected_tokens_per_round
+from alphaloop.cost import CostTable
+from alphaloop.goodput import Alternative, DrafterState, Evidence, PolicyLimits, evidence_of, weigh
 from alphaloop.messages import Decoding, Mode, Purpose
 
 
@@ -34,28 +33,6 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterState:
-    """A drafter that this worker could use now."""
-
-    name: str
-    revision: str
-    max_draft_tokens: int
-    is_stale: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What history says about one drafter under the evidence key of a batch; decayed counts, jobs as clusters."""
-
-    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
-    num_jobs: int = 0
-    tokens_per_round_se: float | None = None  #: standard error over jobs; None with fewer than two
-    #: Rounds in which position i could have been proposed: accepted through i - 1, in runs with k ≥ i, prefills left
-    #: out. Empty where every run had the same k: then it follows from the counts.
-    chances: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class DecisionContext:
     """The batch to decide for. `draw` is uniform on [0, 1) and comes from the worker's seeded generator."""
 
@@ -67,38 +44,6 @@ class DecisionContext:
     decoding: Decoding = Decoding.AUTO
     probe_drafter: str | None = None
     probe_num_draft_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyLimits:
-    """The dials of the decision; configs/worker.toml explains each."""
-
-    explore_share: float = 0.02
-    cold_explore_share: float = 0.25
-    min_jobs: int = 4
-    min_speedup: float = 1.02
-    short_output_tokens: int = 20
-    cold_num_draft_tokens: int = 3
-    prior_alpha: float = 0.5
-    prior_trials: float = 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """One way to decode the batch, with what is expected of it. Vanilla is k = 0."""
-
-    drafter: str | None
-    num_draft_tokens: int
-    tokens_per_round: float
-    round_ms: float
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Expected tokens a second of one sequence of the batch."""
-        return 1000 * self.tokens_per_round / self.round_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +78,10 @@ def decide(
             f"about {context.expected_tokens:.0f} tokens expected, fewer than {limits.short_output_tokens}",
         )
     alternatives = weigh(history, usable, costs, context.batch, limits)
-    cold = [drafter for drafter in usable if _evidence(history, drafter).num_jobs < limits.min_jobs]
+    cold = [drafter for drafter in usable if evidence_of(history, drafter).num_jobs < limits.min_jobs]
     if cold and context.draw < limits.cold_explore_share:
         k = min(limits.cold_num_draft_tokens, cold[0].max_draft_tokens)
-        seen = _evidence(history, cold[0]).num_jobs
+        seen = evidence_of(history, cold[0]).num_jobs
         return _speculative(
             cold[0], k, Reason.EXPLORING, f"{seen} of {limits.min_jobs} jobs seen with {cold[0].name}", alternatives
         )
@@ -144,64 +89,6 @@ def decide(
         return _vanilla(Reason.NO_COSTS, f"no cost was measured for a batch of {context.batch}")
     chosen = _choose([a for a in alternatives if a.drafter not in {d.name for d in cold}], limits, bool(cold))
     return _explore(chosen, usable, alternatives, context, limits)
-
-
-def weigh(
-    history: Mapping[str, Evidence],
-    drafters: Sequence[DrafterState],
-    costs: CostTable,
-    batch: int,
-    limits: PolicyLimits,
-) -> tuple[Alternative, ...]:
-    """Every alternative whose cost is known, best expected goodput first; empty where vanilla was never measured."""
-    vanilla_ms = costs.round_ms(None, batch, 0)
-    if vanilla_ms is None:
-        return ()
-    found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0)]
-    for drafter in drafters:
-        evidence = _evidence(history, drafter)
-        for k in range(1, drafter.max_draft_tokens + 1):
-            tokens, error, proposing = _expected_round(evidence, k, limits)
-            round_ms = costs.round_ms(drafter.name, batch, k, proposing=proposing)
-            if round_ms is None:
-                continue
-            gain = vanilla_ms / round_ms
-            found.append(
-                Alternative(
-                    drafter.name, k, tokens, round_ms, tokens * gain,
-                    max(1.0, tokens - Z95 * error) * gain, min(k + 1.0, tokens + Z95 * error) * gain,
-                )
-            )  # fmt: skip
-    return tuple(sorted(found, key=lambda a: (-a.speedup, a.num_draft_tokens)))
-
-
-def _expected_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[float, float, float]:
-    """Expected tokens of a round at draft length k, their standard error, and how likely anything is proposed.
-
-    α_i and the reach of each position are Beta posterior means around the prior, the prior's weight counted in trials.
-    A position past every trial so far falls back on the prior; so does the reach of a position that no run's k allowed,
-    or a history of short drafts would speak against long ones. The error is the one seen over jobs, or, with fewer than
-    two jobs, that of a single draw at the prior's spread.
-    """
-    counts = evidence.counts
-    reach, acceptance = [], []
-    # Every job's prefill is a round in which nothing can be proposed.
-    through = max(counts.rounds - evidence.num_jobs, 0)
-    for i in range(k):
-        trials = counts.trials[i] if i < len(counts.trials) else 0
-        accepts = counts.accepts[i] if i < len(counts.accepts) else 0
-        if evidence.chances:
-            through = evidence.chances[i] if i < len(evidence.chances) else 0
-        # Decayed counts are rounded one by one, so a few more trials than chances are possible.
-        seen = (trials + limits.prior_trials * 0.5) / (through + limits.prior_trials)
-        allowed = i == 0 or bool(evidence.chances) or i < len(counts.trials)
-        reach.append(min(seen, 1.0) if allowed and through else 0.5)
-        acceptance.append((accepts + limits.prior_trials * limits.prior_alpha) / (trials + limits.prior_trials))
-        through = accepts
-    tokens = expected_tokens_per_round(reach, acceptance)
-    if evidence.tokens_per_round_se is not None:
-        return tokens, evidence.tokens_per_round_se, reach[0]
-    return tokens, math.sqrt(k) / max(1.0, math.sqrt(evidence.num_jobs)), reach[0]
 
 
 def _choose(alternatives: Sequence[Alternative], limits: PolicyLimits, some_cold: bool) -> tuple[Alternative, Reason]:
@@ -267,10 +154,6 @@ def _fixed_by_caller(
         k = best.num_draft_tokens if best else min(limits.cold_num_draft_tokens, drafter.max_draft_tokens)
         return _speculative(drafter, k, Reason.FORCED, "speculative was asked for", weighed)
     return None
-
-
-def _evidence(history: Mapping[str, Evidence], drafter: DrafterState) -> Evidence:
-    return history.get(drafter.name, Evidence())
 
 
 def _vanilla(reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()) -> Decision:

@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Protocol
 
 from alphaloop.cost import CostTable
+from alphaloop.goodput import DrafterState, Evidence, PolicyLimits
 from alphaloop.messages import Decoding, Purpose
-from alphaloop.policy import Decision, DecisionContext, DrafterState, Evidence, PolicyLimits, decide
+from alphaloop.policy import Decision, DecisionContext, decide
 from worker.batching import BatchKey
 from worker.engine import Engine
 

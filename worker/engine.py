@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.goodput import DrafterState
 from alphaloop.messages import Job
-from alphaloop.policy import Decision, DrafterState
+from alphaloop.policy import Decision
 
 
 @dataclass(frozen=True, slots=True)

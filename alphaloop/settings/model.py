@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from alphaloop.goodput import PolicyLimits
 from alphaloop.messages.job import Decoding
 from alphaloop.messages.text import TaskName
-from alphaloop.policy import PolicyLimits
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

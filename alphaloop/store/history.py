@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Select, func, select, tuple_
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.goodput import Evidence
 from alphaloop.messages import Mode, Purpose
-from alphaloop.policy import Evidence
 from alphaloop.store.database import Database
 from alphaloop.tables import acceptance_hourly
 

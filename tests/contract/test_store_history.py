@@ -13,8 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.dialects import postgresql
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.goodput import Evidence
 from alphaloop.messages import Mode, Purpose
-from alphaloop.policy import Evidence
 from alphaloop.store.database import Database
 from alphaloop.store.history import HistoryStore, evidence_query
 from alphaloop.store.jobs import JobStore

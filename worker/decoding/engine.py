@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from alphaloop.errors import DecodeFailed
+from alphaloop.goodput import DrafterState
 from alphaloop.messages import Job
-from alphaloop.policy import Decision, DrafterState
+from alphaloop.policy import Decision
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.measuring import measure_draft_ms, measure_target_ms
 from worker.decoding.prompts import prepare_job

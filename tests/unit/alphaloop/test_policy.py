@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.cost import CostPoint, CostTable
+from alphaloop.goodput import DrafterState, Evidence, PolicyLimits, weigh
 from alphaloop.messages import Decoding, Mode, Purpose
-from alphaloop.policy import (
-    Decision,
-    DecisionContext,
-    DrafterState,
-    Evidence,
-    PolicyLimits,
-    Reason,
-    decide,
-    weigh,
-)
+from alphaloop.policy import Decision, DecisionContext, Reason, decide
 
 LOOKUP = DrafterState("lookup", "r1", 8)
 LIMITS = PolicyLimits()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alphaloop.policy import DrafterState
+from alphaloop.goodput import DrafterState
 from alphaloop.settings.model import LookupDrafterSettings
 
 
