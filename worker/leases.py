@@ -69,10 +69,12 @@ class LeaseKeeper:
         except StoreError as error:
             log.warning("leases not renewed: %s", error.message, extra={"action": "lease_renewal_failed"})
             return
-        if lost := held.keys() - still:
-            log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
         with self._lock:
             self._cancelled = cancelled & self._held.keys()
+            # What was let go meanwhile has ended, and an ended job cannot be renewed.
+            lost = (held.keys() - still) & self._held.keys()
+        if lost:
+            log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
 
     def close(self) -> None:
         """End the thread."""

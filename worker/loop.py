@@ -175,6 +175,7 @@ class Worker:
             return []
         every = [outcome for _, outcome in decoded]
         messages = self._patience.until_done("record", lambda: self._p.recorder.record(every, owner=self._p.owner))
+        self._p.leases.let_go(claimed.job_id for claimed, _ in decoded)
         won = {(message.key or b"").decode() for message in messages}
         for claimed, outcome in decoded:
             if claimed.job_id in won:
