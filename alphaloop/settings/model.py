@@ -110,7 +110,7 @@ class WorkerSettings(_Section):
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
     calibration_batches: tuple[int, ...] = (1, 4)
     calibration_widths: tuple[int, ...] = (1, 4, 9)
-    calibration_samples: int = Field(5, ge=1)
+    calibration_samples: int = Field(3, ge=1)
     history_days: float = Field(14.0, gt=0)  #: how far back evidence counts
     history_half_life_days: float = Field(3.0, gt=0)
 
