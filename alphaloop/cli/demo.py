@@ -13,7 +13,7 @@ import typer
 
 from alphaloop.cli.kafka_install import fetch_kafka
 from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options
-from alphaloop.cli.screen import err, note
+from alphaloop.cli.screen import err, note, out
 from alphaloop.demo.flow import Demo
 from alphaloop.embedded.install import find_kafka_home
 from alphaloop.errors import AlphaloopError, InstallFailed
@@ -44,7 +44,7 @@ def demo(
     settings = _embedded(options)
     signal.signal(signal.SIGTERM, _interrupt)
     _try_kafka(settings)
-    run = Demo(options, settings, err(), seed, jobs)
+    run = Demo(options, settings, err(), out(), seed, jobs)
     try:
         run.run()
     except AlphaloopError as error:

@@ -52,7 +52,8 @@ class Demo:
 
     options: GlobalOptions
     settings: Settings  #: local ones, naming neither broker nor database
-    screen: Console
+    screen: Console  #: what happens meanwhile: standard error
+    page: Console  #: what comes out in the end: standard output
     seed: int
     jobs_per_task: int
     step: str = field(default="reading this Python's sources", init=False)
@@ -158,15 +159,15 @@ class Demo:
         report = ReportStore(database).latest()
         if report is None:
             raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
-        self.screen.print()
-        self.screen.print(final_table(report.content["tasks"], {task: len(p) for task, p in prompts.traffic.items()}))
-        self.screen.print(
+        self.page.print()
+        self.page.print(final_table(report.content["tasks"], {task: len(p) for task, p in prompts.traffic.items()}))
+        self.page.print(
             "\nα₁: acceptance of the first drafted token; α: of all, read it with its k. tok/s and control: tokens a "
             "second of the device's time, speculative and vanilla.",
             style="dim",
         )
-        self._say(report.summary)
-        self._say(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
+        self._conclude(report.summary)
+        self._conclude(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
 
     def _check(self, database: Database) -> None:
         self.step = "checking what was recorded"
@@ -177,7 +178,7 @@ class Demo:
         )
         if not found.holds:
             raise AlphaloopError(f"the record does not hold together: {told}")
-        self._say(f"in Postgres: {told}")
+        self._conclude(f"in Postgres: {told}")
 
     def _schedule_once(self, running: Settings) -> None:
         scheduler = scheduler_process(self.options, running, "once", environment=_SCHEDULER_ENVIRONMENT)
@@ -197,6 +198,9 @@ class Demo:
         )
         for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
             self._say(f"  alphaloop --data-dir {folder} {command}")
+
+    def _conclude(self, text: str) -> None:
+        self.page.print(text, markup=False, soft_wrap=True)
 
     def _say(self, text: str) -> None:
         self.screen.print(text, markup=False, soft_wrap=True)

@@ -87,12 +87,12 @@ def test_a_demo_whose_worker_cannot_start_says_so(folder: Path, tmp_path: Path) 
 @pytest.mark.timeout(600)
 def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
     process = command(folder, "demo", "--jobs", "2", ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1", KAFKA_HOME=str(kafka_home))
-    _, told = process.communicate(timeout=580)
+    shown, told = process.communicate(timeout=580)
     assert process.returncode == 0, told
     for task in TASKS:
-        assert re.search(rf"^{task} +2 ", told, re.MULTILINE), told
-    page = re.search(r"file://(\S+latest\.html)", told)
+        assert re.search(rf"^{task} +2 ", shown, re.MULTILINE), shown
+    page = re.search(r"file://(\S+latest\.html)", shown)
     assert page is not None
     assert "<html" in Path(page[1]).read_text(encoding="utf-8")
-    assert "in Postgres: 32 jobs, 32 recorded outcomes" in told  # 8 tasks: 2 jobs, a probe and its control each
-    assert "counts that do not add up: 0" in told
+    assert "in Postgres: 32 jobs, 32 recorded outcomes" in shown  # 8 tasks: 2 jobs, a probe and its control each
+    assert "counts that do not add up: 0" in shown
