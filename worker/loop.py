@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from alphaloop.errors import MessageError
+from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
 from alphaloop.kafka.topics import CONTROL
 from alphaloop.messages import Status, dead_letter
 from alphaloop.policy import Decision
@@ -28,6 +29,7 @@ from worker.validation import ReadyJob
 log = logging.getLogger(__name__)
 
 RELAY_LIMIT: Final = 500
+SHORT_WAIT_S: Final = 0.02  #: between two looks at jobs that wait: for company, or for another worker's lease to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,12 @@ class Worker:
 
     def _take(self, timeout_s: float) -> list[Delivery]:
         room = self._p.max_waiting - self.num_waiting
-        waits = len(self._p.batcher) > 0
-        return self._p.intake.take(room, timeout_s if not waits else min(timeout_s, 0.02)) if room > 0 else []
+        if len(self._p.batcher):
+            timeout_s = min(timeout_s, SHORT_WAIT_S)
+        if room > 0:
+            return self._p.intake.take(room, timeout_s)
+        self._p.stop.wait(SHORT_WAIT_S)
+        return []
 
     def _validate(self, deliveries: Sequence[Delivery]) -> tuple[list[ReadyJob], int]:
         ready, refused = [], []
@@ -112,6 +118,15 @@ class Worker:
                     ready.append(self._p.validation.read(delivery))
             except MessageError as error:
                 refused.append((delivery, error))
+            except AlphaloopError:
+                raise
+            except Exception as error:
+                # A message that our own code trips over must not stop its partition. The exception's text is left out:
+                # it may quote the prompt.
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
+                log.error("a message could not be read", extra={"action": "validation_failed", **fields})
+                refused.append((delivery, MalformedMessage(f"could not be read: {type(error).__name__}")))
         self._refuse(refused)
         return ready, len(refused)
 

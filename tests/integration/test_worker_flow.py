@@ -11,14 +11,14 @@ from sqlalchemy import text
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, ensure_topics
-from alphaloop.messages import Mode, Result, Status
+from alphaloop.messages import Job, Mode, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import WAIT_S, Client, headers_of, running_worker, until
-from worker.engine import Step
+from worker.engine import PreparedJob, Sampling, Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -275,3 +275,22 @@ def test_results_recorded_by_a_worker_that_died_are_published(worker_settings: S
         (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
         until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
     assert (record.key, record.value) == (b"k", b'{"orphan": true}')
+
+
+class TrippingEngine(FakeEngine):
+    """Its tokenizer trips over one prompt."""
+
+    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+        if job.job_id == "job-1":
+            raise ZeroDivisionError
+        return super().prepare(job, sampling)
+
+
+def test_a_message_that_trips_our_own_code_does_not_stop_its_partition(worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    client.send("code", [job(0), job(1), job(2)])
+    with running_worker(worker_settings, TrippingEngine(num_slots=4)):
+        assert {result.job_id for result in client.results(2)} == {"job-0", "job-2"}
+        (letter,) = client.read(["jobs.code.dlq"], lambda r: len(r) >= 1)
+    assert letter.value == job(1)
+    assert "ZeroDivisionError" in headers_of(letter)["__dlq.errors.message"]
