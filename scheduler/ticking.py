@@ -51,9 +51,8 @@ class Ticker:
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": self._misfire_grace_s},
         )
         self._scheduler.add_listener(self._heard, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
-        self._scheduler.add_job(self.tick, id="first")
-        every = IntervalTrigger(seconds=self._interval_s, start_date=EPOCH, timezone=UTC)
-        self._scheduler.add_job(self.tick, every, id="interval")
+        every = AlignedInterval(seconds=self._interval_s, start_date=EPOCH, timezone=UTC)
+        self._scheduler.add_job(self.tick, every, id="interval", next_run_time=datetime.now(UTC))
         self._scheduler.start()
 
     def stop(self, *, wait: bool) -> None:
@@ -79,6 +78,19 @@ class Ticker:
         else:
             log.warning("a tick came too late, or while a run was under way", extra={"action": "tick_missed"})
             self._metrics.tick_missed()
+
+
+class AlignedInterval(IntervalTrigger):  # type: ignore[misc]
+    """Multiples of the interval since the start date, also after a run at another time.
+
+    One job that never ends: APScheduler 3.11.3 may trip over a job whose trigger is over while it shuts down.
+    """
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        """The first multiple from `now` on, and after `previous_fire_time`."""
+        following: datetime = super().get_next_fire_time(None, now)
+        is_repeat = previous_fire_time is not None and following <= previous_fire_time
+        return following + self.interval if is_repeat else following
 
 
 def due_at(now: datetime, interval_s: float) -> datetime:

@@ -48,8 +48,8 @@ class Summary:
 
 
 def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summary, *, show_id: bool) -> None:
-    """Send as lines are read; a file need not fit into memory."""
-    producer = Producer(kafka, client_id="alphaloop-enqueue")
+    """Send as lines are read; a file need not fit into memory. Without a good line nobody is connected to."""
+    producer: Producer | None = None
     ready: set[str] = set()
     wrong: list[BadLine] = []
     try:
@@ -57,6 +57,7 @@ def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summ
             if isinstance(item, BadLine):
                 wrong.append(item)
                 continue
+            producer = producer or Producer(kafka, client_id="alphaloop-enqueue")
             if item.job.task not in ready:
                 ensure_topics(kafka, [item.job.task])
                 ready.add(item.job.task)
@@ -64,9 +65,11 @@ def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summ
             summary.sent += 1
             if show_id:
                 sys.stdout.write(f"{item.job.job_id}\n")
-        producer.flush(_FLUSH_S)
+        if producer is not None:
+            producer.flush(_FLUSH_S)
     finally:
-        producer.close()
+        if producer is not None:
+            producer.close()
         summary.invalid = len(wrong)
         report_wrong(wrong)
 

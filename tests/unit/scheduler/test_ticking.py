@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alphaloop.errors import FatalBrokerError, StoreUnavailable
 from scheduler.metrics import SchedulerMetrics
-from scheduler.ticking import EPOCH, Ticker, due_at
+from scheduler.ticking import EPOCH, AlignedInterval, Ticker, due_at
 
 NOW = datetime(2026, 1, 5, 12, 34, 56, tzinfo=UTC)
 WAIT_S = 10.0
@@ -32,6 +32,18 @@ def test_due_times_are_multiples_of_the_interval(now: datetime, interval_s: int)
     assert due <= at < due + timedelta(seconds=interval_s)
     assert (due - EPOCH) % timedelta(seconds=interval_s) == timedelta(0)
     assert due_at(due, interval_s) == due
+
+
+@given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)), st.integers(1, 10**6), st.integers(0, 10**7))
+def test_ticks_are_multiples_of_the_interval_and_move_on(now: datetime, interval_s: int, ago_us: int) -> None:
+    at = now.replace(tzinfo=UTC)
+    every = AlignedInterval(seconds=interval_s, start_date=EPOCH, timezone=UTC)
+    for previous in (None, at, due_at(at, interval_s), at - timedelta(microseconds=ago_us)):
+        following = every.get_next_fire_time(previous, at)
+        assert following >= at
+        assert previous is None or following > previous
+        assert (following - EPOCH) % timedelta(seconds=interval_s) == timedelta(0)
+        assert following - at <= timedelta(seconds=2 * interval_s)
 
 
 def test_the_first_run_comes_at_once_and_knows_what_it_was_due_for() -> None:
