@@ -122,7 +122,9 @@ def _explore(
     if rival is None or rival.drafter is None:
         return _vanilla(reason, "nothing to compare with", alternatives)
     told = f"best alternative {rival.drafter}, k={rival.num_draft_tokens}: {_expected(rival)}"
-    if context.draw < limits.explore_share:
+    # What looks faster, only not for sure, is expected to gain by being tried: as often as a cold drafter.
+    share = limits.cold_explore_share if reason is Reason.UNCERTAIN else limits.explore_share
+    if context.draw < share:
         return _speculative(by_name[rival.drafter], rival.num_draft_tokens, Reason.EXPLORING, told, alternatives)
     return _vanilla(reason, told, alternatives)
 

@@ -1,4 +1,4 @@
-"""The log of choices: when a task's way of decoding changed, from what to what, and why."""
+"""The log of choices: when a task's way of decoding, or the reason for it, changed; from what to what, and why."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class DecisionLog:
         self, task: str, target_revision: str, device: str, sampling_bucket: str, batch: int, decision: Decision,
         owner: str,
     ) -> bool:  # fmt: skip
-        """Log the decision if it is a choice that differs from the last one logged; returns whether it was logged.
+        """Log the decision if it, or its reason, differs from the last choice logged; returns whether it was logged.
+
+        Vanilla for want of history and vanilla for want of gain are different news to whoever reads the log.
 
         Choices are compared within (task, target revision, device, sampling bucket), whoever made them.
         """
@@ -61,13 +63,14 @@ class DecisionLog:
         subject = (task, target_revision, device, sampling_bucket)
         choice = Choice(decision.mode, decision.drafter, decision.num_draft_tokens)
         with self._database.begin() as connection:
-            if _last_choice(connection, *subject) == choice:
+            if _last_choice(connection, *subject) == (choice, decision.reason):
                 return False
             # Two workers that change their minds together log it once. Only a change pays for the lock.
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("\n".join(subject), 0))))
-            before = _last_choice(connection, *subject)
-            if before == choice:
+            last = _last_choice(connection, *subject)
+            if last == (choice, decision.reason):
                 return False
+            before = last[0] if last else None
             connection.execute(
                 insert(decisions).values(
                     task=task,
@@ -114,9 +117,9 @@ class DecisionLog:
 
 def _last_choice(
     connection: Connection, task: str, target_revision: str, device: str, sampling_bucket: str
-) -> Choice | None:
+) -> tuple[Choice, str] | None:
     query = (
-        select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens)
+        select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens, decisions.c.reason)
         .where(
             decisions.c.task == task,
             decisions.c.target_revision == target_revision,
@@ -127,4 +130,4 @@ def _last_choice(
         .limit(1)
     )
     row = connection.execute(query).first()
-    return Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens) if row else None
+    return (Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason) if row else None

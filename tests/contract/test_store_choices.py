@@ -65,6 +65,14 @@ def test_only_changes_are_logged(database: Database) -> None:
     assert log.latest("sql") == []
 
 
+def test_another_reason_for_the_same_choice_is_news(database: Database) -> None:
+    log = DecisionLog(database)
+    reasons = (Reason.NO_HISTORY, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER, Reason.NOT_FASTER)
+    told = [log_change(log, Decision(Mode.VANILLA, None, None, 0, reason, "")) for reason in reasons]
+    assert told == [True, False, True, True, False]
+    assert [change.reason for change in log.latest("code")] == ["not_faster", "uncertain", "no_history"]
+
+
 def test_each_device_has_its_own_choice(database: Database) -> None:
     log = DecisionLog(database)
     assert [log_change(log, K4, device=device) for device in ("cpu", "gpu", "cpu", "gpu")] == [True, True, False, False]

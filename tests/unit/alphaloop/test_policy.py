@@ -124,6 +124,14 @@ def test_a_promising_but_uncertain_drafter_waits() -> None:
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.UNCERTAIN)
 
 
+def test_a_promising_but_uncertain_drafter_is_tried_as_often_as_a_cold_one() -> None:
+    uncertain = {"lookup": evidence(0.6, num_jobs=5, error=2.0)}
+    decisions = [choose(uncertain, draw=i / 100) for i in range(100)]
+    explored = [decision for decision in decisions if decision.reason is Reason.EXPLORING]
+    assert len(explored) == 25
+    assert {decision.mode for decision in explored} == {Mode.SPECULATIVE}
+
+
 def test_a_certain_drafter_is_taken_before_a_better_uncertain_one() -> None:
     sure = DrafterState("sure", "r2", 4)
     table = CostTable([
