@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
+from alphaloop.kafka.conversion import ours, record_of, theirs
 from alphaloop.kafka.errors import MISSING, PASSING, UNREACHABLE, broker_error
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.settings import KafkaSettings
@@ -86,19 +87,19 @@ class Consumer:
 
         def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
             client.incremental_assign(partitions)
-            on_assign(_ours(partitions))
+            on_assign(ours(partitions))
 
         def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
             self._is_revoking = True
             try:
-                on_revoke(_ours(partitions))
+                on_revoke(ours(partitions))
             finally:
                 self._is_revoking = False
                 client.incremental_unassign(partitions)
 
         def lost(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
             try:
-                on_lost(_ours(partitions))
+                on_lost(ours(partitions))
             finally:
                 client.incremental_unassign(partitions)
 
@@ -137,22 +138,22 @@ class Consumer:
             self._judge(error)
             return None
         self._watch.answered()
-        return _record(message)
+        return record_of(message)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver nothing from these until `resume`; what was fetched ahead is fetched again then."""
         with _mapped("pausing partitions"):
-            self._client.pause(_theirs(partitions))
+            self._client.pause(theirs(partitions))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver from these again."""
         with _mapped("resuming partitions"):
-            self._client.resume(_theirs(partitions))
+            self._client.resume(theirs(partitions))
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions that this member reads now, as far as it knows."""
         with _mapped("asking for the assignment"):
-            return set(_ours(self._client.assignment()))
+            return set(ours(self._client.assignment()))
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Store the *next* offset to read of each partition and wait for the broker's word.
@@ -204,7 +205,7 @@ class Consumer:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None where nothing was committed yet."""
-        wanted = _theirs(partitions)
+        wanted = theirs(partitions)
         answers = self._patiently(
             "asking for committed offsets", lambda: self._client.committed(wanted, timeout=self._timeout_s)
         )
@@ -269,33 +270,3 @@ def _mapped(doing: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         raise broker_error(error, doing) from error
-
-
-def _ours(partitions: Iterable[ck.TopicPartition]) -> list[TopicPartition]:
-    return [TopicPartition(tp.topic, tp.partition) for tp in partitions]
-
-
-def _theirs(partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
-    return [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
-
-
-def _record(message: ck.Message) -> Record:
-    kind, timestamp_ms = message.timestamp()
-    return Record(
-        topic=message.topic() or "",
-        partition=message.partition() or 0,
-        offset=message.offset() or 0,
-        key=_bytes(message.key()),
-        value=_bytes(message.value()),
-        headers=_headers(message.headers()),
-        timestamp_ms=None if kind == ck.TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
-    )
-
-
-def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
-    # The stub of the client allows a mapping, as for sending; what it reads is always a list of pairs.
-    return tuple((name, _bytes(value) or b"") for name, value in headers or ())
-
-
-def _bytes(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
