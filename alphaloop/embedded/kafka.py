@@ -10,7 +10,9 @@ import base64
 import contextlib
 import os
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Self
 
 from alphaloop.embedded.java import MIN_JAVA, find_java, java_version
@@ -66,13 +68,16 @@ appender.err.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n
 class EmbeddedKafka:
     """One node. `start()` gives `bootstrap.servers`; messages, offsets and ports survive a stop and a new start.
 
-    `home` is an unpacked Apache Kafka, `java` a program of version 17 or newer (None: found by itself).
+    `home` is an unpacked Apache Kafka, `java` a program of version 17 or newer (None: found by itself). `properties`
+    are further broker settings, which win over ours; `{port}` and `{controller_port}` in them are filled in.
     """
 
     def __init__(
         self, home: Path, data_dir: Path, *, port: int = 0, heap_mb: int = 384, java: Path | None = None,
         log_dir: Path | None = None, start_timeout_s: float = 60.0,
+        properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        self._properties = properties
         self._home = home.expanduser().absolute()
         self._folder = data_dir.expanduser().absolute()
         self._port = port
@@ -109,10 +114,10 @@ class EmbeddedKafka:
     def _start_locked(self, java: Path, lock: FolderLock) -> str:
         port, controller_port = self._ports()
         properties = self._folder / "server.properties"
-        properties.write_text(
-            _PROPERTIES.format(port=port, controller_port=controller_port, log_dirs=self._folder / "data"),
-            encoding="utf-8",
-        )
+        # The last line of a name wins in a properties file.
+        lines = _PROPERTIES + "".join(f"{name}={value}\n" for name, value in self._properties.items())
+        filled = lines.format(port=port, controller_port=controller_port, log_dirs=self._folder / "data")
+        properties.write_text(filled, encoding="utf-8")
         (self._folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
         if not (self._folder / "data" / "meta.properties").exists():
             self._format(java, properties)

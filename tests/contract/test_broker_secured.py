@@ -1,0 +1,82 @@
+"""TLS and SASL against a real Apache Kafka: who gets in, and who does not."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.process import free_ports
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import RESULTS, ensure_topics, is_reachable
+from alphaloop.settings import KafkaSettings
+from tests.fixtures.missing import missing
+from tests.fixtures.worker import until
+
+pytestmark = pytest.mark.kafka
+
+PASSWORD = "correct-horse"
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, and a PEM file that holds it with its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        missing("openssl", "apt-get install openssl")
+    key, cert, both = (folder / f"{name}.{suffix}" for suffix in ("key", "crt", "pem"))
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, *subject]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    both.write_text(key.read_text() + cert.read_text())
+    return cert, both
+
+
+@pytest.fixture(scope="module")
+def secured(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
+    """Settings for the SASL_SSL listener of a broker of this module's own."""
+    folder = tmp_path_factory.mktemp("secured")
+    cert, keystore = certificate(folder, "broker")
+    (port,) = free_ports(1)
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    properties = {
+        "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
+        f"SASL_SSL://127.0.0.1:{port}",
+        "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},SASL_SSL://127.0.0.1:" + str(port),
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{login} user_alice="{PASSWORD}";',
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(keystore),
+    }
+    with EmbeddedKafka(kafka_home, folder / "kafka", properties=properties):
+        yield KafkaSettings(
+            bootstrap_servers=f"127.0.0.1:{port}", security_protocol="SASL_SSL", sasl_mechanism="PLAIN",
+            sasl_username="alice", sasl_password=SecretStr(PASSWORD), ssl_ca_location=cert, session_timeout_ms=6000,
+        )  # fmt: skip
+
+
+def test_the_right_password_produces_and_consumes(secured: KafkaSettings) -> None:
+    ensure_topics(secured, ["code"])
+    producer = Producer(secured)
+    producer.send(RESULTS, key=b"k", value=b"over TLS")
+    producer.flush(30)
+    producer.close()
+    consumer, seen = Consumer(secured, group_id="g"), []
+    consumer.assign_from([RESULTS], at="earliest")
+    until(lambda: seen.append(consumer.poll(0.2)) or seen[-1] is not None, "the message is read")
+    consumer.close()
+    assert (seen[-1].key, seen[-1].value) == (b"k", b"over TLS")
+
+
+def test_others_do_not_get_in(secured: KafkaSettings, tmp_path: Path) -> None:
+    other, _ = certificate(tmp_path, "other")
+    assert is_reachable(secured, 10.0)
+    wrong_password = {"sasl_password": SecretStr("guess")}
+    for wrong in (wrong_password, {"ssl_ca_location": other}, {"security_protocol": "PLAINTEXT"}):
+        assert not is_reachable(secured.model_copy(update=wrong), 3.0)
