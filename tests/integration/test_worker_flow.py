@@ -60,8 +60,8 @@ def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settin
     good = [job(i) for i in range(50)]
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         client.send("code", [*good[:25], *BAD.values(), *good[25:]])
-        client.send_to("jobs.code", job(0, max_tokens=7))  # the same job_id with another payload
         results = client.results(50)
+        client.send_to("jobs.code", job(0, max_tokens=7))  # the same job_id with another payload
         letters = client.read(["jobs.code.dlq"], lambda r: len(r) >= len(BAD) + 1)
         client.send("code", [job(3)])  # the same job_id with the same payload
         again = client.read([RESULTS], lambda r: len(r) >= 51)[-1]
