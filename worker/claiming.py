@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
 from alphaloop.errors import JobConflict
 from alphaloop.messages import Failure, Status
-from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
+from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.validation import ReadyJob
-
-
-class ClaimStore(Protocol):
-    """What is needed of alphaloop.store.jobs.JobStore."""
-
-    def claim(
-        self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int
-    ) -> list[Claim]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +56,7 @@ class Claiming:
     """Claims batches for one worker."""
 
     def __init__(
-        self, store: ClaimStore, *, owner: str, lease_s: float, max_attempts: int, now: Callable[[], datetime]
+        self, store: JobStore, *, owner: str, lease_s: float, max_attempts: int, now: Callable[[], datetime]
     ) -> None:
         self._store = store
         self._owner = owner

@@ -3,56 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
 
 from alphaloop.cost import CostTable
-from alphaloop.goodput import DrafterState, Evidence, PolicyLimits
+from alphaloop.goodput import DrafterState, PolicyLimits
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.policy import Decision, DecisionContext, decide
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.history import HistoryStore
 from worker.batching import BatchKey
 from worker.engine import Engine
-
-
-class History(Protocol):
-    """What is needed of alphaloop.store.history.HistoryStore."""
-
-    def evidence(
-        self,
-        task: str,
-        *,
-        target_revision: str,
-        engine: str,
-        sampling_bucket: str,
-        drafters: Mapping[str, str],
-        now: datetime,
-        window_days: float,
-        half_life_days: float,
-    ) -> dict[str, Evidence]: ...
-    def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None: ...
-
-
-class Drafts(Protocol):
-    """What is needed of alphaloop.store.drafts.DraftRegistry."""
-
-    def stale(self, target_revision: str) -> set[tuple[str, str]]: ...
-
-
-class Changes(Protocol):
-    """What is needed of alphaloop.store.decisions.DecisionLog."""
-
-    def record_change(
-        self,
-        task: str,
-        target_revision: str,
-        device: str,
-        sampling_bucket: str,
-        batch: int,
-        decision: Decision,
-        owner: str,
-    ) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +32,9 @@ class Decider:
     def __init__(
         self,
         engine: Engine,
-        history: History,
-        drafts: Drafts,
-        changes: Changes,
+        history: HistoryStore,
+        drafts: DraftRegistry,
+        changes: DecisionLog,
         *,
         costs: CostTable,
         limits: PolicyLimits,

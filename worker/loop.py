@@ -94,7 +94,7 @@ class Worker:
         key, batch = batched
         claims = self._claim(batch)
         decision, decoded, released = self._decide_and_decode(key, claims)
-        messages = self._record(claims, decoded)
+        messages = self._record(decoded)
         self._publish(claims, messages)
         self._finish(claims, released)
         return Turn(len(deliveries), num_refused, len(claims.answered), len(messages), decision)
@@ -184,7 +184,7 @@ class Worker:
             self._p.engine, is_hurried=self._p.hurry.is_set, cancelled=self._p.leases.cancelled, on_step=on_step
         )
 
-    def _record(self, claims: Claims, decoded: Sequence[tuple[ClaimedJob, Outcome]]) -> list[OutboxMessage]:
+    def _record(self, decoded: Sequence[tuple[ClaimedJob, Outcome]]) -> list[OutboxMessage]:
         """One Postgres transaction for result, counts, status and outbox; outcomes whose claim was lost are dropped."""
         if not decoded:
             return []

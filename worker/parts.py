@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
-from alphaloop.store.outbox import OutboxMessage
-from alphaloop.store.outcomes import Outcome
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox
+from alphaloop.store.outcomes import OutcomeStore
 from worker.batching import Batcher
 from worker.claiming import Claiming
 from worker.deciding import Decider
@@ -20,26 +20,6 @@ from worker.leases import LeaseKeeper
 from worker.metrics import WorkerMetrics
 from worker.publish import Publisher
 from worker.validation import ReadyJob, Validation
-
-
-class Recorder(Protocol):
-    """What is needed of alphaloop.store.outcomes.OutcomeStore."""
-
-    def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]: ...
-
-
-class ClaimRelease(Protocol):
-    """What is needed of alphaloop.store.jobs.JobStore."""
-
-    def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]: ...
-    def request_cancel(self, job_id: str) -> None: ...
-
-
-class UnpublishedResults(Protocol):
-    """What is needed of alphaloop.store.outbox.Outbox."""
-
-    def delete(self, ids: Sequence[int]) -> None: ...
-    def relay(self, publish: Callable[[Sequence[OutboxMessage]], None], *, older_than_s: float, limit: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +35,9 @@ class Parts:
     claiming: Claiming
     decider: Decider
     leases: LeaseKeeper
-    recorder: Recorder
-    jobs: ClaimRelease
-    outbox: UnpublishedResults
+    recorder: OutcomeStore
+    jobs: JobStore
+    outbox: Outbox
     relay_after_s: float  #: recorded results that are unpublished for so long are published by whoever sees them
     publisher: Publisher
     metrics: WorkerMetrics
