@@ -54,7 +54,7 @@ def test_eight_ragged_sequences_equal_the_models_own_greedy_text(
     tiny_engine: Build, family: str, rng: random.Random
 ) -> None:
     engine = tiny_engine(family, num_slots=8)
-    prompts = ["".join(rng.choice("ab cd\n") for _ in range(rng.randint(1, 40))) for _ in range(14)]
+    prompts = ["a" + "".join(rng.choice("ab cd\n") for _ in range(rng.randint(0, 39))) for _ in range(14)]
     prompts += ["long " * 130, "longer than one chunk of the prefill " * 40]
     work = [
         (make_job(prompt, i), replace(GREEDY, max_tokens=rng.randint(1, 40)), lookup_decision(rng.randint(1, 8)))
