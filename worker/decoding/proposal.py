@@ -1,0 +1,61 @@
+"""What a drafter is asked and what it answers. A chain is a tree without branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from alphaloop.goodput import DrafterState
+from worker.engine import Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.sampling import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One running sequence that wants drafts this round."""
+
+    job_id: str
+    text: Sequence[int]  #: prompt and output so far, the live list: its last token is pending, in no cache yet
+    num_tokens: int  #: most tokens wanted
+    choice: Choice  #: how this job's tokens are chosen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """Tokens for the target to verify; fewer than asked, or none, is an answer too."""
+
+    tokens: tuple[int, ...] = ()
+    #: None for a chain. Otherwise token i hangs on token parents[i] < i; -1 is the pending token. Siblings are
+    #: verified in order.
+    parents: tuple[int, ...] | None = None
+    #: [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the proposal is
+    #: deterministic, each distribution is one-hot.
+    q: Tensor | None = None
+
+
+NOTHING = Proposal()
+
+
+class Drafter(Protocol):
+    """Proposes tokens for many sequences at once. Deterministic in its asks and each job's own randomness."""
+
+    @property
+    def state(self) -> DrafterState:
+        """Its name, revision and longest draft."""
+
+    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+        """A sequence begins; `text` is its prompt, a live list that grows with every round."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """One proposal an ask, in order."""
+
+    def close(self, job_id: str) -> None:
+        """A sequence has ended; nothing happens if it was never opened."""
+
+    def clear(self) -> None:
+        """Forget every sequence, whatever state a failed round left."""
