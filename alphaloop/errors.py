@@ -19,6 +19,7 @@
     ├── ModelError                a model or tokenizer
     │   ├── ModelNotFound         nothing to load at the given source
     │   ├── UnsupportedModel      loaded, but not decodable exactly here
+    │   ├── IncompatiblePair      a draft model that cannot or should not draft for this target
     │   └── DecodeFailed          a step failed for a reason that is not the job's
     └── EmbeddedError             the broker or database that alphaloop starts itself
         ├── InstallFailed         a download was refused, broken or not what its checksum says
@@ -167,6 +168,12 @@ class UnsupportedModel(ModelError):
     """The model loads, but cannot be decoded exactly here."""
 
     code = "unsupported_model"
+
+
+class IncompatiblePair(ModelError):
+    """A draft model cannot, or should not, draft for this target."""
+
+    code = "incompatible_pair"
 
 
 class DecodeFailed(ModelError):

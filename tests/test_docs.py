@@ -101,7 +101,7 @@ def test_every_alphaloop_command_of_the_documents_exists() -> None:
 
     commands = set(getattr(get_command(app), "commands", {}))
     for page in PAGES:
-        for command in re.findall(r"(?:`|/bin/)alphaloop ([a-z]+)", page.read_text(encoding="utf-8")):
+        for command in re.findall(r"(?:`|/bin/)alphaloop ([a-z]+(?:-[a-z]+)*)", page.read_text(encoding="utf-8")):
             assert command in commands, f"{page.name}: alphaloop {command}"
 
 

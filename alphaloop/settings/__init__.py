@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
+    DrafterSettings,
+    DraftModelDrafterSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
@@ -18,7 +20,8 @@ from alphaloop.settings.model import (
 )
 
 __all__ = [
-    "EmbeddedSettings", "KafkaSettings", "LogSettings", "LookupDrafterSettings", "ModelSettings", "PolicySettings",
-    "PostgresSettings", "SchedulerSettings", "Settings", "TargetSettings", "TaskSettings", "WorkerSettings",
-    "default_data_dir", "find_configs", "load_settings", "read_tasks",
+    "DraftModelDrafterSettings", "DrafterSettings", "EmbeddedSettings", "KafkaSettings", "LogSettings",
+    "LookupDrafterSettings", "ModelSettings", "PolicySettings", "PostgresSettings", "SchedulerSettings", "Settings",
+    "TargetSettings", "TaskSettings", "WorkerSettings", "default_data_dir", "find_configs", "load_settings",
+    "read_tasks",
 ]  # fmt: skip

