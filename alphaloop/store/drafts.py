@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -33,6 +35,9 @@ class DraftRevision:
     status_reason: str
     registered_at: datetime
     status_changed_at: datetime
+    parent_revision: str | None = None  #: what it was trained from
+    trained_on: str | None = None
+    figures: Mapping[str, Any] | None = None  #: measured on held-out text; None if it was never judged
 
 
 class DraftRegistry:
@@ -42,7 +47,7 @@ class DraftRegistry:
         self._database = database
 
     def register(self, drafter: str, draft_revision: str, target_revision: str) -> None:
-        """Make a draft known; a new one is active, a known one keeps its status."""
+        """Make a draft that is served known; a new one and a candidate become active, others keep their status."""
         statement = insert(draft_revisions).values(
             drafter=drafter,
             draft_revision=draft_revision,
@@ -50,8 +55,37 @@ class DraftRegistry:
             status=DraftStatus.ACTIVE,
             status_reason="registered by a worker",
         )
+        promote = statement.on_conflict_do_update(
+            constraint=draft_revisions.primary_key,
+            set_={"status": DraftStatus.ACTIVE, "status_reason": "served by a worker", "status_changed_at": func.now()},
+            where=draft_revisions.c.status == DraftStatus.CANDIDATE,
+        )
         with self._database.begin() as connection:
-            connection.execute(statement.on_conflict_do_nothing())
+            connection.execute(promote)
+
+    def register_trained(
+        self,
+        drafter: str,
+        draft_revision: str,
+        target_revision: str,
+        *,
+        parent_revision: str,
+        trained_on: str,
+        figures: Mapping[str, Any],
+    ) -> DraftStatus:
+        """Make a trained draft known; a new one is a candidate, a known one keeps its status, which is returned."""
+        facts = {"parent_revision": parent_revision, "trained_on": trained_on, "figures": dict(figures)}
+        statement = insert(draft_revisions).values(
+            drafter=drafter,
+            draft_revision=draft_revision,
+            target_revision=target_revision,
+            status=DraftStatus.CANDIDATE,
+            status_reason="trained, not served yet",
+            **facts,
+        )
+        statement = statement.on_conflict_do_update(constraint=draft_revisions.primary_key, set_=facts)
+        with self._database.begin() as connection:
+            return DraftStatus(connection.execute(statement.returning(draft_revisions.c.status)).scalar_one())
 
     def stale(self, target_revision: str) -> set[tuple[str, str]]:
         """The (drafter, draft revision) that may not serve this target: stale ones and retired ones."""
@@ -85,13 +119,13 @@ class DraftRegistry:
         drafts = draft_revisions.c
         query = select(
             drafts.drafter, drafts.draft_revision, drafts.target_revision, drafts.status, drafts.status_reason,
-            drafts.registered_at, drafts.status_changed_at,
+            drafts.registered_at, drafts.status_changed_at, drafts.parent_revision, drafts.trained_on, drafts.figures,
         ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)  # fmt: skip
         with self._database.begin() as connection:
             return [
                 DraftRevision(
                     row.drafter, row.draft_revision, row.target_revision, DraftStatus(row.status), row.status_reason,
-                    row.registered_at, row.status_changed_at,
+                    row.registered_at, row.status_changed_at, row.parent_revision, row.trained_on, row.figures,
                 )
                 for row in connection.execute(query)
             ]  # fmt: skip

@@ -82,6 +82,7 @@ draft_revisions: Final = Table(
     Column("target_revision", Text, primary_key=True, comment="The target it drafts for"),
     Column("parent_revision", Text, comment="Revision it was trained from"),
     Column("trained_on", Text, comment="What it was trained on"),
+    Column("figures", JSONB, comment="What it was measured to do on held-out text; null if never judged"),
     Column("status", Text, nullable=False, comment="candidate, active, stale or retired"),
     Column("status_reason", Text, nullable=False, server_default=text("''"), comment="Why it has this status"),
     instant("registered_at", "When it was first seen", server_default=NOW),
