@@ -63,8 +63,8 @@ class FakeEngine:
         context_length: int = 4096,
         failing_steps: Sequence[int] = (),
         before_step: Callable[[], None] | None = None,
-        round_ms: Callable[[str | None, int, int], float] = lambda drafter, batch, width: (
-            0.1 * width if drafter else 10.0 + 0.1 * batch * width
+        round_ms: Callable[[str | None, int, int, int], float] = lambda drafter, batch, width, context: (
+            0.1 * width if drafter else 10.0 + 0.1 * batch * width + 1e-4 * batch * context
         ),
         seed: int = 0,
         drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
@@ -136,9 +136,13 @@ class FakeEngine:
         """How full the engine is."""
         return Load(len(self._running), self._num_slots)
 
-    def measure_round_ms(self, drafter: str | None, batch: int, width: int, num_samples: int) -> float:
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """What `round_ms` says."""
-        return self._round_ms(drafter, batch, width)
+        return self._round_ms(drafter, batch, width, context)
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """A token of a prompt costs a tenth of a millisecond, and nothing to look-up."""
+        return 0.001 if drafter else 0.1 * num_tokens
 
     def _round(self, sequence: _Running) -> int:
         max_tokens = sequence.prepared.sampling.max_tokens

@@ -27,6 +27,6 @@ def calibrate(engine: Engine, batches: Iterable[int], widths: Iterable[int], num
     least: dict[tuple[str | None, int, int], float] = {}
     for _ in range(NUM_PASSES):
         for shape in wanted:
-            median_ms = engine.measure_round_ms(*shape, num_samples)
+            median_ms = engine.measure_round_ms(*shape, 256, num_samples)
             least[shape] = min(median_ms, least.get(shape, median_ms))
     return [CostPoint(*shape, median_ms, NUM_PASSES * num_samples) for shape, median_ms in least.items()]

@@ -82,6 +82,12 @@ class Step:
     batch: int  #: sequences in the step
     width: int  #: target positions a sequence, the widest
     wall_s: float
+    draft_s: float = 0.0  #: of it, proposing
+    verify_s: float = 0.0  #: of it, the target's pass and its verification, prefills left out
+    overhead_s: float = 0.0  #: of it, the rest of the rounds: text, counts, book-keeping
+    context: int = 0  #: tokens a sequence that the pass could look back on, the mean
+    num_prefill_tokens: int = 0  #: tokens of prompts read in this step
+    drafter: str | None = None  #: the one that proposed; None where none did or several
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +132,11 @@ class Engine(Protocol):
     def load(self) -> Load:
         """How full the engine is."""
 
-    def measure_round_ms(self, drafter: str | None, batch: int, width: int, num_samples: int) -> float:
-        """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
+
+        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched.
+        """
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""

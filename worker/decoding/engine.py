@@ -17,7 +17,12 @@ from alphaloop.goodput import DrafterState
 from alphaloop.messages import Job
 from alphaloop.policy import Decision
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.measuring import measure_draft_ms, measure_target_ms
+from worker.decoding.measuring import (
+    measure_draft_ms,
+    measure_draft_prefill_ms,
+    measure_target_ms,
+    measure_target_prefill_ms,
+)
 from worker.decoding.prompts import prepare_job
 from worker.decoding.sampling import probabilities, uniforms
 from worker.decoding.sequence import Sequence
@@ -105,11 +110,17 @@ class TransformersEngine:
         """How full the engine is."""
         return Load(len(self._waiting) + len(self._running), self._num_slots)
 
-    def measure_round_ms(self, drafter: str | None, batch: int, width: int, num_samples: int) -> float:
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
         if drafter is None:
-            return measure_target_ms(self._target, batch, width, num_samples)
-        return measure_draft_ms(self._drafters[drafter], batch, width, num_samples)
+            return measure_target_ms(self._target, batch, width, context, num_samples)
+        return measure_draft_ms(self._drafters[drafter], batch, width, context, num_samples)
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
+        if drafter is None:
+            return measure_target_prefill_ms(self._target, num_tokens, num_samples)
+        return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
 
     def _prefill(self, sequence: Sequence, batch: int) -> int:
         began = time.perf_counter()

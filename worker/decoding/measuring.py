@@ -14,15 +14,14 @@ from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.target import Target
 from worker.decoding.verify import verify_greedy
 
-CONTEXT: Final = 256  #: tokens that every measured sequence already has
 NUM_WARM_UP: Final = 2
 
 
 @torch.inference_mode()
-def measure_target_ms(target: Target, batch: int, width: int, num_samples: int) -> float:
+def measure_target_ms(target: Target, batch: int, width: int, context: int, num_samples: int) -> float:
     """Median milliseconds of a pass of `width` columns for `batch` sequences, with its greedy verification."""
     generator = torch.Generator().manual_seed(batch * 1000 + width)
-    context = min(CONTEXT, target.identity.context_length - width)
+    context = min(context, target.identity.context_length - width)
     token_ids = torch.randint(0, target.model.config.vocab_size, (batch, width), generator=generator)
     proposed = torch.full((batch,), width - 1, device=target.device)
     cache = target.new_cache(batch)
@@ -42,9 +41,27 @@ def measure_target_ms(target: Target, batch: int, width: int, num_samples: int) 
         raise DecodeFailed(f"measuring {batch} sequences of width {width} failed: {error}") from error
 
 
-def measure_draft_ms(drafter: LookupDrafter, batch: int, width: int, num_samples: int) -> float:
+@torch.inference_mode()
+def measure_target_prefill_ms(target: Target, num_tokens: int, num_samples: int) -> float:
+    """Median milliseconds in which a prompt of `num_tokens` is read into an empty slot."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    prompt = torch.randint(0, target.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
+    cache = target.new_cache(1)
+
+    def one_prefill() -> None:
+        slot = cache.acquire()
+        target.prefill(cache, slot, prompt)
+        cache.release(slot)
+
+    try:
+        return _median_ms(one_prefill, num_samples)
+    except RuntimeError as error:
+        raise DecodeFailed(f"measuring a prompt of {num_tokens} tokens failed: {error}") from error
+
+
+def measure_draft_ms(drafter: LookupDrafter, batch: int, width: int, context: int, num_samples: int) -> float:
     """Median milliseconds to take in a round's tokens and propose `width - 1` more for each of `batch` sequences."""
-    tokens = [(7 * i * i) % 31 for i in range(CONTEXT)]
+    tokens = _some_text(context)
     texts = [drafter.start(tokens) for _ in range(batch)]
 
     def one_proposal() -> None:
@@ -55,7 +72,17 @@ def measure_draft_ms(drafter: LookupDrafter, batch: int, width: int, num_samples
     return _median_ms(one_proposal, num_samples)
 
 
-def _median_ms(run: Callable[[], None], num_samples: int) -> float:
+def measure_draft_prefill_ms(drafter: LookupDrafter, num_tokens: int, num_samples: int) -> float:
+    """Median milliseconds until a prompt of `num_tokens` has its first proposal."""
+    tokens = _some_text(num_tokens)
+    return _median_ms(lambda: drafter.start(tokens).propose(1), num_samples)
+
+
+def _some_text(num_tokens: int) -> list[int]:
+    return [(7 * i * i) % 31 for i in range(num_tokens)]
+
+
+def _median_ms(run: Callable[[], object], num_samples: int) -> float:
     for _ in range(NUM_WARM_UP):
         run()
     samples = []
