@@ -1,4 +1,4 @@
-"""Which drafted tokens stay. Pure tensors, no model.
+"""Which tokens of a drafted chain stay. Pure tensors, no model. Trees and blocks stand beside this file.
 
 Greedy: a draft stays while it equals the target's argmax. Sampled: Leviathan et al. 2023 / Chen et al. 2023: accept x
 with probability min(1, p(x) / q(x)), else sample from norm(max(p - q, 0)); after the last accepted draft sample from p.
@@ -20,6 +20,15 @@ class Verdict:
 
     num_accepted: int
     next_token: int
+    #: Of a tree: which tokens of the proposal were accepted, root first. None for a chain: the first `num_accepted`.
+    branch: tuple[int, ...] | None = None
+    #: Of a tree: depths at which a token was tried. None for a chain: all it accepted and the one that was rejected.
+    num_tested: int | None = None
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """Indices of the accepted tokens in the proposal, root first."""
+        return tuple(range(self.num_accepted)) if self.branch is None else self.branch
 
 
 def verify_greedy(best: Tensor, draft: Tensor, num_proposed: Tensor) -> list[Verdict]:
@@ -46,7 +55,7 @@ def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
     num_accepted = _num_leading(uniforms[:-1] < p_draft)
     rest = p[num_accepted]
     if num_accepted < draft.shape[0]:
-        rest = rest.index_fill(0, draft[num_accepted], 0.0)
+        rest = still_left(rest.index_fill(0, draft[num_accepted], 0.0), rest)
     return Verdict(num_accepted, draw(rest, uniforms[-1]))
 
 
@@ -57,9 +66,7 @@ def verify_sampled(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Ver
     num_accepted = _num_leading(uniforms[:-1] * q_draft < p_draft)
     rest = p[num_accepted]
     if num_accepted < draft.shape[0]:
-        residual = (rest - q[num_accepted]).clamp_min(0.0)
-        # Where p and q differ by rounding only, nothing may remain of it.
-        rest = residual if residual.any() else rest
+        rest = still_left((rest - q[num_accepted]).clamp_min(0.0), rest)
     return Verdict(num_accepted, draw(rest, uniforms[-1]))
 
 
@@ -70,6 +77,14 @@ def draw(weights: Tensor, uniform: Tensor) -> int:
     # Rounding may land behind the last index with any weight; it may never land on an index without.
     last = (weights > 0).nonzero()[-1, 0] if place >= weights.shape[0] else place
     return int(last)
+
+
+def still_left(residual: Tensor, before: Tensor) -> Tensor:
+    """What is left to draw from after a rejection: `residual`, or `before` where rounding alone caused the rejection.
+
+    Where p and q differ by rounding only, a draft is still rejected once in 10^16 times, and nothing remains.
+    """
+    return torch.where((residual > 0).any(), residual, before)
 
 
 def _num_leading(flags: Tensor) -> int:
