@@ -1,42 +1,116 @@
-"""From logits to the distribution that is sampled, and where a job's randomness comes from."""
+"""How one job's tokens are chosen: its scores, its distribution, and its randomness."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from worker.decoding import randomness
+from worker.decoding.distribution import candidates, is_cut
+from worker.decoding.distribution import probabilities as probabilities
+from worker.decoding.penalties import Penalties
 from worker.engine import Sampling
 
 
-def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Distribution after temperature, top_k and top_p, in that order, in float64: [positions, vocabulary].
+class Choice:
+    """One job's rule from logits to tokens, and the source of its randomness.
 
-    top_k keeps ties with the k-th likeliest token. top_p keeps the smallest set of likeliest tokens whose probability
-    reaches it, the token that crosses it included. The temperature must be above 0: at 0 decoding is greedy.
+    Randomness never depends on the batch, the device or the process. With a seed a token's noise follows from the seed
+    and the token's position alone; without one the draws follow, in order, from the job_id, so that a job that is
+    decoded again after a crash in the same way gets the same text.
     """
-    scaled = logits.double() / sampling.temperature
-    if 0 < sampling.top_k < scaled.shape[-1]:
-        kth = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
-    p = scaled.softmax(dim=-1)
-    if sampling.top_p < 1:
-        ordered, order = p.sort(dim=-1, descending=True, stable=True)
-        beyond = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
-        p = p.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
-        p = p / p.sum(dim=-1, keepdim=True)
-    return p
+
+    def __init__(self, job_id: str, sampling: Sampling, num_prompt: int) -> None:
+        self.sampling = sampling
+        self.is_greedy = sampling.temperature == 0
+        #: Drawn with noise that the draft shares (`noise`, `tokens`): the same text in every mode, k, drafter, batch.
+        self.is_reproducible = sampling.is_reproducible
+        self._penalties = Penalties(sampling, num_prompt)
+        #: No bias and no penalty: `scores` are the logits.
+        self.is_plain = self._penalties.is_neutral
+        self._job_key = randomness.key_of("job", job_id)
+        self._num_drawn = 0
+
+    def scores(
+        self, logits: Tensor, text: Sequence[int], drafts: Sequence[int] = (), parents: Sequence[int] | None = None
+    ) -> Tensor:
+        """`logits` [1 + len(drafts), vocabulary] with bias and penalties, at least float32 unless the job is plain.
+
+        Row 0 stands behind `text` (prompt and output with the pending token), row i + 1 behind drafts[i], whose history
+        is the text and its own ancestors. `parents` as in Proposal. `text` may only grow between calls.
+        """
+        return self.scores_behind(logits, text, _paths(drafts, parents))
+
+    def scores_behind(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """The same where row i of `logits` stands behind `text` and the tokens of paths[i]."""
+        return logits if self.is_plain else self._penalties.adjust(logits, text, paths)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Distribution of each row [rows, vocabulary], in float64. Jobs of equal `cut` may share a call."""
+        return probabilities(scores, self.sampling)
+
+    @property
+    def cut(self) -> tuple[float, int, float, float]:
+        """What `probabilities` depends on beside the scores."""
+        sampling = self.sampling
+        return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+    def tokens(self, scores: Tensor, positions: Sequence[int]) -> Tensor:
+        """The token of each row [rows]: the argmax of a greedy job, argmax(log p + noise) of a reproducible one.
+
+        `positions`: where in prompt and output each token will stand. A draft that equals its row's token is accepted.
+        """
+        if self.is_greedy:
+            return scores.argmax(dim=-1)
+        if not self.is_reproducible:
+            raise ValueError("a job without a seed has no token that follows from its scores")
+        keys = torch.tensor([[self._noise_key(position)] for position in positions], device=scores.device)
+        if is_cut(self.sampling):
+            p, columns = candidates(scores, self.sampling)
+            best = (p.log() + randomness.gumbel(keys, columns)).argmax(dim=-1, keepdim=True)
+            return columns.gather(-1, best).squeeze(-1)
+        columns = torch.arange(scores.shape[-1], device=scores.device)
+        return (scores.double() / self.sampling.temperature + randomness.gumbel(keys, columns)).argmax(dim=-1)
+
+    def noise(self, position: int, vocabulary: int, device: torch.device) -> Tensor:
+        """Gumbel noise [vocabulary] in float64 for the token at `position`; only for reproducible jobs."""
+        return randomness.gumbel(self._noise_key(position), torch.arange(vocabulary, device=device))
+
+    def uniforms(self, num: int, device: torch.device) -> Tensor:
+        """The job's next `num` independent draws from (0, 1) in float64."""
+        counters = torch.arange(self._num_drawn, self._num_drawn + num, device=device)
+        self._num_drawn += num
+        return randomness.uniforms(self._job_key, counters)
+
+    def _noise_key(self, position: int) -> int:
+        if not self.is_reproducible or self.sampling.seed is None:
+            raise ValueError("only a sampled job with a seed has noise")
+        return randomness.key_of("seed", self.sampling.seed, position)
+
+
+def depths(num: int, parents: Sequence[int] | None) -> list[int]:
+    """How many drafts behind the pending token each of 1 + `num` rows stands: 0, then its draft's depth."""
+    if parents is None:
+        return list(range(num + 1))
+    found = [0]
+    for parent in parents:
+        found.append(found[parent + 1] + 1)
+    return found
+
+
+def _paths(drafts: Sequence[int], parents: Sequence[int] | None) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = [()]
+    for index, token in enumerate(drafts):
+        parent = index - 1 if parents is None else parents[index]
+        paths.append((*paths[parent + 1], token))
+    return paths
 
 
 def job_generator(job_id: str, seed: int | None) -> torch.Generator:
-    """The job's own source of randomness, on the CPU.
-
-    Without a seed it follows from the job_id, so that a job that is decoded again after a crash gets the same text.
-    """
-    if seed is None:
-        seed = int.from_bytes(hashlib.sha256(job_id.encode()).digest()[:8], "big", signed=True)
-    return torch.Generator("cpu").manual_seed(seed)
+    """The job's own source of randomness, on the CPU."""
+    return torch.Generator("cpu").manual_seed(randomness.key_of("job", job_id) if seed is None else seed)
 
 
 def uniforms(generator: torch.Generator, num: int, device: torch.device) -> Tensor:
