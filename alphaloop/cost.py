@@ -1,71 +1,146 @@
 """What a round costs and what it brings.
 
 A round of k drafted tokens takes draft time plus one target pass of width k + 1. Both are measured on the device, at a
-few (batch, width) points, and interpolated in between: a pass of width 8 may cost hardly more than one of width 1 (a
-GPU, or a CPU reading its weights from memory), or eight times as much, and only the device knows.
+few (batch, width, context) points, and interpolated in between: a pass of width 8 may cost hardly more than one of
+width 1 (a GPU, or a CPU reading its weights from memory), or eight times as much, and only the device knows. What real
+rounds took corrects the points while the worker runs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+#: Tokens that a measured sequence already has, where nothing else is said.
+BASE_CONTEXT: Final = 256
+
+
+class CostKind(StrEnum):
+    """What a point timed."""
+
+    ROUND = "round"  #: one round's target pass, or one round's proposal
+    PREFILL = "prefill"  #: reading a prompt that was never seen
 
 
 @dataclass(frozen=True, slots=True)
 class CostPoint:
-    """Median time of one whole round at one shape: `width` target positions for each of `batch` sequences.
+    """Median time at one shape: `width` target positions for each of `batch` sequences with `context` tokens before.
 
     `drafter` is None for the target's own time; otherwise the point is the time that drafter needs to propose
-    `width - 1` tokens for each of `batch` sequences.
+    `width - 1` tokens for each of `batch` sequences. Of a prefill `width` is the prompt's length, and `context` is 0.
     """
 
     drafter: str | None
     batch: int
     width: int
-    median_ms: float
+    median_ms: float  #: as it was measured
     num_samples: int
+    context: int = BASE_CONTEXT
+    kind: CostKind = CostKind.ROUND
+    correction: float = 1.0  #: what real rounds took, over `median_ms`
+    num_corrections: int = 0  #: real rounds behind the correction
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds that a real round is expected to take."""
+        return self.median_ms * self.correction
+
+
+#: batch → (width, value), widths ascending.
+_Plane = Mapping[int, Sequence[tuple[int, float]]]
 
 
 class CostTable:
-    """Measured costs, interpolated linearly in batch and width, held constant outside what was measured."""
+    """Costs, interpolated linearly in context, batch and width, held constant outside what was measured.
+
+    The context with the most points is measured at all widths and batches, the others at a few of them: a value there
+    is the base's value times a ratio that is interpolated between those few.
+    """
 
     def __init__(self, points: Iterable[CostPoint]) -> None:
-        self._by_drafter: dict[str | None, dict[int, list[tuple[int, float]]]] = {}
-        for point in sorted(points, key=lambda p: (p.batch, p.width)):
-            self._by_drafter.setdefault(point.drafter, {}).setdefault(point.batch, []).append(
-                (point.width, point.median_ms)
-            )
+        self.points: Final = tuple(sorted(points, key=_order))
+        self._rounds: dict[str | None, _Surface] = {}
+        self._prompts: dict[str | None, list[tuple[int, float]]] = {}
+        planes: dict[str | None, dict[int, dict[int, list[tuple[int, float]]]]] = {}
+        for point in self.points:
+            if point.kind is CostKind.PREFILL:
+                self._prompts.setdefault(point.drafter, []).append((point.width, point.ms))
+            else:
+                plane = planes.setdefault(point.drafter, {}).setdefault(point.context, {})
+                plane.setdefault(point.batch, []).append((point.width, point.ms))
+        for drafter, by_context in planes.items():
+            self._rounds[drafter] = _Surface(by_context)
 
     @property
     def is_empty(self) -> bool:
         """Whether the target was never measured."""
-        return not self._by_drafter.get(None)
+        return None not in self._rounds
+
+    def part_ms(self, drafter: str | None, batch: int, width: int, context: float | None = None) -> float | None:
+        """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured.
+
+        Without a `context`, at the one with the most points.
+        """
+        surface = self._rounds.get(drafter)
+        return None if surface is None else surface.at(batch, width, context)
 
     def round_ms(
-        self, drafter: str | None, batch: int, num_draft_tokens: int, *, proposing: float = 1.0
-    ) -> float | None:
+        self, drafter: str | None, batch: int, num_draft_tokens: int, *, proposing: float = 1.0,
+        context: float | None = None,
+    ) -> float | None:  # fmt: skip
         """Expected milliseconds of one round of `batch` sequences at k = `num_draft_tokens`; None when never measured.
 
         `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. Sequences being
         independent, a pass is k + 1 wide with probability 1 - (1 - proposing)^batch, and 1 wide otherwise. The
         drafter's own time is paid either way; one that was never measured makes the cost unknown rather than free.
         """
-        narrow, wide = self._lookup(None, batch, 1), self._lookup(None, batch, num_draft_tokens + 1)
+        narrow = self.part_ms(None, batch, 1, context)
+        wide = self.part_ms(None, batch, num_draft_tokens + 1, context)
         if narrow is None or wide is None or drafter is None or num_draft_tokens == 0:
             return wide
-        draft = self._lookup(drafter, batch, num_draft_tokens + 1)
+        draft = self.part_ms(drafter, batch, num_draft_tokens + 1, context)
         if draft is None:
             return None
         anybody = 1 - (1 - proposing) ** batch
         return draft + anybody * wide + (1 - anybody) * narrow
 
-    def _lookup(self, drafter: str | None, batch: int, width: int) -> float | None:
-        by_batch = self._by_drafter.get(drafter)
-        if not by_batch:
-            return None
-        batches = sorted(by_batch)
-        return _interpolate([(b, _interpolate(by_batch[b], width)) for b in batches], batch)
+    def prefill_ms(self, drafter: str | None, num_tokens: float) -> float:
+        """Expected milliseconds to read one prompt: interpolated, by the token beyond the longest one measured.
+
+        0 when never measured: a prompt is read in every mode, so not knowing its cost only draws ratios apart.
+        """
+        prompts = self._prompts.get(drafter)
+        if not prompts or num_tokens <= 0:
+            return 0.0
+        longest, ms = prompts[-1]
+        return ms * num_tokens / longest if num_tokens > longest else _interpolate(prompts, num_tokens)
+
+
+class _Surface:
+    """One drafter's or the target's times over (context, batch, width)."""
+
+    def __init__(self, planes: Mapping[int, _Plane]) -> None:
+        base = max(planes, key=lambda context: (sum(map(len, planes[context].values())), -context))
+        self._base = planes[base]
+        self._ratios: list[tuple[int, _Plane | None]] = [
+            (context, None if context == base else self._over_base(planes[context])) for context in sorted(planes)
+        ]
+
+    def at(self, batch: int, width: int, context: float | None) -> float:
+        ms = _on_plane(self._base, batch, width)
+        if context is None or len(self._ratios) == 1:
+            return ms
+        ratios = [(at, 1.0 if plane is None else _on_plane(plane, batch, width)) for at, plane in self._ratios]
+        return ms * _interpolate(ratios, context)
+
+    def _over_base(self, plane: _Plane) -> _Plane:
+        return {
+            batch: [(width, ms / _on_plane(self._base, batch, width)) for width, ms in line]
+            for batch, line in plane.items()
+        }
 
 
 def expected_tokens_per_round(reach: Sequence[float], acceptance: Sequence[float]) -> float:
@@ -81,7 +156,15 @@ def expected_tokens_per_round(reach: Sequence[float], acceptance: Sequence[float
     return tokens
 
 
-def _interpolate(points: Sequence[tuple[int, float]], x: int) -> float:
+def _order(point: CostPoint) -> tuple[str, str, int, int, int]:
+    return (point.drafter or "", point.kind, point.context, point.batch, point.width)
+
+
+def _on_plane(plane: _Plane, batch: int, width: int) -> float:
+    return _interpolate([(b, _interpolate(plane[b], width)) for b in sorted(plane)], batch)
+
+
+def _interpolate(points: Sequence[tuple[int, float]], x: float) -> float:
     position = bisect_left(points, x, key=lambda point: point[0])
     if position == 0:
         return points[0][1]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import bindparam, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.store.database import Database
 from alphaloop.tables import cost_profiles
 
@@ -25,35 +25,39 @@ class CostStore:
     def load(self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
         """What was measured for the target and for `drafters` (name → revision); empty if nothing was."""
         costs = cost_profiles.c
-        query = select(costs.drafter, costs.batch, costs.width, costs.median_ms, costs.num_samples).where(
+        query = select(
+            costs.drafter, costs.batch, costs.width, costs.median_ms, costs.num_samples, costs.context, costs.kind,
+            costs.correction, costs.num_corrections,
+        ).where(
             costs.device == device,
             costs.engine == engine,
             costs.target_revision == target_revision,
             tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *drafters.items()]),
-        )
+        )  # fmt: skip
         with self._database.begin() as connection:
             rows = connection.execute(query).all()
         return CostTable(
-            CostPoint(row.drafter or None, row.batch, row.width, row.median_ms, row.num_samples) for row in rows
-        )
+            CostPoint(
+                row.drafter or None, row.batch, row.width, row.median_ms, row.num_samples, row.context,
+                CostKind(row.kind), row.correction, row.num_corrections,
+            )
+            for row in rows
+        )  # fmt: skip
 
     def save(
         self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
     ) -> None:
-        """Store points over those of the same shape; `drafters` gives the revision of each drafter among them."""
+        """Store measured points over those of the same shape, whose corrections they end.
+
+        `drafters` gives the revision of each drafter among them.
+        """
         rows = [
             {
-                "device": device,
-                "engine": engine,
-                "target_revision": target_revision,
-                "drafter": point.drafter or "",
-                "draft_revision": drafters[point.drafter] if point.drafter else "",
-                "batch": point.batch,
-                "width": point.width,
+                **_key(device, engine, target_revision, drafters, point),
                 "median_ms": point.median_ms,
                 "num_samples": point.num_samples,
             }
-            for point in sorted(points, key=lambda point: (point.drafter or "", point.batch, point.width))
+            for point in CostTable(points).points
         ]
         if not rows:
             return
@@ -64,7 +68,57 @@ class CostStore:
                 "median_ms": statement.excluded.median_ms,
                 "num_samples": statement.excluded.num_samples,
                 "measured_at": func.now(),
+                "correction": 1.0,
+                "num_corrections": 0,
+                "corrected_at": None,
             },
         )
         with self._database.begin() as connection:
             connection.execute(statement, rows)
+
+    def save_corrections(
+        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+    ) -> None:
+        """Store what real rounds made of points; one that was measured anew meanwhile, or is gone, is left alone."""
+        rows = [
+            {
+                **{
+                    f"at_{name}": value
+                    for name, value in _key(device, engine, target_revision, drafters, point).items()
+                },
+                "at_median_ms": point.median_ms,
+                "correction": point.correction,
+                "num_corrections": point.num_corrections,
+            }
+            for point in CostTable(points).points
+        ]
+        if not rows:
+            return
+        names = [*(column.name for column in cost_profiles.primary_key), "median_ms"]
+        statement = (
+            update(cost_profiles)
+            .where(*(cost_profiles.c[name] == bindparam(f"at_{name}") for name in names))
+            .values(
+                correction=bindparam("correction"),
+                num_corrections=bindparam("num_corrections"),
+                corrected_at=func.now(),
+            )
+        )
+        with self._database.begin() as connection:
+            connection.execute(statement, rows)
+
+
+def _key(
+    device: str, engine: str, target_revision: str, drafters: Mapping[str, str], point: CostPoint
+) -> dict[str, object]:
+    return {
+        "device": device,
+        "engine": engine,
+        "target_revision": target_revision,
+        "drafter": point.drafter or "",
+        "draft_revision": drafters[point.drafter] if point.drafter else "",
+        "batch": point.batch,
+        "width": point.width,
+        "context": point.context,
+        "kind": point.kind.value,
+    }
