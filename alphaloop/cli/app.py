@@ -13,6 +13,7 @@ import alphaloop
 from alphaloop import logs
 from alphaloop.cli import (
     cancel,
+    check_pair,
     demo,
     dlq,
     enqueue,
@@ -80,6 +81,7 @@ _add(status.status, status.EXAMPLE)
 _add(explain.explain, explain.EXAMPLE)
 _add(report.report, report.EXAMPLE)
 _add(cancel.cancel, cancel.EXAMPLE)
+_add(check_pair.check_pair, check_pair.EXAMPLE, name="check-pair")
 _add(migrate.migrate, migrate.EXAMPLE)
 
 
