@@ -69,12 +69,18 @@ class TargetSettings(_Section):
 
 
 class LookupDrafterSettings(_Section):
-    """Prompt look-up: proposes what followed the longest earlier match of the text's last tokens."""
+    """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md."""
 
     method: Literal["lookup"] = "lookup"
-    max_draft_tokens: int = Field(8, ge=1, le=64)
-    max_ngram: int = Field(4, ge=1, le=16)
-    min_ngram: int = Field(2, ge=1, le=16)
+    max_draft_tokens: int = Field(10, ge=1, le=64)
+    max_ngram: int = Field(16, ge=1, le=32)  #: a match longer than this counts no more
+    min_ngram: int = Field(1, ge=1, le=16)  #: a match shorter than this counts for nothing
+    min_probability: float = Field(
+        0.1, ge=0, lt=1
+    )  #: of a token and all before it being accepted; the draft ends before a less likely one
+    num_branches: int = Field(1, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
+    remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs may look things up in earlier results of that task
+    max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: for each of them, in this worker's memory
 
 
 class DraftModelDrafterSettings(_Section):

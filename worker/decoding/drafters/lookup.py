@@ -1,73 +1,131 @@
-"""Prompt look-up: propose what followed the longest earlier match of the text's last tokens.
+"""Look-up: propose what followed earlier occurrences of the text's last tokens.
 
-Saxena 2023 (prompt look-up decoding). The proposal is deterministic, so its draft distribution is one-hot.
+Saxena 2023 (prompt look-up decoding); Oliaro et al., arXiv 2411.04975 (SuffixDecoding: frequencies, and lengths that
+scale with the match). A proposal is a function of the text so far, and where results are remembered of the results
+before it: its draft distribution is one-hot, and it is gated, which its revision says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from alphaloop.goodput import DrafterState
 from alphaloop.settings.model import LookupDrafterSettings
+from worker.decoding.drafters.continuations import Rule, grow
+from worker.decoding.drafters.earlier_results import EarlierResults
+from worker.decoding.drafters.suffixes import SuffixIndex
+from worker.decoding.proposal import NOTHING, Ask, Proposal
+from worker.engine import Sampling
+
+#: Tokens before a result that are remembered with it, so that its beginning can be found: of most chat templates
+#: these are the ones that open the answer.
+LEAD_IN: Final = 4
 
 
-class LookupText:
-    """One sequence's tokens, and for every n-gram in them the place right behind its latest occurrence.
+@dataclass(frozen=True, slots=True)
+class OpenText:
+    """A sequence in flight."""
 
-    Extending by a token costs one dictionary entry an n-gram length; nothing is ever scanned again.
-    """
+    text: Sequence[int]  #: prompt and output, the engine's own list
+    num_prompt_tokens: int
+    index: SuffixIndex
+    earlier: EarlierResults | None  #: None: this task's results are not remembered
 
-    def __init__(self, token_ids: Iterable[int], min_ngram: int, max_ngram: int) -> None:
-        self._token_ids: list[int] = []
-        self._lengths = range(max_ngram, min_ngram - 1, -1)
-        self._behind: dict[tuple[int, ...], int] = {}
-        self.extend(token_ids)
+    def continuations(self, num_tokens: int) -> list[tuple[int, list[int]]]:
+        """The match length of each occurrence, and `num_tokens` tokens behind it: its own first, then earlier results'.
 
-    def extend(self, token_ids: Iterable[int]) -> None:
-        """Append tokens to the text."""
-        tokens = self._token_ids
-        for token_id in token_ids:
-            # Entered only now that something stands behind it: the text's own end must not match itself.
-            place = len(tokens)
-            for n in self._lengths:
-                if n <= place:
-                    self._behind[tuple(tokens[place - n :])] = place
-            tokens.append(token_id)
-
-    def propose(self, num_tokens: int) -> list[int]:
-        """Up to `num_tokens` tokens; none where no n-gram of the permitted lengths occurred before.
-
-        Where the match lies so close to the end that the text runs out, the proposal goes on with itself: the text
-        is taken to be periodic.
+        Where a match lies so close to the end that the text runs out, the text is taken to be periodic.
         """
-        place = self._match()
-        if place is None:
-            return []
-        tokens, end = self._token_ids, len(self._token_ids)
-        proposal: list[int] = []
-        for i in range(place, place + num_tokens):
-            proposal.append(tokens[i] if i < end else proposal[i - end])
-        return proposal
-
-    def _match(self) -> int | None:
-        tokens = self._token_ids
-        for n in self._lengths:
-            if n <= len(tokens) and (place := self._behind.get(tuple(tokens[-n:]))) is not None:
-                return place
-        return None
+        text, end = self.text, len(self.text)
+        self.index.advance(end - 1)
+        found = []
+        for length, place in self.index.matches(text):
+            behind = list(text[place : place + num_tokens])
+            if len(behind) < num_tokens:
+                behind = (behind * (num_tokens // (end - place) + 1))[:num_tokens]
+            found.append((length, behind))
+        if self.earlier is not None:
+            found += self.earlier.continuations(text, num_tokens)
+        return found
 
 
 class LookupDrafter:
-    """The method and its settings; `start` opens one sequence."""
+    """`worker.decoding.proposal.Drafter` without a model."""
 
     def __init__(self, name: str, settings: LookupDrafterSettings) -> None:
-        self._min_ngram = min(settings.min_ngram, settings.max_ngram)
-        self._max_ngram = settings.max_ngram
-        # The method has no weights: what it proposes is settled by its n-gram lengths and this code's version.
-        self.state = DrafterState(
-            name, f"lookup1-n{self._min_ngram}-{self._max_ngram}", settings.max_draft_tokens, is_stale=False
-        )
+        self._settings = settings
+        self._rule = Rule(settings.min_probability, settings.num_branches)
+        self._open: dict[str, OpenText] = {}
+        self._earlier = {
+            task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
+            for task in settings.remember_tasks
+        }
+        self._state = DrafterState(name, _revision(settings), settings.max_draft_tokens, is_stale=False)
+
+    @property
+    def state(self) -> DrafterState:
+        """Its name, revision and longest draft."""
+        return self._state
 
     def start(self, token_ids: Iterable[int]) -> LookupText:
         """The state of one sequence, beginning with its prompt."""
-        return LookupText(token_ids, self._min_ngram, self._max_ngram)
+        return LookupText(self, token_ids)
+
+    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+        """A sequence begins; `text` is its prompt, a live list that grows with every round."""
+        del sampling  # what followed before does not depend on it
+        index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
+        self._open[job_id] = OpenText(text, len(text), index, self._earlier.get(task))
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """One proposal an ask, in order."""
+        return [self._propose(self._open[ask.job_id], ask.num_tokens) for ask in asks]
+
+    def close(self, job_id: str) -> None:
+        """A sequence has ended, finished or cancelled; its task may keep what there is of its result.
+
+        Half a result is as good as a whole one to look things up in: each of its tokens is the target's own.
+        """
+        ended = self._open.pop(job_id, None)
+        if ended is not None and ended.earlier is not None and len(ended.text) > ended.num_prompt_tokens:
+            ended.earlier.remember(ended.text[max(0, ended.num_prompt_tokens - LEAD_IN) :])
+
+    def clear(self) -> None:
+        """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""
+        self._open.clear()
+
+    def _propose(self, opened: OpenText, num_tokens: int) -> Proposal:
+        if num_tokens < 1:
+            return NOTHING
+        tokens, parents = grow(opened.continuations(num_tokens), num_tokens, self._rule)
+        return Proposal(tuple(tokens), None if parents is None else tuple(parents))
+
+
+def _revision(settings: LookupDrafterSettings) -> str:
+    """The method has no weights: what it proposes is settled by these settings and this code's version."""
+    revision = (
+        f"lookup2-n{settings.min_ngram}-{settings.max_ngram}-p{settings.min_probability:g}-b{settings.num_branches}"
+    )
+    if settings.remember_tasks:
+        revision += f"-m{settings.max_remembered_bytes}-{'+'.join(sorted(settings.remember_tasks))}"
+    return revision
+
+
+class LookupText:
+    """One sequence by itself, for callers that do not use the seam yet; goes when the engine does."""
+
+    def __init__(self, drafter: LookupDrafter, token_ids: Iterable[int]) -> None:
+        self._drafter = drafter
+        self._text = list(token_ids)
+        drafter.open("", self._text, Sampling(1, 0.0), "")
+        self._opened = drafter._open.pop("")
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append tokens to the text."""
+        self._text.extend(token_ids)
+
+    def propose(self, num_tokens: int) -> list[int]:
+        """Up to `num_tokens` tokens, a chain."""
+        return list(self._drafter._propose(self._opened, num_tokens).tokens)
