@@ -33,10 +33,11 @@ def check_pair(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
-    """Check a target and a draft model against each other, without loading their weights.
+    """Say whether a draft model fits a target, before it serves.
 
-    Vocabulary, special tokens, chat template, size, architecture, dtype, context and memory, each with a sentence.
-    Exit code 1 when the draft is refused; a worker refuses the same pairs when it starts.
+    Reads configs and tokenizers, no weights. Vocabulary, special tokens, chat template, size, architecture, dtype,
+    context and memory, each with a sentence. Exit code 1 when the draft is refused; a worker refuses the same pairs
+    when it starts.
     """
     options = global_options(context)
     settings = options.settings()

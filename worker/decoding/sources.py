@@ -46,12 +46,7 @@ class Weights:
 def find_weights(source: str, hub_revision: str | None = None) -> Weights:
     """Locate `source` and name its revision; raises ModelNotFound or UnsupportedModel."""
     path = _locate(source, hub_revision, [*DESCRIPTION, *WEIGHTS])
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    if not files:
-        raise UnsupportedModel(
-            f"expected *.safetensors in {path}, found none", hint="pickled weights (.bin, .pt) are never loaded"
-        )
-    return Weights(path, _revision(files))
+    return Weights(path, _revision(_weight_files(path)))
 
 
 def find_description(source: str, hub_revision: str | None = None) -> Path:
@@ -64,6 +59,8 @@ def find_description(source: str, hub_revision: str | None = None) -> Path:
     if path.is_file():
         copies = converted_folder(find_weights(str(path)), "*")
         return next((folder for folder in sorted(copies.parent.glob(copies.name)) if _is_finished(folder)), path)
+    if Path(source).expanduser().is_dir():
+        _weight_files(path)
     return path
 
 
@@ -87,6 +84,15 @@ def working_folder() -> Path:
     parent = _cache() / "models"
     parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=".converting-", dir=parent))
+
+
+def _weight_files(path: Path) -> list[Path]:
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise UnsupportedModel(
+            f"expected *.safetensors in {path}, found none", hint="pickled weights (.bin, .pt) are never loaded"
+        )
+    return files
 
 
 def _is_finished(folder: Path) -> bool:

@@ -93,3 +93,20 @@ def test_two_who_convert_at_once_end_with_one_whole_copy(tmp_path: Path) -> None
         sources.publish_folder(finished, folder)
         assert not finished.exists()
     assert (folder / "config.json").read_text() == "one"
+
+
+def test_a_model_is_described_without_its_hash(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert sources.find_description(str(tmp_path)) == tmp_path
+    assert not cache.exists()
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match="pickled"):
+        sources.find_description(str(tmp_path))
+
+
+def test_a_finished_dense_copy_describes_its_gguf_file(package: Path) -> None:
+    copy = sources.converted_folder(find_weights("package:some_model"), "float32")
+    copy.mkdir(parents=True)
+    assert sources.find_description("package:some_model") == package / "tiny.gguf"
+    (copy / "config.json").touch()
+    assert sources.find_description("package:some_model") == copy

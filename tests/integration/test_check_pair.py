@@ -1,0 +1,127 @@
+"""`alphaloop check-pair` over model folders: what their files say, and what the command prints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.errors import ModelNotFound, UnsupportedModel
+from tests.fixtures.cli import Cli
+from worker.decoding import check_pair
+from worker.decoding.facts import facts_of
+
+OPTIONS = ("--dtype=float64", "--batch-size=4", "--max-draft-tokens=5", "--device=cpu")
+
+
+@pytest.fixture(scope="module")
+def draft(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of a third of the tiny one's size, its embeddings padded and shared with the head."""
+    config = transformers.LlamaConfig.from_pretrained(tiny_models["llama"])
+    config.update({
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 400,
+        "num_key_value_heads": 1, "max_position_embeddings": 512, "tie_word_embeddings": True,
+    })  # fmt: skip
+    folder = tmp_path_factory.mktemp("draft")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def with_config(source: Path, folder: Path, **changes: Any) -> Path:
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_facts_agree_with_the_loaded_model(tiny_models: dict[str, Path], draft: Path) -> None:
+    for folder, is_tied in ((tiny_models["qwen3"], False), (draft, True)):
+        facts = facts_of(str(folder), dtype="float64")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+        assert facts.num_parameters == sum(weight.numel() for weight in model.parameters())
+        rows = model.get_input_embeddings().weight
+        assert facts.num_parameters_read == facts.num_parameters - (0 if is_tied else rows.numel())
+        assert facts.num_rows == len(rows)
+        with torch.inference_mode():
+            cache = model(torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values
+        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        assert facts.kv_bytes_per_token * 3 == held
+        assert facts.tokens[0] == "<eos>"
+        assert facts.end_tokens == {0}
+        assert facts.refusal is None
+
+
+def test_a_context_is_the_models_or_what_is_served(tiny_models: dict[str, Path]) -> None:
+    assert facts_of(str(tiny_models["llama"]), dtype="float32").context_length == 2048
+    assert facts_of(str(tiny_models["llama"]), dtype="float32", context_length=64).context_length == 64
+    assert facts_of(str(tiny_models["llama"]), dtype="float32", context_length=9999).context_length == 2048
+
+
+def test_quantized_and_unreadable_models_are_told_apart(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    packed = with_config(tiny_models["llama"], tmp_path / "packed", quantization_config={"quant_method": "awq"})
+    assert "found awq" in (facts_of(str(packed), dtype="float32").refusal or "")
+    with pytest.raises(UnsupportedModel):
+        facts_of(str(with_config(tiny_models["llama"], tmp_path / "odd", model_type="odd")), dtype="float32")
+    with pytest.raises(ModelNotFound):
+        facts_of("./nowhere", dtype="float32")
+
+
+def test_experts_that_stay_idle_are_not_read(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    dense = facts_of(str(tiny_models["llama"]), dtype="float32")
+    changes = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 1}
+    mixed = facts_of(str(with_config(tiny_models["llama"], tmp_path / "mixed", **changes)), dtype="float32")
+    gates = 2 * 4 * 64
+    assert mixed.num_parameters_read == dense.num_parameters_read + gates
+    assert mixed.num_parameters == dense.num_parameters + gates + 2 * 3 * (3 * 64 * 96)
+
+
+def test_a_pair_that_fits_is_printed_as_a_table(
+    tiny_models: dict[str, Path], draft: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert check_pair.main([*OPTIONS, str(tiny_models["llama"]), str(draft)]) == 0
+    printed = capsys.readouterr()
+    assert "can serve" in printed.err
+    assert all(len(line) <= 80 for line in printed.out.splitlines())
+    verdicts = dict(line[:24].rsplit(maxsplit=1) for line in printed.out.splitlines() if line[0] != " ")
+    assert verdicts["context"] == "warning"
+    assert set(verdicts.values()) == {"verdict", "ok", "warning"}
+    assert "(384 and 400)" in " ".join(printed.out.split())
+
+
+def test_a_refused_pair_is_an_exit_code(tiny_models: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_pair.main([*OPTIONS, "--json", str(tiny_models["llama"]), str(tiny_models["qwen2"])]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False
+    assert {one["check"] for one in found["findings"] if one["verdict"] == "refused"} == {"size"}
+
+
+def test_a_model_that_is_not_there_is_an_error_in_words(capsys: pytest.CaptureFixture[str], draft: Path) -> None:
+    assert check_pair.main([*OPTIONS, "./nowhere", str(draft)]) == 1
+    assert "error: expected a model folder or a .gguf file, found nothing at ./nowhere" in capsys.readouterr().err
+
+
+def test_the_command_becomes_the_check(tiny_models: dict[str, Path], draft: Path) -> None:
+    command = [sys.executable, "-m", "alphaloop.cli", "check-pair", str(tiny_models["llama"]), str(draft)]
+    done = subprocess.run(
+        [*command, "--dtype", "float32", "--draft-dtype", "float64", "--context-length", "64", "--json"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+    assert found["dtype"]["verdict"] == "warning"
+    assert found["context"]["verdict"] == "ok"
+
+
+def test_a_dtype_nobody_knows_is_named(cli: Cli) -> None:
+    ran = cli("check-pair", "one", "other", "--draft-dtype", "int3")
+    assert ran.code == 1
+    assert "expected one of bfloat16, float16, float32, float64, found 'int3'" in ran.err
