@@ -157,12 +157,20 @@ class Interval:
     high: float
 
 
-def sampling_bucket(temperature: float, top_p: float, top_k: int) -> str:
-    """Which sampling settings share a history: greedy, or temperature in halves, and whether the tail is cut."""
+def sampling_bucket(
+    temperature: float, *, is_cut: bool = False, is_reproducible: bool = False, is_adjusted: bool = False
+) -> str:
+    """Which sampling settings share a history: greedy, or temperature in halves, and what else changes acceptance.
+
+    `cut`: improbable tokens are left out (top_p, top_k, min_p). `seeded`: drawn by the reproducible coupling, which
+    accepts less than the maximal one. `adjusted`: scores carry a bias or a penalty, which speaks against repetition.
+    """
     if temperature == 0:
-        return "greedy"
-    level = "t<=0.5" if temperature <= 0.5 else "t<=1.0" if temperature <= 1.0 else "t>1.0"
-    return f"{level},cut" if top_p < 1 or top_k > 0 else level
+        parts = ["greedy"]
+    else:
+        parts = ["t<=0.5" if temperature <= 0.5 else "t<=1.0" if temperature <= 1.0 else "t>1.0"]
+        parts += ["cut"] * is_cut + ["seeded"] * is_reproducible
+    return ",".join([*parts, *["adjusted"] * is_adjusted])
 
 
 def prompt_bucket(num_prompt_tokens: int) -> str:

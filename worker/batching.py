@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from alphaloop.acceptance import sampling_bucket
 from alphaloop.messages import Job
 from worker.engine import Sampling
 
@@ -27,10 +26,9 @@ class BatchKey:
 
 def batch_key(job: Job, sampling: Sampling) -> BatchKey:
     """The key of a job with its sampling settings filled in."""
-    bucket = sampling_bucket(sampling.temperature, sampling.top_p, sampling.top_k)
     return BatchKey(
         job.task,
-        bucket,
+        sampling.bucket,
         job.decoding.value,
         job.purpose.value,
         job.probe_drafter or "",

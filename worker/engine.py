@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
 from alphaloop.goodput import DrafterState
 from alphaloop.messages import Job
 from alphaloop.policy import Decision
@@ -52,9 +52,24 @@ class Sampling:
         )
 
     @property
+    def is_cut(self) -> bool:
+        """Whether improbable tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def is_reproducible(self) -> bool:
         """Whether tokens are drawn so that the seed alone decides the text, however the job is decoded."""
         return self.seed is not None and self.temperature > 0
+
+    @property
+    def bucket(self) -> str:
+        """Which settings share a history of acceptance."""
+        return sampling_bucket(
+            self.temperature,
+            is_cut=self.is_cut,
+            is_reproducible=self.is_reproducible,
+            is_adjusted=self.is_adjusted,
+        )
 
 
 @dataclass(frozen=True, slots=True)

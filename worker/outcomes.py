@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from alphaloop.acceptance import EvidenceKey, prompt_bucket, sampling_bucket
+from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import DecodingReport, Failure, Result, Status, Timings, Usage
@@ -126,7 +126,7 @@ def _run(
         drafter=decision.drafter or "",
         draft_revision=decision.draft_revision or "",
         engine=identity.engine,
-        sampling_bucket=sampling_bucket(sampling.temperature, sampling.top_p, sampling.top_k),
+        sampling_bucket=sampling.bucket,
         prompt_bucket=prompt_bucket(generation.num_prompt_tokens),
     )
     return DecodeRun(

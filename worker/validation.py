@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
 from alphaloop.kafka.topics import task_of
@@ -11,6 +12,8 @@ from alphaloop.messages import Decoding, Job, Origin, parse_job, payload_digest
 from alphaloop.settings import TaskSettings, WorkerSettings
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake import Delivery
+
+Value = TypeVar("Value", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,20 @@ class Validation:
 def _sampling(job: Job, task: TaskSettings) -> Sampling:
     body = job.body
     return Sampling(
-        max_tokens=body.max_tokens if body.max_tokens is not None else task.max_tokens,
-        temperature=body.temperature if body.temperature is not None else task.temperature,
-        top_p=body.top_p if body.top_p is not None else task.top_p,
-        top_k=body.top_k or 0,
+        max_tokens=_given(body.max_tokens, task.max_tokens),
+        temperature=_given(body.temperature, task.temperature),
+        top_p=_given(body.top_p, task.top_p),
+        top_k=max(0, _given(body.top_k, task.top_k)),
+        min_p=_given(body.min_p, task.min_p),
+        repetition_penalty=_given(body.repetition_penalty, task.repetition_penalty),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=tuple(sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())),
         seed=body.seed,
         stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
     )
+
+
+def _given(value: Value | None, default: Value) -> Value:
+    return default if value is None else value

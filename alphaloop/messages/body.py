@@ -6,31 +6,68 @@ would be a wrong result. Fields nobody here has heard of are allowed, as OpenAI'
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import re
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from alphaloop.messages.text import PlainText
 
+MAX_BIASED_TOKENS: Final = 1024
+MAX_STOP_TOKENS: Final = 64
+_LEFT_OUT_IF_NULL: Final = ("stop", "stop_token_ids", "stream")
+_TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,8}")
+
+
+def _token_ids_as_keys(value: object) -> object:
+    # Checked before pydantic reads the items, as its error would name a wrong key, which may be anything.
+    if isinstance(value, dict) and not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
+        raise ValueError("expected token ids as keys, decimal numbers such as '50256', found another key")
+    return value
+
+
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
+MinP = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+#: vLLM takes any positive factor; beyond a hundredfold it only overflows.
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=10**9)]
 
-# The neutral value of each field that would change the output and is not honoured yet.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+# The neutral values of each field (OpenAI, vLLM, transformers) that would change the output and is not honoured.
+UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
     "logprobs": (None, False, 0),
     "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0, 0.0),
-    "presence_penalty": (None, 0, 0.0),
-    "repetition_penalty": (None, 1, 1.0),
-    "min_p": (None, 0, 0.0),
+    "prompt_logprobs": (None,),
     "tools": (None, []),
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None, {}),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "min_tokens": (None, 0),
+    "ignore_eos": (None, False),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "include_stop_str_in_output": (None, False),
+    "skip_special_tokens": (None, True),
+    "truncate_prompt_tokens": (None,),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "typical_p": (None, 1, 1.0),
+    "length_penalty": (None, 1, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "use_beam_search": (None, False),
+    "num_beams": (None, 1),
 }
 
 
@@ -62,10 +99,28 @@ class Body(BaseModel):
     )
     temperature: Temperature | None = Field(None, description="0 is greedy.")
     top_p: TopP | None = Field(None, description="Nucleus: smallest set of tokens with at least this probability.")
-    top_k: int | None = Field(None, ge=0, description="Sample from the k likeliest tokens; 0 is all.")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Same seed, same job: same text.")
+    top_k: int | None = Field(None, ge=-1, description="Sample from the k likeliest tokens; 0 or -1 is all.")
+    min_p: MinP | None = Field(
+        None, description="Sample from tokens with at least this share of the likeliest one's probability."
+    )
+    repetition_penalty: RepetitionPenalty | None = Field(
+        None, description="Scores of tokens in prompt or output are divided by it, negative ones multiplied; 1 is none."
+    )
+    frequency_penalty: Penalty | None = Field(
+        None, description="Subtracted from a token's score for each time it stands in the output."
+    )
+    presence_penalty: Penalty | None = Field(None, description="Subtracted once from scores of tokens in the output.")
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_token_ids_as_keys)] | None = Field(
+        None, max_length=MAX_BIASED_TOKENS, description="Token id to what is added to its score."
+    )
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="Same seed, same job: same text, however it is decoded."
+    )
     stop: tuple[Annotated[PlainText, Field(min_length=1, max_length=256)], ...] = Field(
         (), max_length=4, description="Generation ends before the first of these.", strict=False
+    )
+    stop_token_ids: tuple[TokenId, ...] = Field(
+        (), max_length=MAX_STOP_TOKENS, description="Tokens that end the text as its end token does.", strict=False
     )
     stream: bool = Field(False, description="Also emit tokens on the `tokens` topic while decoding.")
 
@@ -83,9 +138,7 @@ class Body(BaseModel):
             value = {**value, "max_tokens": newer}
         if isinstance(value.get("stop"), str):
             value = {**value, "stop": (value["stop"],)}
-        if value.get("stop", ()) is None or value.get("stream", False) is None:
-            value = {k: v for k, v in value.items() if not (k in ("stop", "stream") and v is None)}
-        return value
+        return {name: item for name, item in value.items() if item is not None or name not in _LEFT_OUT_IF_NULL}
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:

@@ -13,6 +13,7 @@ from alphaloop.messages.text import TaskName
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 
 
@@ -72,7 +73,7 @@ class LookupDrafterSettings(_Section):
     """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md."""
 
     method: Literal["lookup"] = "lookup"
-    max_draft_tokens: int = Field(10, ge=1, le=64)
+    max_draft_tokens: int = Field(12, ge=1, le=64)
     max_ngram: int = Field(16, ge=1, le=32)  #: a match longer than this counts no more
     min_ngram: int = Field(1, ge=1, le=16)  #: a match shorter than this counts for nothing
     min_probability: float = Field(
@@ -120,6 +121,9 @@ class TaskSettings(_Section):
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0)  #: 0 is the whole vocabulary
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
     decoding: Decoding = Decoding.AUTO
 
 
@@ -138,9 +142,13 @@ class WorkerSettings(_Section):
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for the running batch to finish
     http_host: str = "127.0.0.1"
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
-    calibration_batches: tuple[int, ...] = (1, 4)
-    calibration_widths: tuple[int, ...] = (1, 4, 9)
-    calibration_samples: int = Field(3, ge=1)
+    calibration_batches: tuple[AtLeastOne, ...] | None = None  #: measured for certain; unset: 1 and batch_size
+    calibration_widths: tuple[AtLeastOne, ...] | None = None  #: unset: 1 and the longest draft plus one
+    calibration_contexts: tuple[AtLeastOne, ...] | None = None  #: tokens before; unset: 256, and 2048 if there is time
+    calibration_samples: int = Field(3, ge=1)  #: timings of a shape in each of three passes
+    calibration_budget_s: float = Field(15.0, ge=0)  #: at a start on an unknown device; what is needed may take longer
+    correction_half_life_rounds: int = Field(32, ge=1)  #: a change of speed that lasts so long is believed, no shorter
+    correction_save_s: float = Field(60.0, gt=0)  #: between two times at which corrected costs are stored
     history_days: float = Field(14.0, gt=0)  #: how far back evidence counts
     history_half_life_days: float = Field(3.0, gt=0)
 

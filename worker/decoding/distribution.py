@@ -30,11 +30,6 @@ class Candidates(NamedTuple):
     tokens: Tensor
 
 
-def is_cut(sampling: Sampling) -> bool:
-    """Whether any token's probability becomes 0."""
-    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-
-
 def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
     """Distribution of each row of `scores` [rows, vocabulary], in float64: [rows, vocabulary].
 
@@ -43,7 +38,7 @@ def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
     tokens with at least that share of the likeliest one's probability. The temperature must be above 0: at 0 decoding
     is greedy. Raises RuntimeError where a row has no finite maximum.
     """
-    if not is_cut(sampling):
+    if not sampling.is_cut:
         return (scores.double() / sampling.temperature).softmax(dim=-1)
     p, tokens = candidates(scores, sampling)
     # The padding adds 0 to token 0.

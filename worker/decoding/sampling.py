@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.decoding import randomness
-from worker.decoding.distribution import candidates, is_cut
+from worker.decoding.distribution import candidates
 from worker.decoding.distribution import probabilities as probabilities
 from worker.decoding.penalties import Penalties
 from worker.engine import Sampling
@@ -67,7 +67,7 @@ class Choice:
         if not self.is_reproducible:
             raise ValueError("a job without a seed has no token that follows from its scores")
         keys = torch.tensor([[self._noise_key(position)] for position in positions], device=scores.device)
-        if is_cut(self.sampling):
+        if self.sampling.is_cut:
             p, columns = candidates(scores, self.sampling)
             best = (p.log() + randomness.gumbel(keys, columns)).argmax(dim=-1, keepdim=True)
             return columns.gather(-1, best).squeeze(-1)
@@ -88,16 +88,6 @@ class Choice:
         if not self.is_reproducible or self.sampling.seed is None:
             raise ValueError("only a sampled job with a seed has noise")
         return randomness.key_of("seed", self.sampling.seed, position)
-
-
-def depths(num: int, parents: Sequence[int] | None) -> list[int]:
-    """How many drafts behind the pending token each of 1 + `num` rows stands: 0, then its draft's depth."""
-    if parents is None:
-        return list(range(num + 1))
-    found = [0]
-    for parent in parents:
-        found.append(found[parent + 1] + 1)
-    return found
 
 
 def _paths(drafts: Sequence[int], parents: Sequence[int] | None) -> list[tuple[int, ...]]:

@@ -142,14 +142,16 @@ def test_positions_count_from_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_p", "top_k", "bucket"),
+    ("temperature", "also", "bucket"),
     [
-        (0.0, 0.9, 40, "greedy"), (0.5, 1.0, 0, "t<=0.5"), (0.51, 1.0, 0, "t<=1.0"), (1.0, 0.99, 0, "t<=1.0,cut"),
-        (1.01, 1.0, 1, "t>1.0,cut"), (1e-9, 1.0, 0, "t<=0.5"),
+        (0.0, {"is_cut": True, "is_reproducible": True}, "greedy"), (0.0, {"is_adjusted": True}, "greedy,adjusted"),
+        (0.5, {}, "t<=0.5"), (0.51, {}, "t<=1.0"), (1.0, {"is_cut": True}, "t<=1.0,cut"), (1.01, {}, "t>1.0"),
+        (1e-9, {}, "t<=0.5"), (1.0, {"is_reproducible": True}, "t<=1.0,seeded"),
+        (0.7, {"is_cut": True, "is_reproducible": True, "is_adjusted": True}, "t<=1.0,cut,seeded,adjusted"),
     ],
 )  # fmt: skip
-def test_sampling_buckets(temperature: float, top_p: float, top_k: int, bucket: str) -> None:
-    assert sampling_bucket(temperature, top_p, top_k) == bucket
+def test_sampling_buckets(temperature: float, also: dict[str, bool], bucket: str) -> None:
+    assert sampling_bucket(temperature, **also) == bucket
 
 
 def test_prompt_buckets_include_their_limit() -> None:

@@ -83,9 +83,28 @@ def test_both_names_of_the_token_limit_count(body: dict[str, Any], limit: int | 
 
 
 def test_nulls_of_openai_clients_are_unset_fields() -> None:
-    nulls = {"stop": None, "stream": None, "temperature": None, "tools": None, "n": None, "messages": None}
+    nulls = {
+        "stop": None,
+        "stop_token_ids": None,
+        "logit_bias": None,
+        "min_p": None,
+        "stream": None,
+        "temperature": None,
+        "tools": None,
+        "n": None,
+        "messages": None,
+    }
     job = read({"prompt": "x", **nulls})
     assert job.body == read({"prompt": "x"}).body
+
+
+def test_the_last_allowed_sampling_settings_are_taken_as_they_are() -> None:
+    sampling = {
+        "top_k": -1, "min_p": 1, "repetition_penalty": 1.3, "frequency_penalty": -2, "presence_penalty": 2,
+        "logit_bias": {str(token): -100 for token in range(1024)}, "stop_token_ids": list(range(64)),
+    }  # fmt: skip
+    found = read({"prompt": "x", **sampling}).body.model_dump()
+    assert {name: found[name] for name in sampling} == sampling | {"stop_token_ids": tuple(range(64))}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +139,24 @@ def test_nulls_of_openai_clients_are_unset_fields() -> None:
         ({"prompt": "x", "stop": [""]}, "body.stop.0"),
         ({"prompt": "x", "stop": 5}, "body.stop"),
         ({"prompt": "x", "stream": 1}, "body.stream"),
+        ({"prompt": "x", "top_k": -2}, "body.top_k"),
+        ({"prompt": "x", "min_p": 1.1}, "body.min_p"),
+        ({"prompt": "x", "repetition_penalty": 0}, "body.repetition_penalty"),
+        ({"prompt": "x", "frequency_penalty": 2.1}, "body.frequency_penalty"),
+        ({"prompt": "x", "presence_penalty": -2.1}, "body.presence_penalty"),
+        ({"prompt": "x", "logit_bias": [[5, 1.0]]}, "body.logit_bias"),
+        ({"prompt": "x", "logit_bias": {"the": 1.0}}, "body.logit_bias"),
+        ({"prompt": "x", "logit_bias": {"05": 1.0}}, "body.logit_bias"),
+        ({"prompt": "x", "logit_bias": {"-1": 1.0}}, "body.logit_bias"),
+        ({"prompt": "x", "logit_bias": {"5": 100.5}}, "body.logit_bias.5"),
+        ({"prompt": "x", "logit_bias": {"5": None}}, "body.logit_bias.5"),
+        ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "body.logit_bias"),
+        ({"prompt": "x", "stop_token_ids": 5}, "body.stop_token_ids"),
+        ({"prompt": "x", "stop_token_ids": [-1]}, "body.stop_token_ids.0"),
+        ({"prompt": "x", "stop_token_ids": [3, True]}, "body.stop_token_ids.1"),
+        ({"prompt": "x", "stop_token_ids": list(range(65))}, "body.stop_token_ids"),
+        ({"prompt": "x", "min_tokens": 3}, "body"),
+        ({"prompt": "x", "ignore_eos": True}, "body"),
         ({"prompt": "x", "decoding": "fast"}, "decoding"),
         ({"prompt": "x", "purpose": 5}, "purpose"),
         ({"prompt": "x", "priority": True}, "priority"),
@@ -193,6 +230,8 @@ def test_the_limits_are_the_last_allowed_values() -> None:
         {"messages": [{"role": SECRET_PROMPT, "content": SECRET_PROMPT}]},
         {"prompt": SECRET_PROMPT, "stop": [SECRET_PROMPT * 20]},
         {"prompt": SECRET_PROMPT, "n": 3},
+        {"prompt": SECRET_PROMPT, "logit_bias": {SECRET_PROMPT: 3}},
+        {"prompt": SECRET_PROMPT, "logit_bias": {"7": SECRET_PROMPT}},
     ],
 )
 def test_a_refusal_never_quotes_the_prompt(message: dict[str, Any]) -> None:
@@ -233,7 +272,14 @@ SAMPLING = {
     "max_tokens": st.none() | st.integers(1, 1_000_000),
     "temperature": st.none() | st.floats(0, 2),
     "top_p": st.none() | st.floats(0, 1, exclude_min=True),
-    "top_k": st.none() | st.integers(0, 10**9),
+    "top_k": st.none() | st.integers(-1, 10**9),
+    "min_p": st.none() | st.floats(0, 1),
+    "repetition_penalty": st.none() | st.floats(0.01, 100),
+    "frequency_penalty": st.none() | st.floats(-2, 2),
+    "presence_penalty": st.none() | st.floats(-2, 2),
+    "logit_bias": st.none()
+    | st.dictionaries(st.integers(0, 200_000).map(str), st.floats(-100, 100), min_size=1, max_size=3),
+    "stop_token_ids": st.lists(st.integers(0, 200_000), max_size=3).map(tuple),
     "seed": st.none() | st.integers(-(2**63), 2**63 - 1),
     "stop": st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9), max_size=4).map(tuple),
     "stream": st.booleans(),
