@@ -105,20 +105,25 @@ class AcceptanceCounts:
             _add(self.accepts, other.accepts),
         )
 
-    def with_round(self, num_proposed: int, num_accepted: int, *, num_emitted: int) -> AcceptanceCounts:
+    def with_round(
+        self, num_proposed: int, num_accepted: int, *, num_emitted: int, num_tested: int | None = None
+    ) -> AcceptanceCounts:
         """These counts and one more round: `num_emitted` of its `num_accepted + 1` tokens belong to the text.
 
-        A round cut short inside its accepted tokens is censored at the cut.
+        A round cut short inside its accepted tokens is censored at the cut. Of a tree, `num_proposed` is its depth, and
+        `num_tested` the depths at which a token was tried: its accepted path may end where no token hangs.
         """
-        if not (0 <= num_accepted <= num_proposed and 0 <= num_emitted <= num_accepted + 1):
+        reached = min(num_proposed, num_accepted + 1)
+        tested = reached if num_tested is None else num_tested
+        if not (0 <= num_accepted <= tested <= reached and 0 <= num_emitted <= num_accepted + 1):
             raise InconsistentCounts(
-                f"expected proposed ≥ accepted ≥ 0 and 0 ≤ emitted ≤ accepted + 1, "
-                f"found {num_proposed}, {num_accepted}, {num_emitted}"
+                f"expected 0 ≤ accepted ≤ tested ≤ proposed, tested and emitted ≤ accepted + 1, "
+                f"found {num_accepted}, {tested}, {num_proposed}, and emitted {num_emitted}"
             )
         cut = num_emitted <= num_accepted
         accepted = min(num_accepted, num_emitted)
         offered = accepted if cut else num_proposed
-        trials = min(num_proposed, accepted if cut else accepted + 1)
+        trials = accepted if cut else tested
         return self + AcceptanceCounts(
             rounds=1,
             num_empty_rounds=0 if offered else 1,

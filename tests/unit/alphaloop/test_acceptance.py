@@ -74,6 +74,19 @@ def test_a_round_cut_inside_its_accepted_tokens_is_censored_at_the_cut() -> None
     assert (counts.num_tokens, counts.num_cropped) == (2, 1)
 
 
+def test_a_tree_whose_accepted_path_ends_at_a_leaf_was_not_tested_below_it() -> None:
+    counts = AcceptanceCounts().with_round(3, 1, num_emitted=2, num_tested=1)
+    assert (counts.proposed, counts.trials, counts.accepts) == ((1, 1, 1), (1, 0, 0), (1, 0, 0))
+    rejected = AcceptanceCounts().with_round(3, 1, num_emitted=2, num_tested=2)
+    assert rejected == AcceptanceCounts().with_round(3, 1, num_emitted=2)
+
+
+@pytest.mark.parametrize("num_tested", [0, 3])
+def test_depths_that_cannot_have_been_tested_are_refused(num_tested: int) -> None:
+    with pytest.raises(InconsistentCounts, match="tested"):
+        AcceptanceCounts().with_round(3, 1, num_emitted=2, num_tested=num_tested)
+
+
 def test_a_round_cut_at_its_last_token_keeps_the_rejection() -> None:
     counts = AcceptanceCounts().with_round(5, 2, num_emitted=3)
     assert counts.trials[2] == 1
