@@ -47,8 +47,25 @@ class PolicyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSize:
+    """A usual job of the batch: what is read before its first round, and how long its rounds go on."""
+
+    num_prompt_tokens: float
+    num_tokens: float
+
+    @property
+    def context(self) -> float:
+        """Tokens before a round, on average over the job."""
+        return self.num_prompt_tokens + self.num_tokens / 2
+
+
+@dataclass(frozen=True, slots=True)
 class Alternative:
-    """One way to decode the batch, with what is expected of it. Vanilla is k = 0."""
+    """One way to decode the batch, with what is expected of it. Vanilla is k = 0.
+
+    The speed-up is of whole jobs where their size is known: prompts are read in every mode, and draft models read them
+    too. Otherwise it is of the rounds alone.
+    """
 
     drafter: str | None
     num_draft_tokens: int
@@ -70,24 +87,35 @@ def weigh(
     costs: CostTable,
     batch: int,
     limits: PolicyLimits,
+    size: JobSize | None = None,
 ) -> tuple[Alternative, ...]:
-    """Every alternative whose cost is known, best expected goodput first; empty where vanilla was never measured."""
-    vanilla_ms = costs.round_ms(None, batch, 0)
+    """Every alternative whose cost is known, the fastest expected first; empty where vanilla was never measured."""
+    context = size.context if size else None
+    vanilla_ms = costs.round_ms(None, batch, 0, context=context)
     if vanilla_ms is None:
         return ()
+    # A batch reads its prompts one after the other, and shares its rounds.
+    reading_ms = batch * costs.prefill_ms(None, size.num_prompt_tokens) if size else 0.0
+    num_tokens = size.num_tokens if size else 1.0
     found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0)]
     for drafter in drafters:
         evidence = evidence_of(history, drafter)
+        drafts_reading_ms = batch * costs.prefill_ms(drafter.name, size.num_prompt_tokens) if size else 0.0
+
+        def speedup(tokens: float, round_ms: float, more_ms: float = drafts_reading_ms) -> float:
+            job_ms = reading_ms + more_ms + num_tokens * round_ms / tokens
+            return (reading_ms + num_tokens * vanilla_ms) / job_ms
+
         for k in range(1, drafter.max_draft_tokens + 1):
             tokens, error, proposing = _expected_round(evidence, k, limits)
-            round_ms = costs.round_ms(drafter.name, batch, k, proposing=proposing)
+            round_ms = costs.round_ms(drafter.name, batch, k, proposing=proposing, context=context)
             if round_ms is None:
                 continue
-            gain = vanilla_ms / round_ms
+            low, high = max(1.0, tokens - Z95 * error), min(k + 1.0, tokens + Z95 * error)
             found.append(
                 Alternative(
-                    drafter.name, k, tokens, round_ms, tokens * gain,
-                    max(1.0, tokens - Z95 * error) * gain, min(k + 1.0, tokens + Z95 * error) * gain,
+                    drafter.name, k, tokens, round_ms,
+                    speedup(tokens, round_ms), speedup(low, round_ms), speedup(high, round_ms),
                 )
             )  # fmt: skip
     return tuple(sorted(found, key=lambda a: (-a.speedup, a.num_draft_tokens)))

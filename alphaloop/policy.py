@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from alphaloop.cost import CostTable
-from alphaloop.goodput import Alternative, DrafterState, Evidence, PolicyLimits, evidence_of, weigh
+from alphaloop.goodput import Alternative, DrafterState, Evidence, JobSize, PolicyLimits, evidence_of, weigh
 from alphaloop.messages import Decoding, Mode, Purpose
 
 
@@ -44,6 +44,12 @@ class DecisionContext:
     decoding: Decoding = Decoding.AUTO
     probe_drafter: str | None = None
     probe_num_draft_tokens: int | None = None
+    prompt_tokens: float | None = None  #: mean of the batch; None: prompts and their reading are left out
+
+    @property
+    def size(self) -> JobSize | None:
+        """A usual job of the batch."""
+        return None if self.prompt_tokens is None else JobSize(self.prompt_tokens, self.expected_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def decide(
             Reason.SHORT_OUTPUT,
             f"about {context.expected_tokens:.0f} tokens expected, fewer than {limits.short_output_tokens}",
         )
-    alternatives = weigh(history, usable, costs, context.batch, limits)
+    alternatives = weigh(history, usable, costs, context.batch, limits, context.size)
     cold = [drafter for drafter in usable if evidence_of(history, drafter).num_jobs < limits.min_jobs]
     if cold and context.draw < limits.cold_explore_share:
         k = min(limits.cold_num_draft_tokens, cold[0].max_draft_tokens)
@@ -150,7 +156,7 @@ def _fixed_by_caller(
     if context.decoding is Decoding.VANILLA:
         return _vanilla(Reason.FORCED, "vanilla was asked for")
     if context.decoding is Decoding.SPECULATIVE and usable:
-        weighed = weigh(history, usable, costs, context.batch, limits)
+        weighed = weigh(history, usable, costs, context.batch, limits, context.size)
         best = next((a for a in weighed if a.drafter is not None), None)
         drafter = next((d for d in usable if best and d.name == best.drafter), usable[0])
         k = best.num_draft_tokens if best else min(limits.cold_num_draft_tokens, drafter.max_draft_tokens)

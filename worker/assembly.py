@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from alphaloop.cost import CostTable
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
@@ -27,8 +26,8 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from worker.batching import Batcher
-from worker.calibration import calibrate
 from worker.claiming import Claiming
+from worker.costs import open_costs
 from worker.deciding import Decider, Window
 from worker.engine import Engine
 from worker.intake import Intake
@@ -62,7 +61,7 @@ def assemble(
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
     _register_drafters(engine, database)
-    costs = _costs(settings, engine, database)
+    costs = open_costs(limits, engine, CostStore(database))
     jobs = JobStore(database)
     source = Consumer(settings.kafka, group_id=settings.kafka.group_id)
     intake = Intake(
@@ -74,6 +73,7 @@ def assemble(
     )
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
+    metrics.watch_costs(costs)
     return Parts(
         owner=owner,
         group=settings.kafka.group_id,
@@ -98,6 +98,7 @@ def assemble(
             now=lambda: datetime.now(UTC),
             rng=rng,
         ),
+        costs=costs,
         leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
         recorder=OutcomeStore(database),
         jobs=jobs,
@@ -117,26 +118,6 @@ def _register_drafters(engine: Engine, database: Database) -> None:
     registry = DraftRegistry(database)
     for drafter in engine.drafters:
         registry.register(drafter.name, drafter.revision, engine.identity.target_revision)
-
-
-def _costs(settings: Settings, engine: Engine, database: Database) -> CostTable:
-    """Stored costs of this device, engine and target; measured and stored first where there are none."""
-    store, identity = CostStore(database), engine.identity
-    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-    costs = store.load(identity.device, identity.engine, identity.target_revision, revisions)
-    if not costs.is_empty and all(costs.round_ms(name, 1, 1) is not None for name in revisions):
-        return costs
-    limits = settings.worker
-    batches = sorted(
-        {batch for batch in (*limits.calibration_batches, limits.batch_size) if batch <= limits.batch_size}
-    )
-    # Costs are held constant beyond what was measured: without its widest round a long draft would look free.
-    widths = {*limits.calibration_widths, *(drafter.max_draft_tokens + 1 for drafter in engine.drafters)}
-    log.info("measuring what a round costs here", extra={"action": "calibration_started", "device": identity.device})
-    points = calibrate(engine, batches, widths, limits.calibration_samples)
-    store.save(identity.device, identity.engine, identity.target_revision, revisions, points)
-    log.info("measured %d points", len(points), extra={"action": "calibration_done"})
-    return CostTable(points)
 
 
 def _reread(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:

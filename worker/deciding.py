@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from alphaloop.cost import CostTable
 from alphaloop.goodput import DrafterState, PolicyLimits
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.policy import Decision, DecisionContext, decide
@@ -15,7 +14,8 @@ from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.history import HistoryStore
 from worker.batching import BatchKey
-from worker.engine import Engine
+from worker.costs import LiveCosts
+from worker.engine import Engine, PreparedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Decider:
         drafts: DraftRegistry,
         changes: DecisionLog,
         *,
-        costs: CostTable,
+        costs: LiveCosts,
         limits: PolicyLimits,
         window: Window,
         owner: str,
@@ -54,8 +54,8 @@ class Decider:
         self._now = now
         self._rng = rng
 
-    def decide(self, key: BatchKey, max_tokens: Sequence[int], forced: Decoding) -> Decision:
-        """Decide for a batch of `len(max_tokens)` jobs; `forced` is what the task's configuration fixes."""
+    def decide(self, key: BatchKey, jobs: Sequence[PreparedJob], forced: Decoding) -> Decision:
+        """Decide for a batch; `forced` is what the task's configuration fixes."""
         identity = self._engine.identity
         drafters = self._drafters(identity.target_revision)
         now = self._now()
@@ -70,19 +70,20 @@ class Decider:
             half_life_days=self._window.half_life_days,
         )
         usual = self._history.expected_tokens(key.task, now=now, window_days=self._window.days)
-        limit = sum(max_tokens) / len(max_tokens)
+        limit = sum(job.sampling.max_tokens for job in jobs) / len(jobs)
         asked = Decoding(key.decoding)
         context = DecisionContext(
             task=key.task,
-            batch=len(max_tokens),
+            batch=len(jobs),
             expected_tokens=min(limit, usual) if usual is not None else limit,
             draw=self._rng.random(),
             purpose=Purpose(key.purpose),
             decoding=forced if asked is Decoding.AUTO else asked,
             probe_drafter=key.probe_drafter or None,
             probe_num_draft_tokens=key.probe_num_draft_tokens or None,
+            prompt_tokens=sum(len(job.token_ids) for job in jobs) / len(jobs),
         )
-        decision = decide(evidence, drafters, self._costs, context, self._limits)
+        decision = decide(evidence, drafters, self._costs.table, context, self._limits)
         self._changes.record_change(
             key.task,
             identity.target_revision,

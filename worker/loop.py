@@ -61,7 +61,9 @@ class Worker:
         """Turn until told to stop; then everything in hand is decoded or given back, and the offsets are committed."""
         while not self._p.stop.is_set():
             self.relay_overdue()
+            self._p.costs.save_when_due()
             self.run_once()
+        self._p.costs.save()
 
     def relay_overdue(self) -> int:
         """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""
@@ -156,9 +158,9 @@ class Worker:
         decoded = [(e.claimed, outcomes.ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
         if not claims.to_decode:
             return None, decoded, []
-        limits = [claimed.ready.prepared.sampling.max_tokens for claimed in claims.to_decode]
+        jobs = [claimed.ready.prepared for claimed in claims.to_decode]
         forced = self._p.validation.task_decoding(key.task)
-        decision = self._patience.until_done("decide", lambda: self._p.decider.decide(key, limits, forced))
+        decision = self._patience.until_done("decide", lambda: self._p.decider.decide(key, jobs, forced))
         self._p.metrics.decided(key.task, decision)
         started = self._p.now()
         batch = self._decoding(claims.to_decode).decode(claims.to_decode, decision)
@@ -178,6 +180,7 @@ class Worker:
 
         def on_step(step: Step) -> None:
             self._p.metrics.stepped(step)
+            self._p.costs.observe(step)
             stream.send(step)
 
         return BatchDecoding(

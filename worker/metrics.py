@@ -7,15 +7,19 @@ Where vLLM has a metric for the same thing its name is kept under our prefix, so
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from alphaloop import __version__
 from alphaloop.policy import Decision
 from alphaloop.store.outcomes import Outcome
+from worker.costs import LiveCosts
 from worker.engine import EngineIdentity, Step
 from worker.intake import Intake
 
+#: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
+STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 LATENCY_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
@@ -54,9 +58,21 @@ class WorkerMetrics:
         self._steps = Histogram(
             "alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3), registry=r
         )
+        self._parts = {
+            name: Histogram(f"alphaloop_step_{name}_seconds", told, buckets=STEP_S, registry=r)
+            for name, told in (
+                ("draft", "Of a step with drafts, proposing"),
+                ("verify", "Of a step with a round, the target's pass and its verification"),
+                ("overhead", "Of a step with a round, what is neither draft nor pass"),
+            )
+        }
         self._batch = Histogram(
             "alphaloop_step_batch_size", "Sequences a step", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=r
         )
+        self._width = Histogram(
+            "alphaloop_step_width", "Target positions a sequence", buckets=(1, 2, 3, 5, 9, 17, 33, 65), registry=r
+        )
+        self._prefill = Counter("alphaloop_step_prefill_tokens", "Tokens of prompts read", registry=r)
         self._build = Gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=r)
 
     def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
@@ -73,6 +89,13 @@ class WorkerMetrics:
         )
         Gauge("alphaloop_num_requests_waiting", "Jobs waiting for a batch", registry=r).set_function(num_waiting)
 
+    def watch_costs(self, costs: LiveCosts) -> None:
+        """Show how much slower than calibrated the target and each drafter are, whenever somebody scrapes."""
+        told = "Time of rounds over what was calibrated, by what was timed"
+        level = Gauge("alphaloop_cost_level", told, ["part"], registry=self.registry)
+        for part in costs.parts:
+            level.labels(part or "target").set_function(partial(costs.level, part))
+
     def running_on(self, identity: EngineIdentity) -> None:
         """Say what decodes."""
         self._build.labels(__version__, identity.engine, identity.target, identity.device).set(1)
@@ -85,6 +108,13 @@ class WorkerMetrics:
         """Observe an engine step."""
         self._steps.observe(step.wall_s)
         self._batch.observe(step.batch)
+        self._prefill.inc(step.num_prefill_tokens)
+        if step.verify_s > 0:
+            self._width.observe(step.width)
+            self._parts["verify"].observe(step.verify_s)
+            self._parts["overhead"].observe(step.overhead_s)
+        if step.draft_s > 0:
+            self._parts["draft"].observe(step.draft_s)
 
     def recorded(self, outcome: Outcome, task: str, purpose: str) -> None:
         """Count an outcome that won its record, with its tokens and acceptance."""

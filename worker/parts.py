@@ -13,6 +13,7 @@ from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from worker.batching import Batcher
 from worker.claiming import Claiming
+from worker.costs import LiveCosts
 from worker.deciding import Decider
 from worker.engine import Engine
 from worker.intake import Intake
@@ -34,6 +35,7 @@ class Parts:
     batcher: Batcher[ReadyJob]
     claiming: Claiming
     decider: Decider
+    costs: LiveCosts
     leases: LeaseKeeper
     recorder: OutcomeStore
     jobs: JobStore

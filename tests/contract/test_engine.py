@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from alphaloop.cost import CostKind
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.policy import Decision
+from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, lookup_decision, make_job
-from worker.calibration import calibrate
+from worker.calibration import calibrate, plan
 from worker.engine import Engine, Generation, Sampling
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
@@ -250,11 +252,14 @@ def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> N
     expected = run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
     engine.admit(engine.prepare(job, GREEDY), VANILLA)
     engine.step()
-    points = calibrate(engine, (1, 2), (1, 4, 9), 3)
-    assert {(p.drafter, p.batch, p.width) for p in points} == {
-        *((None, batch, width) for batch in (1, 2) for width in (1, 4, 9)),
-        *(("lookup", batch, width) for batch in (1, 2) for width in (4, 9)),
-    }
+    wanted = plan(engine, WorkerSettings(batch_size=2, calibration_contexts=(16, 48)))
+    points = calibrate(engine, wanted, num_samples=2, budget_s=60.0)
+    widest = engine.drafters[0].max_draft_tokens + 1
+    shapes = {(p.kind, p.drafter, p.batch, p.width, p.context) for p in points}
+    for context in (16, 48):
+        assert {(CostKind.ROUND, None, b, w, context) for b in (1, 2) for w in (1, widest)} < shapes
+        assert {(CostKind.ROUND, "lookup", b, w, context) for b in (1, 2) for w in (2, widest)} < shapes
+    assert {(CostKind.PREFILL, drafter, 1, 64, 0) for drafter in (None, "lookup")} < shapes
     assert all(point.median_ms > 0 for point in points)
     assert engine.load().num_running == 1
     assert run(engine, [])[job.job_id].text == expected

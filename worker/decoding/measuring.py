@@ -5,16 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Final
 
 import torch
 
 from alphaloop.errors import DecodeFailed
-from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.proposal import Ask, Drafter
+from worker.decoding.sampling import Choice
 from worker.decoding.target import Target
 from worker.decoding.verify import verify_greedy
+from worker.engine import Sampling
 
 NUM_WARM_UP: Final = 2
+_GREEDY: Final = Sampling(max_tokens=1, temperature=0.0)
+_NO_TASK: Final = ""  # what is measured is remembered for no task
 
 
 @torch.inference_mode()
@@ -54,36 +59,77 @@ def measure_target_prefill_ms(target: Target, num_tokens: int, num_samples: int)
         cache.release(slot)
 
     try:
-        return _median_ms(one_prefill, num_samples)
+        return _median_ms(one_prefill, num_samples, num_warm_up=0)
     except RuntimeError as error:
         raise DecodeFailed(f"measuring a prompt of {num_tokens} tokens failed: {error}") from error
 
 
-def measure_draft_ms(drafter: LookupDrafter, batch: int, width: int, context: int, num_samples: int) -> float:
-    """Median milliseconds to take in a round's tokens and propose `width - 1` more for each of `batch` sequences."""
-    tokens = _some_text(context)
-    texts = [drafter.start(tokens) for _ in range(batch)]
+@torch.inference_mode()
+def measure_draft_ms(drafter: Drafter, batch: int, width: int, context: int, num_samples: int) -> float:
+    """Median milliseconds to take in a round's tokens and propose `width - 1` more for each of `batch` sequences.
 
-    def one_proposal() -> None:
-        for text in texts:
-            text.extend(tokens[:width])
-            text.propose(width - 1)
+    Between two rounds half of each chain is accepted, and a token follows that was not drafted.
+    """
+    texts = [_some_text(row, context) for row in range(batch)]
+    asks = [_ask(f"{row}", text, width - 1) for row, text in enumerate(texts)]
 
-    return _median_ms(one_proposal, num_samples)
+    def one_round() -> None:
+        for proposal, text in zip(drafter.propose(asks), texts, strict=True):
+            if proposal.parents is None:
+                text += proposal.tokens[: len(proposal.tokens) // 2]
+            text.append(_token(len(text)))
+
+    try:
+        for ask, text in zip(asks, texts, strict=True):
+            drafter.open(ask.job_id, text, _GREEDY, _NO_TASK)
+        return _median_ms(one_round, num_samples)
+    except RuntimeError as error:
+        raise DecodeFailed(
+            f"measuring {batch} proposals of {width - 1} tokens by {drafter.state.name} failed: {error}"
+        ) from error
+    finally:
+        for ask in asks:
+            drafter.close(ask.job_id)
 
 
-def measure_draft_prefill_ms(drafter: LookupDrafter, num_tokens: int, num_samples: int) -> float:
-    """Median milliseconds until a prompt of `num_tokens` has its first proposal."""
-    tokens = _some_text(num_tokens)
-    return _median_ms(lambda: drafter.start(tokens).propose(1), num_samples)
+@torch.inference_mode()
+def measure_draft_prefill_ms(drafter: Drafter, num_tokens: int, num_samples: int) -> float:
+    """Median milliseconds until a prompt of `num_tokens` has its first proposal, of one token."""
+    numbers = count()
+
+    def one_prefill() -> None:
+        # Another text each time: a drafter may know one that it has read.
+        text = _some_text(next(numbers), num_tokens)
+        ask = _ask("0", text, 1)
+        drafter.open(ask.job_id, text, _GREEDY, _NO_TASK)
+        try:
+            drafter.propose([ask])
+        finally:
+            drafter.close(ask.job_id)
+
+    try:
+        return _median_ms(one_prefill, num_samples, num_warm_up=0)
+    except RuntimeError as error:
+        raise DecodeFailed(f"measuring how {drafter.state.name} reads {num_tokens} tokens failed: {error}") from error
 
 
-def _some_text(num_tokens: int) -> list[int]:
-    return [(7 * i * i) % 31 for i in range(num_tokens)]
+def _ask(name: str, text: list[int], num_tokens: int) -> Ask:
+    """Its job_id holds a character that no job's can: nothing running is meant."""
+    job_id = f"\0measuring-{name}"
+    return Ask(job_id, text, num_tokens, Choice(job_id, _GREEDY, len(text)))
 
 
-def _median_ms(run: Callable[[], object], num_samples: int) -> float:
-    for _ in range(NUM_WARM_UP):
+def _some_text(number: int, num_tokens: int) -> list[int]:
+    return [_token(number + i) for i in range(max(1, num_tokens))]
+
+
+def _token(position: int) -> int:
+    """Repeats itself, so that look-up finds something; small, so that every vocabulary has it."""
+    return 7 * position * position % 31
+
+
+def _median_ms(run: Callable[[], object], num_samples: int, *, num_warm_up: int = NUM_WARM_UP) -> float:
+    for _ in range(num_warm_up):
         run()
     samples = []
     for _ in range(num_samples):

@@ -1,0 +1,151 @@
+"""The costs that decisions rest on: calibrated, corrected by every round, stored from time to time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.errors import StoreError
+from alphaloop.settings import WorkerSettings
+from alphaloop.store.costs import CostStore
+from worker.calibration import calibrate, plan
+from worker.correction import Correction
+from worker.engine import Engine, Step
+
+log = logging.getLogger(__name__)
+
+#: A correction that moved by less is not worth a write.
+_NEWS: Final = math.log(1.01)
+
+
+class LiveCosts:
+    """Measured points and what real rounds make of them. One thread owns it; `level` may be read from others.
+
+    `save` is called with every point whenever a correction has moved by a hundredth, at most every `save_every_s`.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[CostPoint],
+        *,
+        half_life: int,
+        save: Callable[[Sequence[CostPoint]], None],
+        save_every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
+        self._points = tuple(points)
+        self._saved = self._points
+        self._save, self._save_every_s, self._clock = save, save_every_s, clock
+        self._due = clock() + save_every_s
+        rounds = [point for point in points if point.kind is CostKind.ROUND]
+        self._by_part = {part: [p for p in rounds if p.drafter == part] for part in {p.drafter for p in rounds}}
+        self._corrections = {
+            part: Correction(half_life, {point: point.correction for point in measured})
+            for part, measured in self._by_part.items()
+        }
+        self._table: CostTable | None = None
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        """What was timed: None, the target, and the names of drafters."""
+        return tuple(self._corrections)
+
+    def level(self, part: str | None) -> float:
+        """How much slower than calibrated the target or a drafter is now."""
+        return self._corrections[part].level
+
+    @property
+    def table(self) -> CostTable:
+        """The costs as they are now."""
+        if self._table is None:
+            self._table = CostTable(self._corrected())
+        return self._table
+
+    def observe(self, step: Step) -> None:
+        """Learn from a step. What is no draft belongs to the target's pass: a round takes that too, whatever its mode.
+
+        Steps that read prompts are left out: the reading cannot be told from the round beside it.
+        """
+        if step.num_prefill_tokens or step.batch == 0 or step.verify_s <= 0:
+            return
+        self._learn(None, step, step.verify_s + step.overhead_s)
+        if step.drafter is not None and step.draft_s > 0:
+            self._learn(step.drafter, step, step.draft_s)
+        self._table = None
+
+    def save_when_due(self) -> bool:
+        """Store corrections that moved; a database that is away is tried again later. True if something was stored."""
+        if self._clock() < self._due:
+            return False
+        self._due = self._clock() + self._save_every_s
+        return self.save()
+
+    def save(self) -> bool:
+        """Store corrections that moved since the last time."""
+        points = self._corrected()
+        moved = [abs(math.log(now.correction / then.correction)) for now, then in zip(points, self._saved, strict=True)]
+        if max(moved, default=0.0) < _NEWS:
+            return False
+        try:
+            self._save(points)
+        except StoreError as error:
+            log.warning("corrected costs not stored: %s", error.message, extra={"action": "costs_not_saved"})
+            return False
+        self._saved = points
+        return True
+
+    def _learn(self, part: str | None, step: Step, seconds: float) -> None:
+        calibrated_ms = self._calibrated.part_ms(part, step.batch, step.width, step.context)
+        if calibrated_ms is not None:
+            self._corrections[part].observe(self._nearest(part, step), 1000 * seconds / calibrated_ms)
+
+    def _nearest(self, part: str | None, step: Step) -> CostPoint:
+        """The measured point of the most similar shape: what it lacks or has too much is counted in doublings."""
+
+        def distance(point: CostPoint) -> float:
+            sizes = ((point.batch, step.batch), (point.width, step.width), (point.context, step.context))
+            return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
+
+        return min(self._by_part[part], key=distance)
+
+    def _corrected(self) -> tuple[CostPoint, ...]:
+        return tuple(self._correct(point) for point in self._points)
+
+    def _correct(self, point: CostPoint) -> CostPoint:
+        if point.kind is not CostKind.ROUND:
+            return point
+        correction = self._corrections[point.drafter]
+        num_rounds = point.num_corrections + correction.num_rounds(point)
+        return replace(point, correction=correction.factor(point), num_corrections=num_rounds)
+
+
+def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> LiveCosts:
+    """Costs stored for this device, engine, target and drafters; what they lack is measured and stored first."""
+    identity = engine.identity
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    key = (identity.device, identity.engine, identity.target_revision, revisions)
+    known = store.load(*key).points
+    lacking = plan(engine, settings, known).missing(known)
+    if lacking.needed:
+        log.info(
+            "measuring what a round costs here", extra={"action": "calibration_started", "device": identity.device}
+        )
+        measured = calibrate(
+            engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
+        )
+        store.save(*key, measured)
+    points = store.load(*key).points
+    log.info(
+        "costs: %d points, %d of them measured now", len(points), len(points) - len(known),
+        extra={"action": "calibration_done"},
+    )  # fmt: skip
+    return LiveCosts(
+        points, half_life=settings.correction_half_life_rounds, save_every_s=settings.correction_save_s,
+        save=lambda corrected: store.save_corrections(*key, corrected),
+    )  # fmt: skip
