@@ -79,10 +79,10 @@ class CostTable:
         """Whether the target was never measured."""
         return None not in self._rounds
 
-    def part_ms(self, drafter: str | None, batch: int, width: int, context: float | None = None) -> float | None:
+    def part_ms(self, drafter: str | None, batch: int, width: float, context: float | None = None) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured.
 
-        Without a `context`, at the one with the most points.
+        Without a `context`, at the one with the most points. The width may be a mean over the sequences.
         """
         surface = self._rounds.get(drafter)
         return None if surface is None else surface.at(batch, width, context)
@@ -93,19 +93,23 @@ class CostTable:
     ) -> float | None:  # fmt: skip
         """Expected milliseconds of one round of `batch` sequences at k = `num_draft_tokens`; None when never measured.
 
-        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. Sequences being
-        independent, a pass is k + 1 wide with probability 1 - (1 - proposing)^batch, and 1 wide otherwise. The
-        drafter's own time is paid either way; one that was never measured makes the cost unknown rather than free.
+        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. A pass holds what
+        was proposed, without padding, so its mean width decides. Sequences being independent, nobody proposes with
+        probability (1 - proposing)^batch, and the pass is 1 wide; otherwise it is 1 + k · proposing / P(somebody) wide
+        on average. The drafter's own time is paid either way; one that was never measured makes the cost unknown
+        rather than free.
         """
+        if drafter is None or num_draft_tokens == 0:
+            return self.part_ms(None, batch, num_draft_tokens + 1, context)
+        nobody = (1 - proposing) ** batch
+        # Without anybody the width does not matter: it is weighed with 0.
+        mean_width = 1 + num_draft_tokens * (proposing / (1 - nobody) if nobody < 1 else 1.0)
         narrow = self.part_ms(None, batch, 1, context)
-        wide = self.part_ms(None, batch, num_draft_tokens + 1, context)
-        if narrow is None or wide is None or drafter is None or num_draft_tokens == 0:
-            return wide
+        wide = self.part_ms(None, batch, mean_width, context)
         draft = self.part_ms(drafter, batch, num_draft_tokens + 1, context)
-        if draft is None:
+        if narrow is None or wide is None or draft is None:
             return None
-        anybody = 1 - (1 - proposing) ** batch
-        return draft + anybody * wide + (1 - anybody) * narrow
+        return draft + (1 - nobody) * wide + nobody * narrow
 
     def prefill_ms(self, drafter: str | None, num_tokens: float) -> float:
         """Expected milliseconds to read one prompt: interpolated, by the token beyond the longest one measured.
@@ -129,7 +133,7 @@ class _Surface:
             (context, None if context == base else self._over_base(planes[context])) for context in sorted(planes)
         ]
 
-    def at(self, batch: int, width: int, context: float | None) -> float:
+    def at(self, batch: int, width: float, context: float | None) -> float:
         ms = _on_plane(self._base, batch, width)
         if context is None or len(self._ratios) == 1:
             return ms
@@ -160,7 +164,7 @@ def _order(point: CostPoint) -> tuple[str, str, int, int, int]:
     return (point.drafter or "", point.kind, point.context, point.batch, point.width)
 
 
-def _on_plane(plane: _Plane, batch: int, width: int) -> float:
+def _on_plane(plane: _Plane, batch: int, width: float) -> float:
     return _interpolate([(b, _interpolate(plane[b], width)) for b in sorted(plane)], batch)
 
 

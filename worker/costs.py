@@ -74,9 +74,11 @@ class LiveCosts:
         """
         if step.num_prefill_tokens or step.batch == 0 or step.verify_s <= 0:
             return
-        self._learn(None, step, step.verify_s + step.overhead_s)
+        # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
+        mean_width = step.num_positions / step.batch if step.num_positions else step.width
+        self._learn(None, (step.batch, mean_width, step.context), step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s > 0:
-            self._learn(step.drafter, step, step.draft_s)
+            self._learn(step.drafter, (step.batch, step.width, step.context), step.draft_s)
         self._table = None
 
     def save_when_due(self) -> bool:
@@ -100,16 +102,16 @@ class LiveCosts:
         self._saved = points
         return True
 
-    def _learn(self, part: str | None, step: Step, seconds: float) -> None:
-        calibrated_ms = self._calibrated.part_ms(part, step.batch, step.width, step.context)
+    def _learn(self, part: str | None, shape: tuple[int, float, int], seconds: float) -> None:
+        calibrated_ms = self._calibrated.part_ms(part, *shape)
         if calibrated_ms is not None:
-            self._corrections[part].observe(self._nearest(part, step), 1000 * seconds / calibrated_ms)
+            self._corrections[part].observe(self._nearest(part, shape), 1000 * seconds / calibrated_ms)
 
-    def _nearest(self, part: str | None, step: Step) -> CostPoint:
+    def _nearest(self, part: str | None, shape: tuple[int, float, int]) -> CostPoint:
         """The measured point of the most similar shape: what it lacks or has too much is counted in doublings."""
 
         def distance(point: CostPoint) -> float:
-            sizes = ((point.batch, step.batch), (point.width, step.width), (point.context, step.context))
+            sizes = zip((point.batch, point.width, point.context), shape, strict=True)
             return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
 
         return min(self._by_part[part], key=distance)

@@ -118,6 +118,7 @@ class Step:
     draft_s: float = 0.0  #: of it, proposing
     verify_s: float = 0.0  #: of it, the target's pass and its verification, prefills left out
     overhead_s: float = 0.0  #: of it, the rest of the rounds: text, counts, book-keeping
+    num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
     context: int = 0  #: tokens a sequence that the pass could look back on, the mean
     num_prefill_tokens: int = 0  #: tokens of prompts read in this step
     drafter: str | None = None  #: the one that proposed; None where none did or several
