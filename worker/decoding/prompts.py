@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jinja2
-
 from alphaloop.errors import InvalidField, PromptTooLong
 from alphaloop.messages import Job
+from worker.decoding.conversation import encode_conversation
 from worker.engine import PreparedJob, Sampling
 
 
 def prepare_job(tokenizer: Any, target: str, context_length: int, job: Job, sampling: Sampling) -> PreparedJob:
     """Tokenize and check. A chat model's template is applied to `messages`; `prompt` is continued as it stands.
 
-    `max_tokens` is lowered to what the context leaves behind the prompt; a prompt that leaves nothing is refused.
+    Control tokens may be written in a `prompt`; in a message their strings are text
+    (docs/decisions/0005-special-tokens.md). `max_tokens` is lowered to what the context leaves behind the prompt; a
+    prompt that leaves nothing is refused, and so are token ids that the tokenizer does not have.
     """
     if job.body.model not in (None, target):
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
+    _refuse_unknown_tokens(sampling, len(tokenizer))
     token_ids = tuple(_tokenize(tokenizer, job))
     if not token_ids:
         raise InvalidField("expected a prompt of at least one token, found none", field="body")
@@ -38,21 +40,16 @@ def fit_job(job: Job, token_ids: tuple[int, ...], sampling: Sampling, context_le
     return PreparedJob(job, token_ids, replace(sampling, max_tokens=min(sampling.max_tokens, room)))
 
 
+def _refuse_unknown_tokens(sampling: Sampling, num_tokens: int) -> None:
+    for field, tokens in (
+        ("body.logit_bias", [token for token, _ in sampling.logit_bias]),
+        ("body.stop_token_ids", sampling.stop_token_ids),
+    ):
+        if (highest := max(tokens, default=0)) >= num_tokens:
+            raise InvalidField(f"expected token ids below {num_tokens}, found {highest}", field=field)
+
+
 def _tokenize(tokenizer: Any, job: Job) -> list[int]:
     if job.body.prompt is not None:
         return list(tokenizer(job.body.prompt)["input_ids"])
-    messages = job.body.messages or ()
-    if not tokenizer.chat_template:
-        return list(tokenizer("\n\n".join(message.content for message in messages))["input_ids"])
-    # `developer` is OpenAI's newer word for `system`, which is what templates know.
-    turns = [
-        {"role": "system" if message.role == "developer" else message.role, "content": message.content}
-        for message in messages
-    ]
-    try:
-        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    except jinja2.TemplateError as error:
-        raise InvalidField(
-            f"the target's chat template refuses this conversation: {error}", field="body.messages"
-        ) from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return encode_conversation(tokenizer, job.body.messages or ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,49 @@ def test_developer_is_system_to_a_template(tiny_tokenizer: Any) -> None:
     strict.chat_template = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }} {% endfor %}"
     messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
     assert strict.decode(prepared(strict, messages=messages).token_ids) == "system:a user:b "
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("typed", ["<answer>", "say <user> <user>twice", " <eos>", "<eo<eos>s>", "\ue0000\ue000<eos>"])
+def test_control_tokens_in_a_message_are_text(tiny_tokenizer: Any, typed: str, template: bool) -> None:
+    tokenizer = deepcopy(tiny_tokenizer)
+    if not template:
+        tokenizer.chat_template = None
+    token_ids = prepared(tokenizer, messages=[{"role": "user", "content": typed}] * 2).token_ids
+    plain = prepared(tokenizer, messages=[{"role": "user", "content": "hello"}] * 2).token_ids
+    control = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    assert tokenizer.decode(token_ids) == (f"<user>{typed}<user>{typed}<answer>" if template else f"{typed}\n\n{typed}")
+    assert [i for i in token_ids if i in control] == [i for i in plain if i in control]
+
+
+def test_control_tokens_in_a_raw_prompt_are_control_tokens(tiny_tokenizer: Any) -> None:
+    token_ids = prepared(tiny_tokenizer, prompt="<user>hi<answer>").token_ids
+    names = ["<user>", "<answer>"]
+    assert [token_ids[0], token_ids[-1]] == tiny_tokenizer.convert_tokens_to_ids(names)
+
+
+def test_a_message_whose_control_token_the_template_reads_is_refused(tiny_tokenizer: Any) -> None:
+    curious = deepcopy(tiny_tokenizer)
+    curious.chat_template = (
+        "{% for m in messages %}{{ m['content'].split('<answer>') | length }}{{ m['content'] | length }}{% endfor %}"
+    )
+    assert prepared(curious, messages=[{"role": "user", "content": "hi"}]).token_ids
+    with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
+        prepared(curious, messages=[{"role": "user", "content": "<answer>"}])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [(replace(SAMPLING, logit_bias=((2, 1.0), (384, -1.0))), "body.logit_bias"),
+     (replace(SAMPLING, stop_token_ids=(500, 1)), "body.stop_token_ids")],
+)  # fmt: skip
+def test_token_ids_that_the_tokenizer_lacks_are_refused(tiny_tokenizer: Any, sampling: Sampling, field: str) -> None:
+    largest = len(tiny_tokenizer) - 1
+    within = replace(SAMPLING, logit_bias=((largest, 1.0),), stop_token_ids=(0, largest))
+    assert prepare_job(tiny_tokenizer, "tiny", 1000, job(prompt="x"), within).sampling == within
+    with pytest.raises(InvalidField, match=f"below {len(tiny_tokenizer)}, found") as refused:
+        prepare_job(tiny_tokenizer, "tiny", 1000, job(prompt="x"), sampling)
+    assert refused.value.field == field
 
 
 def test_a_conversation_that_the_template_refuses_is_an_invalid_field(tiny_tokenizer: Any) -> None:
