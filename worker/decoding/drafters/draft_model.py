@@ -1,0 +1,205 @@
+"""A smaller model with the target's vocabulary drafts, all sequences together, in slots of its own.
+
+Leviathan et al. 2023, Chen et al. 2023. A sequence's slot holds the text as far as the draft has read it and the drafts
+it read behind it; of those, the ones that became text stay. So a round begins by reading one or two tokens, and every
+further draft is a pass of width 1 for all sequences that still want one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from alphaloop.goodput import DrafterState
+from worker.decoding.passes import Read
+from worker.decoding.proposal import NOTHING, Ask, Proposal
+from worker.engine import Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.language_model import LanguageModel
+
+#: Tokens of one sequence that a round reads at most; one that is further behind proposes nothing until it is there.
+CHUNK: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Which tokens a draft may propose, and where they stand among the target's."""
+
+    vocabulary: int  #: columns of the target's logits
+    num_shared: int  #: ids below this mean the same to both models; those behind are never proposed
+    end_tokens: frozenset[int]  #: a text ends with them, so nothing is drafted behind
+    token_ids: Tensor | None = None  #: [columns of the draft's logits] for a head that was cut; None: column i is id i
+
+    def best(self, logits: Tensor) -> Tensor:
+        """The likeliest token of each row of the draft's `logits` [rows, columns]: [rows]."""
+        if self.token_ids is None:
+            return logits[:, : self.num_shared].argmax(dim=-1)
+        return self.token_ids[logits[:, : self._num_columns].argmax(dim=-1)]
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """The draft's `logits` as the target would give them: [rows, vocabulary], -inf where none is proposed."""
+        if self.token_ids is None:
+            missing = self.vocabulary - self.num_shared
+            return functional.pad(logits[:, : self.num_shared], (0, missing), value=-torch.inf)
+        whole = logits.new_full((len(logits), self.vocabulary), -torch.inf)
+        whole[:, self.token_ids[: self._num_columns]] = logits[:, : self._num_columns]
+        return whole
+
+    @property
+    def _num_columns(self) -> int:
+        # Ascending ids: those that both know come first.
+        return 0 if self.token_ids is None else int((self.token_ids < self.num_shared).sum())
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
+
+    slot: int
+    num_text: int = 0
+    drafts: list[int] = field(default_factory=list)
+
+    def keep(self, text: Sequence[int]) -> None:
+        """Count the drafts that became text, and drop the rest; the text's last token is always read anew."""
+        for draft in self.drafts:
+            if self.num_text >= len(text) - 1 or text[self.num_text] != draft:
+                break
+            self.num_text += 1
+        self.drafts = []
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence of a round."""
+
+    index: int  #: of its ask
+    ask: Ask
+    held: _Held
+    num_wanted: int
+    tokens: list[int] = field(default_factory=list)
+    q: list[Tensor] = field(default_factory=list)
+
+    def proposal(self) -> Proposal:
+        return Proposal(tuple(self.tokens), q=torch.stack(self.q) if self.q else None)
+
+
+class DraftModelDrafter:
+    """`worker.decoding.proposal.Drafter` over a language model. `state.revision` is that of its weights and dtype."""
+
+    def __init__(
+        self, state: DrafterState, model: LanguageModel, tokens: DraftTokens, *, num_slots: int, context_length: int
+    ) -> None:
+        self.state = state
+        self._model = model
+        self._tokens = tokens
+        self._context_length = context_length
+        self._cache = model.new_cache(num_slots)
+        self._held: dict[str, _Held] = {}
+
+    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+        """A sequence begins; its prompt is read when it first wants drafts."""
+        self._held[job_id] = _Held(self._cache.acquire())
+
+    def close(self, job_id: str) -> None:
+        """A sequence has ended; without any left the cache gives its memory back."""
+        if (held := self._held.pop(job_id, None)) is not None:
+            self._cache.release(held.slot)
+
+    def clear(self) -> None:
+        """Forget every sequence, and drop the memory."""
+        self._held = {}
+        self._cache.clear()
+
+    @torch.inference_mode()
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """A chain for each ask; shorter behind a token that ends the text, or where the draft's context ends.
+
+        Where a pass fails, what was read before it stays counted, and the next call goes on from there.
+        """
+        proposals = [NOTHING] * len(asks)
+        rows, logits = self._read_texts([row for index, ask in enumerate(asks) if (row := self._row(index, ask))])
+        drafted = rows
+        while rows:
+            self._draft(rows, logits)
+            rows = [row for row in rows if self._wants_more(row)]
+            logits = self._read_drafts(rows)
+        for row in drafted:
+            proposals[row.index] = row.proposal()
+        return proposals
+
+    def _row(self, index: int, ask: Ask) -> _Row | None:
+        # The last draft is never read, so the context has room for one more than it has positions.
+        room = self._context_length + 1 - len(ask.text)
+        num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room)
+        held = self._held[ask.job_id]
+        return _Row(index, ask, held, num_wanted) if num_wanted > 0 else None
+
+    def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
+        """Bring every slot up to its text; the rows that are there, and the logits behind them."""
+        for row in rows:
+            row.held.keep(row.ask.text)
+            self._cache.lengths[row.held.slot] = row.held.num_text
+        reads = [Read(row.held.slot, list(row.ask.text[row.held.num_text :][:CHUNK])) for row in rows]
+        logits = self._read(reads)
+        for row, read in zip(rows, reads, strict=True):
+            row.held.num_text += len(read.token_ids)
+        ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.ask.text)]
+        return [rows[number] for number in ready], logits if len(ready) == len(rows) else logits[ready]
+
+    def _read_drafts(self, rows: list[_Row]) -> Tensor:
+        logits = self._read([Read(row.held.slot, row.tokens[-1:]) for row in rows])
+        for row in rows:
+            row.held.drafts.append(row.tokens[-1])
+        return logits
+
+    def _read(self, reads: Sequence[Read]) -> Tensor:
+        if not reads:
+            return torch.empty(0)
+        logits: Tensor = self._model.read(self._cache, reads)
+        for read in reads:
+            self._cache.lengths[read.slot] += len(read.token_ids)
+        return logits
+
+    def _wants_more(self, row: _Row) -> bool:
+        return len(row.tokens) < row.num_wanted and row.tokens[-1] not in self._tokens.end_tokens
+
+    def _draft(self, rows: Sequence[_Row], logits: Tensor) -> None:
+        """Append one token to every row, chosen as its job chooses, from `logits` [rows, columns]."""
+        plain = [n for n, row in enumerate(rows) if row.ask.choice.is_greedy and row.ask.choice.is_plain]
+        if plain:
+            best = self._tokens.best(logits if len(plain) == len(rows) else logits[plain])
+            for n, token in zip(plain, best.tolist(), strict=True):
+                rows[n].tokens.append(token)
+        if len(plain) == len(rows):
+            return
+        drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
+        others = [n for n in range(len(rows)) if n not in set(plain)]
+        for n, whole in zip(others, self._tokens.spread(logits[others])[:, None], strict=True):
+            row, choice = rows[n], rows[n].ask.choice
+            scores = choice.scores_behind(whole, row.ask.text, [row.tokens])
+            if choice.is_greedy or choice.is_reproducible:
+                place = len(row.ask.text) + len(row.tokens)
+                row.tokens.append(int(choice.tokens(scores, [place])))
+            else:
+                drawn.setdefault(choice.cut, []).append((row, scores))
+        for members in drawn.values():
+            _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
+
+
+def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
+    """Draw the next token of rows whose distributions are cut alike, and keep what each was drawn from."""
+    q = rows[0].ask.choice.probabilities(scores)
+    uniforms = torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows])
+    cumulative = q.cumsum(dim=-1)
+    places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(1)
+    # Rounding may land behind the last token with any weight; it may never land on a token without.
+    last = torch.where(q > 0, torch.arange(q.shape[-1], device=q.device), 0).amax(dim=-1)
+    for row, own, token in zip(rows, q, torch.minimum(places, last).tolist(), strict=True):
+        row.tokens.append(token)
+        row.q.append(own)
