@@ -12,6 +12,7 @@ import typer
 import alphaloop
 from alphaloop import logs
 from alphaloop.cli import (
+    calibrate,
     cancel,
     check_pair,
     demo,
@@ -81,6 +82,7 @@ _add(status.status, status.EXAMPLE)
 _add(explain.explain, explain.EXAMPLE)
 _add(report.report, report.EXAMPLE)
 _add(cancel.cancel, cancel.EXAMPLE)
+_add(calibrate.calibrate, calibrate.EXAMPLE)
 _add(check_pair.check_pair, check_pair.EXAMPLE, name="check-pair")
 _add(migrate.migrate, migrate.EXAMPLE)
 

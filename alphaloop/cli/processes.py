@@ -32,7 +32,7 @@ def worker(
     seed: int | None = typer.Option(None, help="Of the exploration; another every time if not given."),
 ) -> None:
     """Decode jobs until told to stop. SIGTERM finishes the running batch first."""
-    _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
+    become(context, "worker", [] if seed is None else ["--seed", str(seed)])
 
 
 def scheduler(
@@ -42,12 +42,15 @@ def scheduler(
     ),
 ) -> None:
     """Re-measure acceptance, look for drift and report."""
-    _become(context, "scheduler", [mode.value])
+    become(context, "scheduler", [mode.value])
 
 
-def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> NoReturn:
+def become(
+    context: typer.Context, module: str, arguments: Sequence[str], *, broker: bool = True, database: bool = True
+) -> NoReturn:
+    """Replace this process by one of our modules; `broker` and `database` say what it cannot do without."""
     options = global_options(context)
-    settings = connected_settings(context)
+    settings = connected_settings(context, broker=broker, database=database)
     command = child_command(module, arguments)
     sys.stdout.flush()
     sys.stderr.flush()

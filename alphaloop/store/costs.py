@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sqlalchemy import bindparam, func, select, tuple_, update
+from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
@@ -51,30 +51,24 @@ class CostStore:
 
         `drafters` gives the revision of each drafter among them.
         """
-        rows = [
-            {
-                **_key(device, engine, target_revision, drafters, point),
-                "median_ms": point.median_ms,
-                "num_samples": point.num_samples,
-            }
-            for point in CostTable(points).points
-        ]
-        if not rows:
-            return
-        statement = insert(cost_profiles)
-        statement = statement.on_conflict_do_update(
-            index_elements=list(cost_profiles.primary_key),
-            set_={
-                "median_ms": statement.excluded.median_ms,
-                "num_samples": statement.excluded.num_samples,
-                "measured_at": func.now(),
-                "correction": 1.0,
-                "num_corrections": 0,
-                "corrected_at": None,
-            },
-        )
         with self._database.begin() as connection:
-            connection.execute(statement, rows)
+            self._save(connection, device, engine, target_revision, drafters, points)
+
+    def replace(
+        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+    ) -> None:
+        """Store points in place of all that was measured for this target and these drafters."""
+        costs = cost_profiles.c
+        with self._database.begin() as connection:
+            connection.execute(
+                delete(cost_profiles).where(
+                    costs.device == device,
+                    costs.engine == engine,
+                    costs.target_revision == target_revision,
+                    tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *drafters.items()]),
+                )
+            )
+            self._save(connection, device, engine, target_revision, drafters, points)
 
     def save_corrections(
         self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
@@ -106,6 +100,35 @@ class CostStore:
         )
         with self._database.begin() as connection:
             connection.execute(statement, rows)
+
+    @staticmethod
+    def _save(
+        connection: Connection, device: str, engine: str, target_revision: str, drafters: Mapping[str, str],
+        points: Iterable[CostPoint],
+    ) -> None:  # fmt: skip
+        rows = [
+            {
+                **_key(device, engine, target_revision, drafters, point),
+                "median_ms": point.median_ms,
+                "num_samples": point.num_samples,
+            }
+            for point in CostTable(points).points
+        ]
+        if not rows:
+            return
+        statement = insert(cost_profiles)
+        statement = statement.on_conflict_do_update(
+            index_elements=list(cost_profiles.primary_key),
+            set_={
+                "median_ms": statement.excluded.median_ms,
+                "num_samples": statement.excluded.num_samples,
+                "measured_at": func.now(),
+                "correction": 1.0,
+                "num_corrections": 0,
+                "corrected_at": None,
+            },
+        )
+        connection.execute(statement, rows)
 
 
 def _key(
