@@ -73,10 +73,10 @@ def verify_sampled(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Ver
 def draw(weights: Tensor, uniform: Tensor) -> int:
     """Index drawn in proportion to `weights` [vocabulary], by inverting their cumulative sum at `uniform`."""
     cumulative = weights.cumsum(0)
-    place = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
-    # Rounding may land behind the last index with any weight; it may never land on an index without.
-    last = (weights > 0).nonzero()[-1, 0] if place >= weights.shape[0] else place
-    return int(last)
+    # Rounding may land behind the last index with any weight; parallel sums may rise by a bit where there is none.
+    last = torch.searchsorted(cumulative, cumulative[-1:])
+    place = torch.searchsorted(cumulative, uniform * cumulative[-1:], right=True).minimum(last)
+    return int(torch.where(weights[place] > 0, place, weights.argmax()))
 
 
 def still_left(residual: Tensor, before: Tensor) -> Tensor:
