@@ -10,22 +10,26 @@ UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
 MAX_WAIT = 8
 # Tokens decoded again with each new one, so that a token's text is found in its context; and how many remain of them
 # when the window is cut back.
-WINDOW, OVERLAP = 64, 24
+WINDOW, OVERLAP = 32, 16
 
 
 class TextStream:
     """One job's text. Push every token of the text; read `take_delta` when convenient.
 
     The text ends before the first stop string. Whether tokens arrive one by one or many a round makes no difference:
-    each is pushed alone, and the first that completes a stop string ends the text.
+    each is pushed alone, and the first that completes a stop string ends the text. Where nobody waits for deltas and no
+    stop string is looked for, nothing is decoded before `finish`; `text` is empty until then.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), *, is_live: bool = True
+    ) -> None:
         self.text = ""
         self.is_stopped = False  #: a stop string ended the text
         self._decode = decode
         self._stop = tuple(stop)
-        self._window: list[int] = []
+        self._is_lazy = not (is_live or self._stop)
+        self._window: list[int] = []  #: all tokens, if lazy
         self._num_shown = 0  #: characters of the window's text that are in `text`
         self._num_waiting = 0  #: tokens pushed since the last readable end
         self._num_taken = 0
@@ -34,6 +38,8 @@ class TextStream:
     def push(self, token_id: int) -> bool:
         """Append a token; True when the text is now complete because of a stop string."""
         self._window.append(token_id)
+        if self._is_lazy:
+            return False
         self._num_waiting += 1
         shown = self._decode(self._window)
         num_readable = len(shown)

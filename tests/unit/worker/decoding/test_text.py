@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -47,6 +48,35 @@ def test_any_tokens_give_the_text_of_decoding_them_at_once(tiny_tokenizer: Any, 
     text = TextStream(lambda ids: tiny_tokenizer.decode(ids, skip_special_tokens=True))
     deltas, _ = stream(text, token_ids)
     assert "".join(deltas) == text.text == tiny_tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+@relaxed
+@given(SCRIPTS, st.lists(st.integers(0, 383), max_size=3 * WINDOW), st.randoms(use_true_random=False))
+def test_a_text_nobody_watches_is_decoded_once_and_the_same(
+    tiny_tokenizer: Any, written: str, noise: list[int], order: Random
+) -> None:
+    token_ids = tiny_tokenizer(written, add_special_tokens=False)["input_ids"] + noise
+    order.shuffle(token_ids)
+    decoded: list[int] = []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return str(tiny_tokenizer.decode(ids, skip_special_tokens=True))
+
+    unwatched = TextStream(decode, is_live=False)
+    deltas, num = stream(unwatched, token_ids)
+    assert decoded == [len(token_ids)] * bool(token_ids)
+    watched = TextStream(decode)
+    assert (num, "".join(stream(watched, token_ids)[0])) == (len(token_ids), unwatched.text)
+    assert watched.text == unwatched.text == "".join(deltas)
+    assert not any(deltas[:-1])
+
+
+def test_a_stop_string_is_found_whether_anybody_watches_or_not() -> None:
+    for is_live in (True, False):
+        text = TextStream(characters, ["b"], is_live=is_live)
+        assert [text.push(ord(character)) for character in "ab"] == [False, True]
+        assert text.text == "a"
 
 
 @given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=4))
