@@ -66,6 +66,9 @@ class TargetSettings(_Section):
     context_length: int | None = Field(
         None, ge=16
     )  #: tokens of prompt and output together; unset: the model's own, at most 8192
+    max_cache_bytes: int | None = Field(
+        None, ge=1 << 20
+    )  #: for keys and values of all running jobs; unset: half of what the device has left behind the models
     num_threads: int | None = Field(None, ge=1)
 
 

@@ -16,9 +16,8 @@ from typing import Final
 #: An occurrence weighs 2 ** its length: of two continuations the one behind the longer match wins, unless the other
 #: occurred that much more often. Powers of two below 2 ** 33 add up exactly, in any order.
 BASE: Final = 2.0
-#: What "something new" weighs at first: a lone match of 3 tokens is right with probability 1/2. Every token that the
-#: draft goes on makes each match a token longer, so against them this halves.
-NOVELTY: Final = 8.0
+#: What "something new" weighs: a lone match of 2 tokens is right with probability 1/2, one of 5 with 8/9.
+NOVELTY: Final = 4.0
 
 Weighed = tuple[tuple[int, ...], float]
 
@@ -48,18 +47,17 @@ def grow(found: Iterable[tuple[int, Sequence[int]]], num_tokens: int, rule: Rule
 
 def _chain(agreeing: list[Weighed], num_tokens: int, min_probability: float) -> list[int]:
     tokens: list[int] = []
-    probability, novelty = 1.0, NOVELTY
+    probability = 1.0
     for depth in range(num_tokens):
         by_token = _weights(agreeing, depth)
         if not by_token:
             break
         token = max(by_token, key=by_token.__getitem__)
-        probability *= by_token[token] / (sum(by_token.values()) + novelty)
+        probability *= by_token[token] / (sum(by_token.values()) + NOVELTY)
         if probability < min_probability:
             break
         tokens.append(token)
         agreeing = _with(agreeing, depth, token)
-        novelty /= BASE
     return tokens
 
 
@@ -72,7 +70,7 @@ def _tree(agreeing: list[Weighed], num_tokens: int, rule: Rule) -> tuple[list[in
     parent, depth, probability = -1, 0, 1.0
     while len(tokens) < num_tokens:
         by_token = _weights(agreeing, depth)
-        total = sum(by_token.values()) + NOVELTY / BASE**depth
+        total = sum(by_token.values()) + NOVELTY
         for token in sorted(by_token, key=by_token.__getitem__, reverse=True)[: rule.num_branches]:
             share = probability * (by_token[token] / total)
             if share >= rule.min_probability:

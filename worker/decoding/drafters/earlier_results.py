@@ -10,8 +10,8 @@ from typing import Final
 from worker.decoding.drafters.suffixes import SuffixIndex
 
 #: Most that a remembered token takes: itself (4), its link (8), and its n-gram's entry in a hash table, with its key
-#: and its place, where no other token of the memory shares it. tests/…/test_lookup_memory.py measures it.
-BYTES_PER_TOKEN: Final = 220
+#: and its place, where no other token of the memory shares it; and the moment in which that table grows.
+BYTES_PER_TOKEN: Final = 240
 #: Stands behind each result and equals no token: neither a match nor a continuation crosses it.
 END: Final = -1
 

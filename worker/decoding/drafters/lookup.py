@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from alphaloop.goodput import DrafterState
 from alphaloop.settings.model import LookupDrafterSettings
@@ -18,10 +17,6 @@ from worker.decoding.drafters.earlier_results import EarlierResults
 from worker.decoding.drafters.suffixes import SuffixIndex
 from worker.decoding.proposal import NOTHING, Ask, Proposal
 from worker.engine import Sampling
-
-#: Tokens before a result that are remembered with it, so that its beginning can be found: of most chat templates
-#: these are the ones that open the answer.
-LEAD_IN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +79,14 @@ class LookupDrafter:
         return [self._propose(self._open[ask.job_id], ask.num_tokens) for ask in asks]
 
     def close(self, job_id: str) -> None:
-        """A sequence has ended, finished or cancelled; its task may keep what there is of its result.
+        """A sequence has ended, finished or cancelled; where its task's results are remembered, its output is.
 
-        Half a result is as good as a whole one to look things up in: each of its tokens is the target's own.
+        Half a result is as good as a whole one to look things up in: each of its tokens is the target's own. Prompts
+        are never remembered.
         """
         ended = self._open.pop(job_id, None)
-        if ended is not None and ended.earlier is not None and len(ended.text) > ended.num_prompt_tokens:
-            ended.earlier.remember(ended.text[max(0, ended.num_prompt_tokens - LEAD_IN) :])
+        if ended is not None and ended.earlier is not None:
+            ended.earlier.remember(ended.text[ended.num_prompt_tokens :])
 
     def clear(self) -> None:
         """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""

@@ -13,7 +13,7 @@ from alphaloop.settings.model import LookupDrafterSettings
 from worker.decoding.drafters.continuations import NOVELTY
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.drafters.suffixes import MAX_OCCURRENCES
-from worker.decoding.proposal import Ask, Proposal
+from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sampling import Choice
 from worker.engine import Sampling
 
@@ -32,16 +32,16 @@ rules = st.builds(
 )
 
 
-def lookup(**settings: object) -> LookupDrafter:
+def lookup(**settings: object) -> Drafter:
     return LookupDrafter("lookup", LookupDrafterSettings.model_validate(settings))
 
 
-def ask(drafter: LookupDrafter, text: Sequence[int], num_tokens: int, job_id: str = "job") -> Proposal:
+def ask(drafter: Drafter, text: Sequence[int], num_tokens: int, job_id: str = "job") -> Proposal:
     (proposal,) = drafter.propose([Ask(job_id, text, num_tokens, NO_CHOICE)])
     return proposal
 
 
-def propose(drafter: LookupDrafter, text: list[int], num_tokens: int, task: str = "code") -> Proposal:
+def propose(drafter: Drafter, text: list[int], num_tokens: int, task: str = "code") -> Proposal:
     """What a sequence that has just begun with `text` is proposed."""
     drafter.open("job", text, GREEDY, task)
     return ask(drafter, text, num_tokens)
@@ -73,7 +73,7 @@ def reference(text: list[int], num_tokens: int, settings: LookupDrafterSettings)
             token = longer[behind + len(draft)]
             weights[token] = weights.get(token, 0.0) + 2.0**length
         token = max(weights, key=weights.__getitem__)
-        probability *= weights[token] / (sum(weights.values()) + NOVELTY * 0.5 ** len(draft))
+        probability *= weights[token] / (sum(weights.values()) + NOVELTY)
         if probability < settings.min_probability:
             break
         agreeing = [(length, behind) for length, behind in agreeing if longer[behind + len(draft)] == token]
