@@ -17,6 +17,7 @@ from alphaloop.cli import (
     check_pair,
     demo,
     dlq,
+    draft,
     enqueue,
     explain,
     kafka_install,
@@ -94,6 +95,10 @@ def _group(name: str, told: str) -> typer.Typer:
 
 
 _add(dlq.list_letters, dlq.EXAMPLE, _group("dlq", "Messages that could not become jobs."), "list")
+draft_group = _group("draft", "Small models that draft for the target.")
+_add(draft.train, draft.TRAIN_EXAMPLE, draft_group)
+_add(draft.register, draft.REGISTER_EXAMPLE, draft_group)
+_add(draft.list_drafts, draft.LIST_EXAMPLE, draft_group, "list")
 probes_group = _group("probes", "The fixed prompts on which acceptance is measured again.")
 _add(probes.add, probes.ADD_EXAMPLE, probes_group)
 _add(probes.list_sets, probes.LIST_EXAMPLE, probes_group, "list")

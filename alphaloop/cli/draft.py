@@ -1,0 +1,111 @@
+"""`alphaloop draft`: a small draft of the target, and what is known of all of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import typer
+
+from alphaloop.cli.children import child_command, child_environment
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.options import connected_settings, global_options
+from alphaloop.cli.screen import note, out, print_json, share, table
+from alphaloop.store.drafts import DraftRegistry, DraftRevision
+
+TRAIN_EXAMPLE: Final = """\
+alphaloop draft train drafts/small
+alphaloop draft train drafts/small --recipe configs/drafts/smollm2.toml
+alphaloop draft train drafts/ours --prompts prompts.jsonl --task chat"""
+REGISTER_EXAMPLE: Final = "alphaloop draft register drafts/small"
+LIST_EXAMPLE: Final = "alphaloop draft list --json"
+_MODULE: Final = "worker.decoding.training"
+
+
+def train(
+    context: typer.Context,
+    folder: Path = typer.Argument(help="Where the draft goes: a new folder, or one of a run that was stopped."),
+    prompts: Path | None = typer.Option(
+        None,
+        help="JSONL to train on, in any form that `alphaloop enqueue` takes; without it the target writes prompts.",
+    ),
+    held_out: Path | None = typer.Option(
+        None, help="JSONL to judge with, by task, and never to train on; without it some of the others are held out."
+    ),
+    task: str | None = typer.Option(None, help="For lines that name no task."),
+    recipe: Path | None = typer.Option(None, help="TOML file with the dials; without it the defaults."),
+    name: str | None = typer.Option(None, help="Under which it is registered; the folder's name, if not given."),
+    seed: int | None = typer.Option(None, help="Of the texts and of the order; the recipe's, if not given."),
+) -> None:
+    """Make a small draft of the target: a few of its layers, distilled on its own outputs.
+
+    Ctrl-C keeps what is done, and the same command goes on from there. The finished folder is a plain model folder; its
+    figures on held-out text are printed and, where a database is configured or running, registered.
+    """
+    files = {"--prompts": prompts, "--held-out": held_out, "--recipe": recipe}
+    arguments = [item for option, file in files.items() if file is not None for item in (option, str(file))]
+    for option, value in (("--task", task), ("--name", name), ("--seed", seed)):
+        arguments += [] if value is None else [option, str(value)]
+    _become(context, ["make", *arguments, "--", str(folder)])
+
+
+def register(
+    context: typer.Context,
+    folder: Path = typer.Argument(help="A folder that `alphaloop draft train` made."),
+    name: str | None = typer.Option(None, help="Another name than the one it was trained under."),
+) -> None:
+    """Make a trained draft known to the database, as a candidate: its parent, what it was trained on, its figures."""
+    _become(context, ["register", *([] if name is None else ["--name", name]), "--", str(folder)])
+
+
+def list_drafts(
+    context: typer.Context,
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON, with all figures."),
+) -> None:
+    """List the drafts known, whether they may serve, and what they did on held-out text."""
+    with open_database(connected_settings(context, broker=False)) as database:
+        drafts = DraftRegistry(database).all()
+    if as_json:
+        print_json([_as_json(draft) for draft in drafts])
+        return
+    if not drafts:
+        note("no draft is known; a worker registers those it serves, `alphaloop draft train` those it makes")
+        return
+    shown = table("drafter", "revision", "target", "status", "α_1", "c", "trained on", right=["α_1", "c"])
+    for draft in drafts:
+        alpha, cost = _held_out(draft)
+        shown.add_row(
+            draft.drafter, draft.draft_revision, draft.target_revision, draft.status.value, share(alpha), share(cost),
+            draft.trained_on or "-",
+        )  # fmt: skip
+    out().print(shown)
+
+
+def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
+    """α_1 on held-out text and the cost ratio c; None where it was never judged."""
+    if draft.figures is None:
+        return None, None
+    total = draft.figures["total"]
+    alpha = total["accepts"][0] / total["trials"][0] if total["trials"] and total["trials"][0] else None
+    return alpha, draft.figures["draft_pass_ms"] / draft.figures["target_pass_ms"]
+
+
+def _as_json(draft: DraftRevision) -> dict[str, Any]:
+    return {
+        "drafter": draft.drafter, "draft_revision": draft.draft_revision, "target_revision": draft.target_revision,
+        "status": draft.status.value, "status_reason": draft.status_reason, "registered_at": draft.registered_at,
+        "status_changed_at": draft.status_changed_at, "parent_revision": draft.parent_revision,
+        "trained_on": draft.trained_on, "figures": draft.figures,
+    }  # fmt: skip
+
+
+def _become(context: typer.Context, arguments: Sequence[str]) -> NoReturn:
+    # Neither a broker nor a database is needed to train: the child looks for the database itself when it is done.
+    options = global_options(context)
+    command = child_command(_MODULE, arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, command, child_environment(options, options.settings()))  # noqa: S606 - as in processes.py

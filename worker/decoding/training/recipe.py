@@ -1,0 +1,77 @@
+"""How a draft is made: every dial, with the default that was found best for SmolLM2-135M (docs/log.md)."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from alphaloop.errors import ConfigError
+
+
+class Recipe(BaseModel):
+    """A TOML file of configs/drafts/ holds these names at its top level."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_layers: int = Field(2, ge=1)  #: of the target's, spread from its first to its last
+    layers: tuple[int, ...] | None = None  #: exactly these, counted from 0, instead
+    num_draft_tokens_known: int | None = Field(
+        8192, ge=16
+    )  #: most frequent tokens that the draft can propose; unset: all
+    num_texts: int = Field(800, ge=1)  #: to train on
+    num_held_out: int = Field(64, ge=1)  #: further ones, only to judge
+    max_prompt_tokens: int = Field(96, ge=1)  #: of a prompt that the target writes itself
+    max_answer_tokens: int = Field(192, ge=1)
+    max_length: int = Field(512, ge=8)  #: tokens of a text that are trained on, its last ones
+    batch_size: int = Field(24, ge=1)  #: texts written side by side
+    num_teacher_tokens: int = Field(32, ge=1)  #: likeliest tokens of the target that are kept at each position
+    prompt_weight: float = Field(0.5, ge=0)  #: of a position inside the prompt; 1 is one of the answer
+    hard_label_share: float = Field(0.5, ge=0, le=1)  #: of the loss that asks for the target's best token
+    num_epochs: int = Field(6, ge=1)
+    batch_tokens: int = Field(2048, ge=16)  #: of one step, padding included
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup_share: float = Field(0.05, ge=0, lt=1)
+    weight_decay: float = Field(0.01, ge=0)
+    precision: Literal["bfloat16", "float32"] = "bfloat16"  #: of the passes in training; the weights stay float32
+    seed: int = 0
+
+    def chosen_layers(self, num_target_layers: int) -> tuple[int, ...]:
+        """Which of the target's layers the draft consists of, ascending. Raises ConfigError."""
+        if self.layers is not None:
+            if sorted(set(self.layers)) != list(self.layers) or not 0 <= self.layers[0] <= self.layers[-1] < (
+                num_target_layers
+            ):
+                raise ConfigError(
+                    f"layers: expected ascending numbers from 0 to {num_target_layers - 1}, found {list(self.layers)}"
+                )
+            return self.layers
+        if self.num_layers > num_target_layers:
+            raise ConfigError(f"num_layers: the target has {num_target_layers}, found {self.num_layers}")
+        if self.num_layers == 1:
+            return (0,)
+        step = (num_target_layers - 1) / (self.num_layers - 1)
+        return tuple(round(i * step) for i in range(self.num_layers))
+
+
+def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:
+    """The recipe in a TOML file, or the defaults; `seed` wins. Raises ConfigError with the name at fault."""
+    given = {} if seed is None else {"seed": seed}
+    if file is None:
+        return Recipe(**given)
+    try:
+        return Recipe(**{**tomllib.loads(file.read_text(encoding="utf-8")), **given})
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file}: {getattr(error, 'strerror', None) or error}", hint="--recipe takes a TOML file"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{file}: {name}: {first['msg']}", hint=f"known are {', '.join(Recipe.model_fields)}"
+        ) from None

@@ -1,0 +1,38 @@
+"""A trained draft becomes known to the database, where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import ConfigError
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from worker.decoding.sources import find_weights
+from worker.decoding.training.card import DraftCard, figures, read_card
+
+
+def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
+    """Register the draft in `folder`, under another name if one is given; its card and its status there.
+
+    Raises ConfigError for a folder without a card or with other weights than the card's, or where no database is
+    configured; StoreError where it cannot be used.
+    """
+    card = read_card(folder)
+    revision = find_weights(str(folder)).revision
+    if revision != card.draft_revision:
+        raise ConfigError(
+            f"the card in {folder} was written for weights {card.draft_revision}, found {revision}",
+            hint="its figures are another draft's: train again",
+        )
+    url = with_running_stack(settings).postgres.url
+    if url is None:
+        raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
+    with Database(url, pool_size=1, connect_timeout_s=settings.postgres.connect_timeout_s) as database:
+        database.check_revision()
+        status = DraftRegistry(database).register_trained(
+            name or card.name, card.draft_revision, card.target_revision, parent_revision=card.target_revision,
+            trained_on=card.trained_on, figures=figures(card.judgement),
+        )  # fmt: skip
+    return card, status

@@ -1,0 +1,222 @@
+"""A training run from beginning to end: write, teach, train, save, judge. Every stage goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from alphaloop.settings import Settings
+from alphaloop.settings.model import ModelSettings
+from worker.decoding.device import find_device
+from worker.decoding.draft_vocabulary import restrict_head, write_draft_vocabulary
+from worker.decoding.load import load_engine
+from worker.decoding.models import end_tokens, load_weights
+from worker.decoding.sources import find_weights
+from worker.decoding.training.card import DraftCard, Judgement, Measured, total_of
+from worker.decoding.training.distil import Distillation
+from worker.decoding.training.draft import cut_draft, num_layers, save_draft
+from worker.decoding.training.folder import RunFolder, digest_of
+from worker.decoding.training.judging import judge
+from worker.decoding.training.passes import measure_passes_ms
+from worker.decoding.training.progress import Stages
+from worker.decoding.training.prompts import plan_requests, read_prompts
+from worker.decoding.training.recipe import Recipe
+from worker.decoding.training.teaching import Lesson, TeacherNotes
+from worker.decoding.training.texts import TextStore, WrittenText
+from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
+from worker.decoding.training.writing import TextWriter
+
+JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
+_SAVE_INTERVAL_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was asked for."""
+
+    settings: Settings
+    recipe: Recipe
+    folder: Path
+    name: str
+    prompts: Path | None = None  #: JSONL to train on; None: the target writes prompts
+    held_out: Path | None = None  #: JSONL to judge with; None: a part of those
+    task: str | None = None  #: of lines that name none
+
+
+class TrainingRun:
+    """One order being carried out."""
+
+    def __init__(self, order: Order, stages: Stages, should_stop: Callable[[], bool]) -> None:
+        """Open the folder. Raises ConfigError, StartFailed, ModelNotFound or UnsupportedModel."""
+        self._order = order
+        self._recipe = order.recipe
+        self._stages = stages
+        self._should_stop = should_stop
+        self._settings = order.settings.models.target
+        if self._settings.num_threads is not None:
+            torch.set_num_threads(self._settings.num_threads)
+        self._device = find_device(self._settings.device)
+        loaded = load_weights(self._settings.source, self._settings.revision, self._settings.dtype, self._device)
+        self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
+        self._folder = RunFolder(order.folder, _plan(order, self._revision))
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._folder.close()
+
+    def make(self) -> DraftCard | None:
+        """Carry it out. None when stopped before the end: the same order goes on from there."""
+        written = self._write()
+        if written is None:
+            return None
+        trained, held_out = written
+        lessons, exam = self._teach("lessons", trained), self._teach("exam", held_out)
+        if lessons is None or exam is None:
+            return None
+        layers = self._recipe.chosen_layers(num_layers(self._target))
+        token_ids = self._choose_tokens(lessons)
+        weights = self._train(lessons, layers, token_ids)
+        if weights is None:
+            return None
+        self._save(layers, weights, token_ids)
+        judgement = self._judge(exam, layers, weights, token_ids)
+        card = DraftCard(
+            name=self._order.name,
+            draft_revision=find_weights(str(self._order.folder)).revision,
+            target=self._settings.name,
+            target_revision=self._revision,
+            trained_on=_told(self._order, lessons),
+            recipe=self._recipe.model_dump(mode="json"),
+            judgement=judgement,
+        )
+        card.write(self._order.folder)
+        return card
+
+    def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
+        """Texts to train on and held-out ones; None when stopped."""
+        order = self._order
+        given = [
+            None if file is None else read_prompts(file, order.settings, self._tokenizer, order.task)
+            for file in (order.prompts, order.held_out)
+        ]
+        requests, num_held_out = plan_requests(self._tokenizer, order.settings.tasks, self._recipe, *given)
+        store = TextStore(self._folder.state / "texts")
+        known = {text.number for text in store.all()}
+        missing = [request for request in requests if request.number not in known]
+        if missing:
+            engine = load_engine(ModelSettings(target=self._settings, drafters={}), num_slots=self._recipe.batch_size)
+            writer = TextWriter(engine, self._tokenizer, self._recipe, store)
+            with self._stages.show("texts written", len(requests), len(requests) - len(missing)) as advance:
+                if not writer.write(missing, self._should_stop, advance):
+                    return None
+        texts = store.all()
+        return (
+            [text for text in texts if text.number >= num_held_out],
+            [text for text in texts if text.number < num_held_out],
+        )
+
+    def _teach(self, name: str, texts: Sequence[WrittenText]) -> list[Lesson] | None:
+        recipe = self._recipe
+        notes = TeacherNotes(
+            self._folder.state / name, texts, max_length=recipe.max_length, num_kept=recipe.num_teacher_tokens
+        )
+        if notes.num_missing:
+            with self._stages.show(f"{name} read", len(texts), len(texts) - notes.num_missing) as advance:
+                if not notes.write(self._target, self._should_stop, advance):
+                    return None
+        return notes.lessons()
+
+    def _choose_tokens(self, lessons: Sequence[Lesson]) -> Tensor | None:
+        target = self._target
+        return choose_vocabulary(
+            lessons, self._recipe.num_draft_tokens_known, target.config.vocab_size, end_tokens(target, self._tokenizer)
+        )
+
+    def _train(
+        self, lessons: Sequence[Lesson], layers: Sequence[int], token_ids: Tensor | None
+    ) -> dict[str, Tensor] | None:
+        """The trained weights; None when stopped."""
+        draft = self._draft(layers, None, token_ids).train()
+        columns = columns_of(token_ids, self._target.config.vocab_size)
+        training = Distillation(draft, lessons, columns, self._recipe, self._folder.state_file)
+        if training.step < training.num_steps:
+            saved = time.monotonic()
+
+            def should_save() -> bool:
+                nonlocal saved
+                is_due = time.monotonic() - saved > _SAVE_INTERVAL_S
+                saved = time.monotonic() if is_due else saved
+                return is_due
+
+            with self._stages.show("training steps", training.num_steps, training.step) as advance:
+                if not training.run(
+                    should_save, self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")
+                ):  # fmt: skip
+                    return None
+        return training.trained()
+
+    def _save(self, layers: Sequence[int], weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
+        dtype: torch.dtype = getattr(torch, self._settings.dtype)
+        save_draft(self._draft(layers, weights, None), self._tokenizer, self._order.folder, dtype)
+        if token_ids is not None:
+            write_draft_vocabulary(self._order.folder, token_ids)
+
+    def _judge(
+        self, exam: Sequence[Lesson], layers: Sequence[int], weights: dict[str, Tensor], token_ids: Tensor | None
+    ) -> Judgement:
+        columns = columns_of(token_ids, self._target.config.vocab_size)
+        untrained = self._draft(layers, None, token_ids).to(self._target.dtype)
+        # As it will be served: read back from the folder, in its dtype.
+        draft = load_weights(str(self._order.folder), None, self._settings.dtype, self._device).model
+        if token_ids is not None:
+            restrict_head(draft, token_ids)
+        with self._stages.show("held-out texts judged", 2 * len(exam)) as advance:
+            before = judge(untrained, exam, columns, JUDGED_LENGTH)
+            advance(len(exam))
+            after = judge(draft, exam, columns, JUDGED_LENGTH)
+            advance(len(exam))
+        target_ms, draft_ms = measure_passes_ms([self._target, draft])
+        return Judgement(
+            num_draft_tokens=JUDGED_LENGTH,
+            by_task={task: Measured.of(verdict) for task, verdict in sorted(after.items())},
+            total=Measured.of(total_of(after)),
+            untrained=Measured.of(total_of(before)),
+            target_pass_ms=round(target_ms, 3),
+            draft_pass_ms=round(draft_ms, 3),
+        )
+
+    def _draft(self, layers: Sequence[int], weights: dict[str, Tensor] | None, token_ids: Tensor | None) -> Any:
+        draft = cut_draft(self._target, layers)
+        if weights is not None:
+            draft.load_state_dict(weights, strict=False)
+        if token_ids is not None:
+            restrict_head(draft, token_ids)
+        return draft.to(self._target.device)
+
+
+def _plan(order: Order, target_revision: str) -> dict[str, Any]:
+    """What a folder's run must agree on with this one."""
+    tasks = {name: task.description for name, task in sorted(order.settings.tasks.items())}
+    return {
+        "name": order.name,
+        "target_revision": target_revision,
+        "dtype": order.settings.models.target.dtype,
+        "recipe": order.recipe.model_dump(mode="json"),
+        "prompts": digest_of(order.prompts),
+        "held_out": digest_of(order.held_out),
+        "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
+    }
+
+
+def _told(order: Order, lessons: Sequence[Lesson]) -> str:
+    num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
+    source = "written by the target itself" if order.prompts is None else f"of prompts {digest_of(order.prompts)}"
+    return f"{len(lessons)} texts, {num_tokens} tokens, {source}, {order.recipe.num_epochs} epochs"

@@ -1,0 +1,109 @@
+"""What the target thinks of every position of its texts: the likeliest tokens and their log-probabilities, on disk.
+
+Computed once, a text at a time to several, so that training needs neither the target in memory nor its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from worker.decoding.training.texts import WrittenText, read_file, replace_file
+
+_SHARD: Final = 32  # texts a file
+_PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """One text and the target's view behind each of its tokens but the last."""
+
+    text: WrittenText
+    token_ids: Tensor  #: [length], int64: the text's last tokens, at most `max_length`
+    first_answer: int  #: index in `token_ids` of the first token of the answer
+    top_ids: Tensor  #: [length - 1, kept], int64, likeliest first
+    top_log_probs: Tensor  #: [length - 1, kept], float32, of the whole vocabulary's softmax
+
+
+class TeacherNotes:
+    """A folder of the target's top log-probabilities for a list of texts that does not change."""
+
+    def __init__(self, folder: Path, texts: Sequence[WrittenText], *, max_length: int, num_kept: int) -> None:
+        self._folder = folder
+        self._num_kept = num_kept
+        # Texts of like length share a pass; shorter ones come first.
+        ordered = sorted(texts, key=lambda text: (min(len(text.token_ids), max_length), text.number))
+        self._shards = [ordered[begin : begin + _SHARD] for begin in range(0, len(ordered), _SHARD)]
+        self._max_length = max_length
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def num_missing(self) -> int:
+        """Texts that the target has yet to read."""
+        return sum(len(shard) for i, shard in enumerate(self._shards) if not self._file(i).exists())
+
+    def write(self, target: Any, should_stop: Callable[[], bool], on_texts: Callable[[int], None]) -> bool:
+        """Read what is missing with `target`; False when stopped before. `on_texts` gets the number just read."""
+        for i, shard in enumerate(self._shards):
+            if should_stop():
+                return False
+            if self._file(i).exists():
+                continue
+            ids, log_probs = [], []
+            for group in self._groups(shard):
+                for top_ids, top_log_probs in _read(target, group, self._num_kept):
+                    ids.append(top_ids)
+                    log_probs.append(top_log_probs)
+                on_texts(len(group))
+            replace_file(self._file(i), {"top_ids": torch.cat(ids), "top_log_probs": torch.cat(log_probs)})
+        return True
+
+    def lessons(self) -> list[Lesson]:
+        """Every text with its notes, by number."""
+        found = []
+        for i, shard in enumerate(self._shards):
+            tensors, _ = read_file(self._file(i))
+            lengths = [len(self._tokens(text)) - 1 for text in shard]
+            parts = (
+                torch.split(tensors["top_ids"].long(), lengths),
+                torch.split(tensors["top_log_probs"].float(), lengths),
+            )
+            for text, top_ids, top_log_probs in zip(shard, *parts, strict=True):
+                token_ids = torch.tensor(self._tokens(text))
+                first = max(0, len(token_ids) - len(text.output))
+                found.append(Lesson(text, token_ids, first, top_ids, top_log_probs))
+        return sorted(found, key=lambda lesson: lesson.text.number)
+
+    def _file(self, shard: int) -> Path:
+        return self._folder / f"teacher-{shard:05d}.safetensors"
+
+    def _tokens(self, text: WrittenText) -> tuple[int, ...]:
+        return text.token_ids[-self._max_length :]
+
+    def _groups(self, shard: Sequence[WrittenText]) -> Iterator[list[tuple[int, ...]]]:
+        group: list[tuple[int, ...]] = []
+        for tokens in map(self._tokens, shard):
+            if group and (len(group) + 1) * len(tokens) > _PASS_TOKENS:
+                yield group
+                group = []
+            group.append(tokens)
+        yield group
+
+
+@torch.inference_mode()
+def _read(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Notes on each text of a group, whose last is the longest: padding stands behind, where no token sees it."""
+    padded = torch.zeros(len(group), len(group[-1]), dtype=torch.long)
+    for row, tokens in enumerate(group):
+        padded[row, : len(tokens)] = torch.tensor(tokens)
+    logits = target(input_ids=padded.to(target.device), use_cache=False).logits
+    for row, tokens in enumerate(group):
+        scores = logits[row, : len(tokens) - 1].float()
+        top = scores.topk(min(num_kept, scores.shape[-1]), dim=-1)
+        log_probs = top.values - scores.logsumexp(dim=-1, keepdim=True)
+        yield top.indices.to("cpu", torch.int32), log_probs.to("cpu", torch.float16)

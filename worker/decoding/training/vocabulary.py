@@ -1,0 +1,36 @@
+"""Which tokens a draft can propose: those the target is likeliest to say in its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from worker.decoding.training.teaching import Lesson
+
+
+def choose_vocabulary(
+    lessons: Sequence[Lesson], num_tokens: int | None, vocabulary: int, always: Iterable[int]
+) -> Tensor | None:
+    """Token ids, ascending, int64: the `num_tokens` with the most probability in all lessons, `always` among them.
+
+    None where that would be the whole vocabulary.
+    """
+    if num_tokens is None or num_tokens >= vocabulary:
+        return None
+    mass = torch.zeros(vocabulary, dtype=torch.float64)
+    for lesson in lessons:
+        mass.index_add_(0, lesson.top_ids.flatten(), lesson.top_log_probs.double().exp().flatten())
+    mass[[token for token in always if token < vocabulary]] = torch.inf
+    # A stable sort: of two tokens with equal mass the lower one goes first, on every machine.
+    return mass.argsort(descending=True, stable=True)[:num_tokens].sort().values
+
+
+def columns_of(token_ids: Tensor | None, vocabulary: int) -> Tensor | None:
+    """[vocabulary]: the place of each token in `token_ids`, -1 where it has none. None for None."""
+    if token_ids is None:
+        return None
+    columns = torch.full((vocabulary,), -1, dtype=torch.long)
+    columns[token_ids] = torch.arange(len(token_ids))
+    return columns
