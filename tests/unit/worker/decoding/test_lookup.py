@@ -95,6 +95,15 @@ def test_proposals_are_the_rescanned_ones(
         assert list(proposal.tokens) == reference(text, num_tokens, settings)
 
 
+@given(texts, rules, st.integers(1, 9), st.integers(0, 9))
+def test_a_smaller_k_only_cuts_the_draft(
+    text: list[int], settings: LookupDrafterSettings, num_tokens: int, more: int
+) -> None:
+    # Were it otherwise, the acceptance at a position would move with k.
+    drafter = LookupDrafter("lookup", settings)
+    assert propose(drafter, text, num_tokens).tokens == propose(drafter, text, num_tokens + more).tokens[:num_tokens]
+
+
 def test_a_proposal_goes_on_with_the_period_of_the_text() -> None:
     assert propose(lookup(min_probability=0), [9, 1, 2, 1, 2], 7).tokens == (1, 2, 1, 2, 1, 2, 1)
 
