@@ -58,10 +58,11 @@ def show(identity: EngineIdentity, points: Sequence[CostPoint]) -> None:
     """Milliseconds as people read them: a row for each batch and context, a column for each width."""
     out = screen.out()
     out.print(f"{identity.target} on {identity.device}, {identity.engine}\n", soft_wrap=True, markup=False)
+    out.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
     out.print(rounds_table([point for point in points if point.kind is CostKind.ROUND]))
     prompts = [point for point in points if point.kind is CostKind.PREFILL]
     if prompts:
-        out.print()
+        out.print("\nreading a prompt")
         out.print(_prompts_table(prompts))
 
 
@@ -69,10 +70,7 @@ def rounds_table(points: Sequence[CostPoint]) -> Table:
     """The times of rounds."""
     widths = sorted({point.width for point in points})
     columns = [f"w={width}" for width in widths]
-    made = screen.table(
-        "what", "batch", "context", *columns, right=["batch", "context", *columns],
-        title="milliseconds of a round, by positions a sequence (a drafter proposes one fewer)",
-    )  # fmt: skip
+    made = screen.table("what", "batch", "context", *columns, right=["batch", "context", *columns])
     times = {(p.drafter or "", p.context, p.batch, p.width): p.ms for p in points}
     last = None
     for part, context, batch in sorted({key[:3] for key in times}):
@@ -86,9 +84,7 @@ def rounds_table(points: Sequence[CostPoint]) -> Table:
 
 
 def _prompts_table(points: Sequence[CostPoint]) -> Table:
-    made = screen.table(
-        "what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"], title="reading a prompt"
-    )
+    made = screen.table("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
     for point in sorted(points, key=lambda p: (p.drafter or "", p.width)):
         made.add_row(point.drafter or "target", str(point.width), _ms(point.ms), f"{point.ms / point.width:.3f}")
     return made

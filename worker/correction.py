@@ -8,7 +8,7 @@ Both are exponentially weighted medians that begin as if every round so far had 
 
 - a disturbance of fewer rounds than the half-life moves neither beyond what undisturbed rounds show, however long
   those rounds took: its weight is below one half;
-- a lasting change is believed in full after one half-life of rounds.
+- a lasting change is believed in full as soon as one half-life of rounds is exceeded.
 
 A mean has neither property: one round of ten seconds, or a clip so tight that learning takes hundreds of rounds.
 """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostPoint, CostTable, expected_tokens_per_round
+from alphaloop.cost import CostKind, CostPoint, CostTable, expected_tokens_per_round
 
 
 def table(*points: tuple[str | None, int, int, float]) -> CostTable:
@@ -93,3 +93,52 @@ def test_a_drafter_that_seldom_proposes_seldom_widens_the_pass() -> None:
     # Two sequences: nobody proposes in a quarter of the rounds; in the others 4 / .75 positions a sequence on average.
     assert costs.round_ms("d", 2, 8, proposing=0.5) == pytest.approx(1 + 0.75 * (30 + 20 * 4 / 0.75 / 8) + 0.25 * 30)
     assert costs.round_ms("d", 1, 8) == 51.0
+
+
+def at(context: int, *points: tuple[str | None, int, int, float]) -> list[CostPoint]:
+    return [CostPoint(drafter, batch, width, ms, 5, context) for drafter, batch, width, ms in points]
+
+
+def test_a_longer_context_costs_its_ratio_at_shapes_that_were_not_measured_there() -> None:
+    near = at(256, (None, 1, 1, 30.0), (None, 1, 5, 33.0), (None, 1, 9, 40.0))
+    far = at(2048, (None, 1, 1, 36.0), (None, 1, 9, 60.0))
+    costs = CostTable([*near, *far])
+    assert costs.part_ms(None, 1, 1, 256) == costs.part_ms(None, 1, 1) == 30.0
+    assert costs.part_ms(None, 1, 1, 2048) == pytest.approx(36.0)
+    assert costs.part_ms(None, 1, 9, 2048) == pytest.approx(60.0)
+    assert costs.part_ms(None, 1, 5, 2048) == pytest.approx(33.0 * (1.2 + 1.5) / 2)
+    assert costs.part_ms(None, 1, 9, (256 + 2048) / 2) == pytest.approx(50.0)
+    assert costs.part_ms(None, 1, 1, 1e6) == pytest.approx(36.0)
+    assert costs.part_ms(None, 1, 1, 0) == 30.0
+    assert costs.round_ms(None, 1, 8, context=2048) == pytest.approx(60.0)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.integers(1, 16), st.integers(1, 17), st.sampled_from([64, 256, 2048])), st.floats(0.1, 1e4),
+        min_size=1,
+    )
+)  # fmt: skip
+def test_every_measured_point_of_any_context_comes_back(points: dict[tuple[int, int, int], float]) -> None:
+    costs = CostTable(CostPoint(None, b, w, ms, 5, context) for (b, w, context), ms in points.items())
+    for (batch, width, context), ms in points.items():
+        assert costs.part_ms(None, batch, width, context) == pytest.approx(ms)
+
+
+def test_a_prompt_costs_by_the_token_beyond_the_longest_one_measured() -> None:
+    prompts = [CostPoint(None, 1, n, ms, 3, 0, CostKind.PREFILL) for n, ms in ((64, 20.0), (512, 100.0))]
+    costs = CostTable([*prompts, *at(256, (None, 1, 1, 30.0))])
+    assert costs.prefill_ms(None, 64) == 20.0
+    assert costs.prefill_ms(None, 288) == pytest.approx(60.0)
+    assert costs.prefill_ms(None, 5120) == pytest.approx(1000.0)
+    assert costs.prefill_ms(None, 1) == 20.0  # a pass is a pass
+    assert costs.prefill_ms(None, 0) == 0.0
+    assert costs.prefill_ms("d", 64) == 0.0
+    assert costs.part_ms(None, 1, 512) == 30.0  # a prompt is no round
+    assert CostTable(prompts).is_empty
+
+
+def test_a_correction_multiplies_what_was_measured() -> None:
+    costs = CostTable([CostPoint(None, 1, 1, 30.0, 5, correction=1.5), CostPoint(None, 1, 9, 40.0, 5)])
+    assert costs.part_ms(None, 1, 1) == 45.0
+    assert costs.part_ms(None, 1, 5) == pytest.approx(42.5)
