@@ -8,7 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fixtures.enumeration import TOP, Draft, Fixed, Language, bias, chain, drawn, enumerate_round, l1, likeliest
+from tests.fixtures.enumeration import (
+    TOP,
+    Draft,
+    Fixed,
+    Language,
+    Verify,
+    bias,
+    chain,
+    drawn,
+    enumerate_round,
+    l1,
+    likeliest,
+)
 from worker.decoding.verify import Verdict, verify_sampled
 from worker.decoding.verify_block import verify_block
 
@@ -48,6 +60,14 @@ def compare(target: Language, drafter: Language, k: int, rng: random.Random) -> 
     assert found.num_accepted > token_wise.num_accepted - EXACT
     if k == 1:
         assert found.num_accepted == pytest.approx(token_wise.num_accepted, abs=EXACT)
+
+
+@pytest.mark.parametrize("verify", [by_block, by_token])
+def test_alpha_at_a_position_does_not_move_with_k(verify: Verify, seed: int, rng: random.Random) -> None:
+    """What every decision and drift test stands on: counts of different k are counts of one thing, by block too."""
+    target, drafter = Language(f"target {seed}", 2), Language(f"drafter {seed}", 2)
+    short, long = (enumerate_round(target, drawn([drafter], chain(k)), verify, rng) for k in (2, 3))
+    assert [short.alpha(i) for i in (1, 2)] == pytest.approx([long.alpha(i) for i in (1, 2)], abs=EXACT)
 
 
 def test_the_papers_example(rng: random.Random) -> None:
