@@ -92,9 +92,8 @@ class Loop:
         self._cache = target.new_cache(8)
 
     def join(self, job_id: str, prompt: list[int], sampling: Sampling, k: int) -> None:
-        one = Running(
-            list(prompt), Choice(job_id, sampling, len(prompt)), sampling.max_tokens, k, self._cache.acquire()
-        )
+        choice = Choice(job_id, sampling, len(prompt))
+        one = Running(list(prompt), choice, sampling.max_tokens, k, self._cache.acquire())
         logits = self._target.prefill(self._cache, one.slot, prompt)
         self.running[job_id] = one
         self.drafter.open(job_id, one.text, sampling, "code")
