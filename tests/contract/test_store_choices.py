@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from alphaloop.cost import CostPoint
+from alphaloop.cost import CostKind, CostPoint
 from alphaloop.messages import Mode
 from alphaloop.policy import Decision, Reason
 from alphaloop.store.costs import CostStore
@@ -43,6 +44,45 @@ def test_costs_of_another_device_engine_target_or_draft_are_not_mine(database: D
         assert costs.load(*where, {"lookup": "r1"}).is_empty
     assert costs.load("cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
     assert costs.load("cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
+
+
+def test_every_kind_of_point_comes_back_as_it_was_stored(database: Database) -> None:
+    costs, drafters = CostStore(database), {"lookup": "r1"}
+    points = (
+        CostPoint(None, 1, 1, 30.0, 5), CostPoint(None, 1, 1, 36.1, 5, 2048),
+        CostPoint(None, 1, 512, 101.7, 3, 0, CostKind.PREFILL), CostPoint("lookup", 4, 9, 0.1, 5, 2048),
+        CostPoint("lookup", 1, 512, 0.2, 3, 0, CostKind.PREFILL),
+    )  # fmt: skip
+    costs.save("cpu", "e", "t", drafters, points)
+    assert set(costs.load("cpu", "e", "t", drafters).points) == set(points)
+
+
+def test_corrections_come_back_until_the_shape_is_measured_anew(database: Database) -> None:
+    costs, where = CostStore(database), ("cpu", "e", "t", {"lookup": "r1"})
+    points = [CostPoint(None, 1, 1, 30.1, 5), CostPoint(None, 1, 9, 36.7, 5), CostPoint("lookup", 1, 9, 0.1, 5)]
+    costs.save(*where, points)
+    corrected = [replace(point, correction=1.7, num_corrections=40) for point in points]
+    costs.save_corrections(*where, corrected)
+    costs.save_corrections(*where, [])
+    assert set(costs.load(*where).points) == set(corrected)
+    anew = CostPoint(None, 1, 1, 50.0, 5)
+    costs.save(*where, [anew])
+    assert set(costs.load(*where).points) == {anew, *corrected[1:]}
+    # A worker that learned against the old figure must not bend the new one.
+    costs.save_corrections(*where, [replace(point, correction=2.5) for point in points])
+    loaded = {(point.drafter, point.width): point for point in costs.load(*where).points}
+    assert loaded[None, 1] == anew
+    assert loaded[None, 9].correction == loaded["lookup", 9].correction == 2.5
+
+
+def test_a_whole_calibration_replaces_what_was_known_of_the_same_models(database: Database) -> None:
+    costs, drafters = CostStore(database), {"lookup": "r1", "model": "r1"}
+    costs.save("cpu", "e", "t", drafters, [CostPoint(name, 2, 7, 5.0, 5) for name in (None, "lookup", "model")])
+    costs.save("gpu", "e", "t", drafters, [CostPoint(None, 2, 7, 5.0, 5)])
+    costs.replace("cpu", "e", "t", {"lookup": "r1"}, [CostPoint(None, 1, 1, 4.0, 9)])
+    kept = {(point.drafter, point.width) for point in costs.load("cpu", "e", "t", drafters).points}
+    assert kept == {(None, 1), ("model", 7)}
+    assert not costs.load("gpu", "e", "t", drafters).is_empty
 
 
 def log_change(log: DecisionLog, decision: Decision, *, device: str = "cpu", owner: str = "w1") -> bool:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.cost import CostPoint, CostTable
-from alphaloop.goodput import DrafterState, Evidence, PolicyLimits, weigh
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.goodput import DrafterState, Evidence, JobSize, PolicyLimits, weigh
 from alphaloop.messages import Decoding, Mode, Purpose
 from alphaloop.policy import Decision, DecisionContext, Reason, decide
 
@@ -270,3 +270,41 @@ def test_more_acceptance_never_lowers_the_expected_gain(low: float, high: float,
 def test_every_reason_has_a_word_of_its_own() -> None:
     assert len({reason.value for reason in Reason}) == len(Reason)
     assert all(reason.value.replace("_", "").islower() for reason in Reason)
+
+
+def with_prompts(table: CostTable, *, target_ms: float, draft_ms: float = 0.0) -> CostTable:
+    """The same device, on which a prompt of 100 tokens takes the target `target_ms` and the drafter `draft_ms`."""
+    prompts = [("lookup", draft_ms)] if draft_ms else []
+    return CostTable([
+        *table.points,
+        *(CostPoint(name, 1, 100, ms, 3, 0, CostKind.PREFILL) for name, ms in ((None, target_ms), *prompts)),
+    ])  # fmt: skip
+
+
+def test_a_job_gains_less_than_its_rounds_the_longer_its_prompt_is_read() -> None:
+    history, table = {"lookup": evidence(0.9)}, with_prompts(costs(), target_ms=300.0)
+    rounds = choose(history, costs=table).alternatives[0]
+    short, long = (choose(history, costs=table, prompt_tokens=n).alternatives[0] for n in (100.0, 10_000.0))
+    assert 1 < long.speedup < short.speedup < rounds.speedup
+    # 200 tokens of 30 ms behind a prompt of 300 ms, against as many at the speed of the rounds.
+    assert short.speedup == pytest.approx((300 + 200 * 30) / (300 + 200 * 30 / rounds.speedup), rel=1e-6)
+    assert long.speedup_low <= long.speedup <= long.speedup_high
+
+
+def test_a_draft_model_that_has_to_read_a_long_prompt_may_not_pay() -> None:
+    history, table = {"lookup": evidence(0.5)}, with_prompts(costs(), target_ms=300.0, draft_ms=60.0)
+    assert choose(history, costs=table, prompt_tokens=100.0).mode is Mode.SPECULATIVE
+    decision = choose(history, costs=table, prompt_tokens=10_000.0)
+    assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
+
+
+def test_costs_are_taken_at_the_context_of_the_job() -> None:
+    # Verification grows dear with the context here: what pays behind a short prompt does not behind a long one.
+    far = [
+        CostPoint(p.drafter, p.batch, p.width, p.median_ms * (6 if p.width > 1 else 1), 5, 4096) for p in costs().points
+    ]
+    table, history = CostTable([*costs().points, *far]), {"lookup": evidence(0.7)}
+    size = JobSize(4000.0, 200.0)
+    assert size.context == 4100.0
+    assert choose(history, costs=table, prompt_tokens=10.0).mode is Mode.SPECULATIVE
+    assert choose(history, costs=table, prompt_tokens=size.num_prompt_tokens).mode is Mode.VANILLA
