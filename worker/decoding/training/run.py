@@ -25,12 +25,12 @@ from worker.decoding.training.distil import Distillation
 from worker.decoding.training.draft import cut_draft, num_layers, save_draft
 from worker.decoding.training.folder import RunFolder, digest_of
 from worker.decoding.training.judging import judge
-from worker.decoding.training.passes import measure_passes_ms
 from worker.decoding.training.progress import Stages
 from worker.decoding.training.prompts import plan_requests, read_prompts
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.teaching import Lesson, TeacherNotes
 from worker.decoding.training.texts import TextStore, WrittenText
+from worker.decoding.training.timing import measure_passes_ms
 from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
 from worker.decoding.training.writing import TextWriter
 
@@ -183,6 +183,7 @@ class TrainingRun:
             advance(len(exam))
             after = judge(draft, exam, columns, JUDGED_LENGTH)
             advance(len(exam))
+        # The last use of both: measuring takes them over.
         target_ms, draft_ms = measure_passes_ms([self._target, draft])
         return Judgement(
             num_draft_tokens=JUDGED_LENGTH,
