@@ -41,6 +41,7 @@ class Explanation:
     sampling_bucket: str
     batch: int
     expected_tokens: float
+    prompt_tokens: float | None  #: mean of the task's traffic; None without any
     drafters: Sequence[DrafterState]
     evidence: dict[str, Evidence]
     decision: Decision
@@ -87,14 +88,19 @@ def explanation(
     usual = history.expected_tokens(task, now=now, window_days=settings.worker.history_days)
     limit = float(settings.tasks[task].max_tokens) if task in settings.tasks else 256.0
     expected = limit if usual is None else min(limit, usual)
+    prompt_tokens = history.expected_prompt_tokens(task, now=now, window_days=settings.worker.history_days)
     costs = CostStore(database).load(engine.device, engine.engine, engine.target_revision, revisions)
     decision = decide(
         evidence, drafters, costs,
-        DecisionContext(task=task, batch=batch, expected_tokens=expected, draw=_NO_EXPLORATION),
+        DecisionContext(
+            task=task, batch=batch, expected_tokens=expected, draw=_NO_EXPLORATION, prompt_tokens=prompt_tokens
+        ),
         settings.policy.limits(),
     )  # fmt: skip
     changes = DecisionLog(database).latest(task, _MAX_CHANGES)
-    return Explanation(task, engine, sampling_bucket, batch, expected, drafters, evidence, decision, changes)
+    return Explanation(
+        task, engine, sampling_bucket, batch, expected, prompt_tokens, drafters, evidence, decision, changes
+    )
 
 
 def _drafters(registry: DraftRegistry, settings: Settings, target_revision: str) -> list[DrafterState]:
@@ -113,9 +119,10 @@ def _show(found: Explanation) -> None:
     how = _choice(Choice(decision.mode, decision.drafter, decision.num_draft_tokens))
     screen.print(f"{found.task}: {how} ({decision.reason.replace('_', ' ')})", style="bold")
     screen.print(f"{decision.explanation}\n")
+    behind = "" if found.prompt_tokens is None else f" behind {found.prompt_tokens:.0f} of a prompt"
     screen.print(
-        f"for a batch of {found.batch}, {found.sampling_bucket}, about {found.expected_tokens:.0f} tokens a job, on "
-        f"{found.engine.device}, {found.engine.engine}\n",
+        f"for a batch of {found.batch}, {found.sampling_bucket}, about {found.expected_tokens:.0f} tokens a job{behind}, "
+        f"on {found.engine.device}, {found.engine.engine}\n",
         soft_wrap=True, markup=False,
     )  # fmt: skip
     _show_evidence(found)
@@ -182,6 +189,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "sampling_bucket": found.sampling_bucket,
         "batch": found.batch,
         "expected_tokens": found.expected_tokens,
+        "prompt_tokens": found.prompt_tokens,
         "drafters": [asdict(drafter) for drafter in found.drafters],
         "evidence": {name: asdict(evidence) for name, evidence in found.evidence.items()},
         "decision": asdict(found.decision),

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, select, tuple_
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.goodput import Evidence
@@ -61,16 +61,23 @@ class HistoryStore:
 
     def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
         """Mean tokens a job of the task's traffic; None without any."""
+        return self._mean(acceptance_hourly.c.num_tokens, task, now, window_days)
+
+    def expected_prompt_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
+        """Mean tokens of a prompt of the task's traffic; None without any."""
+        return self._mean(acceptance_hourly.c.num_prompt_tokens, task, now, window_days)
+
+    def _mean(self, column: ColumnElement[int], task: str, now: datetime, window_days: float) -> float | None:
         hours = acceptance_hourly.c
-        query = select(func.sum(hours.num_tokens), func.sum(hours.num_jobs)).where(
+        query = select(func.sum(column), func.sum(hours.num_jobs)).where(
             hours.task == task,
             hours.bucket > now - window_days * _DAY,
             hours.bucket <= now,
             hours.purpose == Purpose.TRAFFIC,
         )
         with self._database.begin() as connection:
-            num_tokens, num_jobs = connection.execute(query).one()
-        return float(num_tokens / num_jobs) if num_jobs else None
+            total, num_jobs = connection.execute(query).one()
+        return float(total / num_jobs) if num_jobs else None
 
 
 def evidence_query(
