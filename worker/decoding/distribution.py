@@ -18,6 +18,8 @@ from worker.engine import Sampling
 
 # Tokens a block: large enough that the blocks' maxima are few, small enough that a block read in vain costs little.
 BLOCK: Final = 64
+# Tokens with less than this share of the likeliest one's probability are looked at only if top_p needs them.
+_HOPE: Final = 2.0**-10
 
 
 class Candidates(NamedTuple):
@@ -39,7 +41,9 @@ def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
     is greedy. Raises RuntimeError where a row has no finite maximum.
     """
     if not sampling.is_cut:
-        return (scores.double() / sampling.temperature).softmax(dim=-1)
+        whole = torch.stack([_softmax(row, sampling) for row in scores])
+        refuse_infinite(whole[:, 0])
+        return whole
     p, tokens = candidates(scores, sampling)
     # The padding adds 0 to token 0.
     return torch.zeros(scores.shape, dtype=torch.float64, device=scores.device).scatter_add_(-1, tokens, p)
@@ -47,21 +51,24 @@ def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
 
 def candidates(scores: Tensor, sampling: Sampling) -> Candidates:
     """The same distribution as the few tokens that share it; `sampling` must be cut."""
-    vocabulary = scores.shape[-1]
-    top_k = sampling.top_k if 0 < sampling.top_k < vocabulary else 0
-    if top_k:
-        values, tokens = _largest(scores, top_k)
-        scaled = values / sampling.temperature
-        p = scaled.masked_fill(values < values[:, top_k - 1 : top_k], -torch.inf).softmax(dim=-1)
+    # Maxima of 16-bit numbers take longer than turning them into float32.
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    peaks = in_blocks(scores).amax(dim=-1)
+    best = peaks.amax(dim=-1, keepdim=True).double()
+    refuse_infinite(best)
+    if 0 < sampling.top_k < scores.shape[-1]:
+        # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
+        among = peaks if sampling.top_k <= peaks.shape[-1] else scores
+        kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+        values, tokens = _at_least(scores, peaks, kth)
+        if values.shape[-1] > sampling.top_k:
+            values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
+        p = (values / sampling.temperature).softmax(dim=-1)
+    elif sampling.top_p < 1:
+        p, tokens = _reaching(scores, peaks, best, sampling)
     else:
-        whole = (scores.double() / sampling.temperature).softmax(dim=-1)
-        peaks = _peaks(whole)
-        bound = sampling.min_p * _maximum(peaks)
-        if sampling.top_p < 1:
-            # All tokens below the bound together have less than 1 - top_p. Half of it, as sums are rounded.
-            bound = bound.clamp_min((1 - sampling.top_p) / (2 * vocabulary))
-        p, tokens = _at_least(whole, peaks, bound)
-        p = p.clamp_min(0.0)
+        values, tokens = _at_least(scores, peaks, _bound(best, sampling.min_p, sampling))
+        p = (values / sampling.temperature).softmax(dim=-1)
     if sampling.top_p < 1:
         p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
     if sampling.min_p > 0:
@@ -69,19 +76,55 @@ def candidates(scores: Tensor, sampling: Sampling) -> Candidates:
     return Candidates(p / p.sum(dim=-1, keepdim=True), tokens)
 
 
-def _largest(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """At least the `num` largest of each row and their ties, in descending order."""
-    peaks = _peaks(scores)
-    _maximum(peaks)
-    # Each of the `num` highest blocks has a token that reaches the lowest of their maxima.
-    among = peaks if num <= peaks.shape[-1] else scores
-    return _at_least(scores, peaks, among.topk(num, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True))
+def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Probabilities [rows, n] of all tokens that top_p and min_p can keep, descending, and the tokens."""
+    p_best = torch.stack([_softmax(row, sampling).amax(dim=-1, keepdim=True) for row in scores])
+
+    def kept(share: Tensor) -> tuple[Tensor, Tensor]:
+        values, tokens = _at_least(scores, peaks, _bound(best, share, sampling))
+        return ((values - best) / sampling.temperature).exp_().mul_(p_best), tokens
+
+    # Tokens that reach a bound are all that top_p keeps if together they reach top_p. The first bound nearly always is
+    # low enough; 1e-9 covers the error of rounded sums.
+    hope = torch.full_like(best, max(_HOPE, sampling.min_p))
+    p, tokens = kept(hope)
+    is_enough = p.sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
+    if sampling.min_p >= _HOPE or bool(is_enough.all()):
+        return p, tokens
+    # All tokens below this probability together have at most half of 1 - top_p.
+    certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
+    return kept(torch.where(is_enough, hope, (certain / p_best).clamp(min=sampling.min_p, max=1.0)))
+
+
+def _bound(best: Tensor, share: Tensor | float, sampling: Sampling) -> Tensor:
+    """The score of a token with this share of the likeliest one's probability, less the error of its rounding."""
+    distance = sampling.temperature * torch.as_tensor(share, dtype=torch.float64, device=best.device).log()
+    return best + distance - 1e-9 * (1 + best.abs() - distance)
+
+
+def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
+    # Row by row: a row's float64 numbers fit into a core's cache, those of all rows need fresh memory.
+    return scores.to(torch.float64, copy=True).div_(sampling.temperature).softmax(dim=-1)
+
+
+def refuse_infinite(best: Tensor) -> None:
+    """Raise RuntimeError unless all are finite: what is drawn from other numbers means nothing."""
+    if not bool(best.isfinite().all()):
+        raise RuntimeError("the target returned logits that are not finite")
+
+
+def in_blocks(values: Tensor) -> Tensor:
+    """[..., blocks, BLOCK] of values [..., vocabulary], the last block padded with -inf."""
+    surplus = -values.shape[-1] % BLOCK
+    padded = functional.pad(values, (0, surplus), value=-torch.inf) if surplus else values
+    return padded.reshape(*padded.shape[:-1], -1, BLOCK)
 
 
 def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; and their tokens."""
+    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens."""
+    bound = bound.clamp_min(torch.finfo(values.dtype).min)
     rows, blocks = (peaks >= bound).nonzero(as_tuple=True)
-    inside = _in_blocks(values)[rows, blocks]
+    inside = in_blocks(values)[rows, blocks]
     place, lane = (inside >= bound[rows]).nonzero(as_tuple=True)
     row, token = rows[place], blocks[place] * BLOCK + lane
     num = torch.bincount(row, minlength=len(values))
@@ -93,20 +136,3 @@ def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Ten
     tokens[row, column] = token
     packed, order = packed.sort(dim=-1, descending=True, stable=True)
     return packed, tokens.gather(-1, order)
-
-
-def _in_blocks(values: Tensor) -> Tensor:
-    surplus = -values.shape[-1] % BLOCK
-    padded = functional.pad(values, (0, surplus), value=-torch.inf) if surplus else values
-    return padded.reshape(*padded.shape[:-1], -1, BLOCK)
-
-
-def _peaks(values: Tensor) -> Tensor:
-    return _in_blocks(values).amax(dim=-1)
-
-
-def _maximum(peaks: Tensor) -> Tensor:
-    best = peaks.amax(dim=-1, keepdim=True)
-    if not bool(best.isfinite().all()):
-        raise RuntimeError("the target returned logits that are not finite")
-    return best

@@ -68,9 +68,9 @@ class Penalties:
         if sampling.repetition_penalty != 1:
             scores = torch.where(scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty)
         if sampling.frequency_penalty:
-            scores = scores - sampling.frequency_penalty * counts
+            scores = scores - sampling.frequency_penalty * counts.to(scores.dtype)
         if sampling.presence_penalty:
-            scores = scores - sampling.presence_penalty * (counts > 0)
+            scores = scores - sampling.presence_penalty * (counts > 0).to(scores.dtype)
         return scores
 
     def _read(self, text: Sequence[int]) -> None:

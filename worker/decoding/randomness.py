@@ -31,10 +31,13 @@ def uniforms(key: int | Tensor, counters: Tensor) -> Tensor:
     """Draws from (0, 1) in float64, one a counter. `key` and `counters` (int64) broadcast against each other."""
     bits = counters * _GAMMA + key
     for shift, multiplier in _STEPS:
-        bits = bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))
+        bits ^= (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)
         if multiplier != 1:
-            bits = bits * multiplier
-    return (((bits >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53
+            bits *= multiplier
+    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
+    bits >>= 12
+    bits &= (1 << 52) - 1
+    return bits.double().add_(0.5).mul_(2.0**-52)
 
 
 def gumbel(key: int | Tensor, counters: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from worker.decoding import randomness
-from worker.decoding.distribution import candidates
 from worker.decoding.distribution import probabilities as probabilities
 from worker.decoding.penalties import Penalties
+from worker.decoding.perturbed import perturbed_tokens, vocabulary_noise
 from worker.engine import Sampling
 
 
@@ -66,17 +66,11 @@ class Choice:
             return scores.argmax(dim=-1)
         if not self.is_reproducible:
             raise ValueError("a job without a seed has no token that follows from its scores")
-        keys = torch.tensor([[self._noise_key(position)] for position in positions], device=scores.device)
-        if self.sampling.is_cut:
-            p, columns = candidates(scores, self.sampling)
-            best = (p.log() + randomness.gumbel(keys, columns)).argmax(dim=-1, keepdim=True)
-            return columns.gather(-1, best).squeeze(-1)
-        columns = torch.arange(scores.shape[-1], device=scores.device)
-        return (scores.double() / self.sampling.temperature + randomness.gumbel(keys, columns)).argmax(dim=-1)
+        return perturbed_tokens(scores, self.sampling, [self._noise_key(position) for position in positions])
 
     def noise(self, position: int, vocabulary: int, device: torch.device) -> Tensor:
         """Gumbel noise [vocabulary] in float64 for the token at `position`; only for reproducible jobs."""
-        return randomness.gumbel(self._noise_key(position), torch.arange(vocabulary, device=device))
+        return vocabulary_noise(self._noise_key(position), vocabulary, device)
 
     def uniforms(self, num: int, device: torch.device) -> Tensor:
         """The job's next `num` independent draws from (0, 1) in float64."""
