@@ -121,8 +121,8 @@ def _show(found: Explanation) -> None:
     screen.print(f"{decision.explanation}\n")
     behind = "" if found.prompt_tokens is None else f" behind {found.prompt_tokens:.0f} of a prompt"
     screen.print(
-        f"for a batch of {found.batch}, {found.sampling_bucket}, about {found.expected_tokens:.0f} tokens a job{behind}, "
-        f"on {found.engine.device}, {found.engine.engine}\n",
+        f"for a batch of {found.batch}, {found.sampling_bucket}, about {found.expected_tokens:.0f} tokens a job"
+        f"{behind}, on {found.engine.device}, {found.engine.engine}\n",
         soft_wrap=True, markup=False,
     )  # fmt: skip
     _show_evidence(found)

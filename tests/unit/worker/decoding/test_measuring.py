@@ -1,0 +1,83 @@
+"""Drafters are measured through their seam, and are left as they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from alphaloop.errors import DecodeFailed
+from alphaloop.goodput import DrafterState
+from alphaloop.settings.model import LookupDrafterSettings
+from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms
+from worker.decoding.proposal import Ask, Proposal
+from worker.engine import Sampling
+
+
+class RecordingDrafter:
+    """Proposes a chain of fives and remembers every call."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.state = DrafterState("recording", "r1", 8)
+        self.open_jobs: dict[str, Sequence[int]] = {}
+        self.prompts: list[tuple[int, ...]] = []
+        self.rounds: list[list[tuple[int, int]]] = []
+        self._fails = fails
+
+    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+        assert job_id not in self.open_jobs
+        assert task == ""
+        self.open_jobs[job_id] = text
+        self.prompts.append(tuple(text))
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        if self._fails:
+            raise RuntimeError("out of memory")
+        assert [ask.job_id for ask in asks] == list(self.open_jobs)
+        assert all(ask.text is self.open_jobs[ask.job_id] for ask in asks)
+        self.rounds.append([(len(ask.text), ask.num_tokens) for ask in asks])
+        return [Proposal((5,) * ask.num_tokens) for ask in asks]
+
+    def close(self, job_id: str) -> None:
+        self.open_jobs.pop(job_id, None)
+
+    def clear(self) -> None:
+        self.open_jobs.clear()
+
+
+def test_every_round_asks_for_a_whole_batch_of_the_shape() -> None:
+    drafter = RecordingDrafter()
+    assert measure_draft_ms(drafter, 3, 5, 100, 4) > 0
+    assert [len(prompt) for prompt in drafter.prompts] == [100] * 3
+    assert all([k for _, k in asked] == [4] * 3 for asked in drafter.rounds)
+    # Half of four drafts is accepted, and one token more: the next round has that much to take in.
+    assert [asked[0][0] for asked in drafter.rounds] == [100 + 3 * i for i in range(len(drafter.rounds))]
+    assert drafter.open_jobs == {}
+
+
+def test_a_prompt_is_read_anew_each_time() -> None:
+    drafter = RecordingDrafter()
+    assert measure_draft_prefill_ms(drafter, 64, 3) > 0
+    assert len(drafter.prompts) == len(set(drafter.prompts)) == len(drafter.rounds) == 3
+    assert all(asked == [(64, 1)] for asked in drafter.rounds)
+    assert drafter.open_jobs == {}
+
+
+def test_a_drafter_that_fails_is_named_and_left_empty() -> None:
+    drafter = RecordingDrafter(fails=True)
+    with pytest.raises(DecodeFailed, match=r"by recording failed: out of memory"):
+        measure_draft_ms(drafter, 2, 5, 16, 1)
+    assert drafter.open_jobs == {}
+    with pytest.raises(DecodeFailed, match=r"recording reads 16 tokens failed"):
+        measure_draft_prefill_ms(drafter, 16, 1)
+    assert drafter.open_jobs == {}
+
+
+@pytest.mark.parametrize(("batch", "width", "context"), [(1, 2, 1), (4, 9, 64)])
+def test_look_up_is_measured_beside_what_runs(batch: int, width: int, context: int) -> None:
+    drafter = LookupDrafter("lookup", LookupDrafterSettings())
+    drafter.open("job", [1, 2, 3], Sampling(8, 0.0), "code")
+    assert measure_draft_ms(drafter, batch, width, context, 2) > 0
+    assert measure_draft_prefill_ms(drafter, context, 2) > 0
+    drafter.close("job")
