@@ -16,6 +16,7 @@ import transformers
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import Cli
 from worker.decoding import check_pair
+from worker.decoding.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.facts import facts_of
 
 OPTIONS = ("--dtype=float64", "--batch-size=4", "--max-draft-tokens=5", "--device=cpu")
@@ -72,6 +73,16 @@ def test_quantized_and_unreadable_models_are_told_apart(tiny_models: dict[str, P
         facts_of(str(with_config(tiny_models["llama"], tmp_path / "odd", model_type="odd")), dtype="float32")
     with pytest.raises(ModelNotFound):
         facts_of("./nowhere", dtype="float32")
+
+
+def test_of_a_head_that_was_cut_only_its_rows_are_read(draft: Path, tmp_path: Path) -> None:
+    folder = with_config(draft, tmp_path / "cut")
+    write_draft_vocabulary(folder, torch.arange(0, 384, 4))
+    whole, cut = (facts_of(str(one), dtype="float32") for one in (draft, folder))
+    # The rows are a copy of the shared embeddings' own, which are now looked up only.
+    assert cut.num_parameters == whole.num_parameters + 96 * 32
+    assert cut.num_parameters_read == whole.num_parameters_read - (400 - 96) * 32
+    assert cut.num_rows == whole.num_rows
 
 
 def test_experts_that_stay_idle_are_not_read(tiny_models: dict[str, Path], tmp_path: Path) -> None:

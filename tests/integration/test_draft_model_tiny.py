@@ -91,6 +91,7 @@ class Loop:
         self._target = target
         self._cache = target.new_cache(8)
 
+    @torch.inference_mode()
     def join(self, job_id: str, prompt: list[int], sampling: Sampling, k: int) -> None:
         choice = Choice(job_id, sampling, len(prompt))
         one = Running(list(prompt), choice, sampling.max_tokens, k, self._cache.acquire())

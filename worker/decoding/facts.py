@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from alphaloop.errors import UnsupportedModel
 from alphaloop.settings.model import Dtype
+from worker.decoding.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.memory import kv_bytes_per_token, pass_bytes
 from worker.decoding.models import LONGEST_DEFAULT_CONTEXT, end_tokens, refuse_unsupported
 from worker.decoding.pair import ModelFacts
@@ -72,6 +73,8 @@ def _shapes(config: Any, folder: Path | None) -> Any:
     if folder is not None:
         with contextlib.suppress(OSError):  # not every folder has one; the config's own is what remains
             model.generation_config = GenerationConfig.from_pretrained(folder)
+        if (token_ids := read_draft_vocabulary(folder)) is not None:
+            restrict_head(model, token_ids)
     return model
 
 
