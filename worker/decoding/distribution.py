@@ -63,17 +63,17 @@ def candidates(scores: Tensor, sampling: Sampling) -> Candidates:
         values, tokens = _at_least(scores, peaks, kth)
         if values.shape[-1] > sampling.top_k:
             values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
-        p = (values / sampling.temperature).softmax(dim=-1)
+        p = _normalised(_weights(values, best, sampling))
     elif sampling.top_p < 1:
         p, tokens = _reaching(scores, peaks, best, sampling)
     else:
         values, tokens = _at_least(scores, peaks, _bound(best, sampling.min_p, sampling))
-        p = (values / sampling.temperature).softmax(dim=-1)
+        p = _weights(values, best, sampling)
     if sampling.top_p < 1:
         p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
     if sampling.min_p > 0:
         p = p.masked_fill(p < sampling.min_p * p[:, :1], 0.0)
-    return Candidates(p / p.sum(dim=-1, keepdim=True), tokens)
+    return Candidates(_normalised(p), tokens)
 
 
 def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -
 
     def kept(share: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = _at_least(scores, peaks, _bound(best, share, sampling))
-        return ((values - best) / sampling.temperature).exp_().mul_(p_best), tokens
+        return _weights(values, best, sampling).mul_(p_best), tokens
 
     # Tokens that reach a bound are all that top_p keeps if together they reach top_p. The first bound nearly always is
     # low enough; 1e-9 covers the error of rounded sums.
@@ -94,6 +94,15 @@ def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -
     # All tokens below this probability together have at most half of 1 - top_p.
     certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
     return kept(torch.where(is_enough, hope, (certain / p_best).clamp(min=sampling.min_p, max=1.0)))
+
+
+def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
+    return ((values - best) / sampling.temperature).exp_()
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    # A running sum, as its bits do not depend on how far the row is padded, and so not on the other rows.
+    return weights / weights.cumsum(dim=-1)[:, -1:]
 
 
 def _bound(best: Tensor, share: Tensor | float, sampling: Sampling) -> Tensor:

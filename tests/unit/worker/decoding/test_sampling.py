@@ -89,6 +89,14 @@ def test_no_token_is_lost_by_not_sorting_the_vocabulary(spread: float, cut: dict
     torch.testing.assert_close(found.sum(-1), torch.ones(4, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_row_is_the_same_to_the_bit_beside_any_others(cut: dict[str, float], rng: random.Random) -> None:
+    scores = torch.tensor([[rng.gauss(0, spread) for _ in range(3 * BLOCK)] for spread in (0.01, 1.0, 2.0, 6.0)])
+    choice = Choice("job", sampled(seed=1, **cut), 1)
+    alone = torch.cat([choice.probabilities(row[None]) for row in scores])
+    assert torch.equal(choice.probabilities(scores), alone)
+
+
 def test_of_equally_likely_tokens_the_lower_ids_are_kept() -> None:
     p = probabilities(torch.zeros(1, 4 * BLOCK), sampled(top_p=0.25))
     assert (p > 0).nonzero()[:, 1].tolist() == list(range(BLOCK))
