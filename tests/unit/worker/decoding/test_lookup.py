@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alphaloop.settings.model import LookupDrafterSettings
 from worker.decoding.drafters.continuations import NOVELTY
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.drafters.suffixes import MAX_OCCURRENCES
+from worker.decoding.drafters.suffixes import MAX_OCCURRENCES, SuffixIndex
 from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sampling import Choice
 from worker.engine import Sampling
@@ -121,6 +121,21 @@ def test_a_longer_match_gets_a_longer_draft() -> None:
     lengths = [len(propose(lookup(), [*numbers, 200, *numbers[40 - n : 40]], 64).tokens) for n in range(1, 7)]
     assert lengths == sorted(lengths)
     assert lengths[0] < 3 < lengths[-1]
+
+
+def test_only_the_latest_occurrences_are_looked_at() -> None:
+    text = [1] * (MAX_OCCURRENCES + 9)
+    index = SuffixIndex(text, 1, 1)
+    index.advance(len(text) - 1)
+    assert index.matches(text) == [(1, len(text) - 1 - back) for back in range(MAX_OCCURRENCES)]
+
+
+def test_two_n_grams_with_one_hash_are_told_apart() -> None:
+    assert hash((-1, 3)) == hash((-2, 3)), "CPython's hash of -1 is that of -2"
+    index = SuffixIndex([-1, 3, 5], 2, 4)
+    index.advance(3)
+    assert index.matches([-2, 3]) == []
+    assert index.matches([-1, 3]) == [(2, 2)]
 
 
 def test_an_ask_for_nothing_is_answered_with_nothing() -> None:

@@ -144,6 +144,18 @@ def test_the_same_results_in_the_same_order_make_the_same_proposals(
     assert proposed(one, list(text)) == proposed(other, list(text))
 
 
+def test_what_is_forgotten_leaves_nothing_behind(rng: random.Random) -> None:
+    # Results shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
+    max_bytes = 80_000
+    tracemalloc.start()
+    earlier = EarlierResults(3, 16, max_bytes)
+    for _ in range(100 * max_bytes // BYTES_PER_TOKEN // 3):
+        earlier.remember([rng.randrange(100_000) for _ in range(2)])
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < max_bytes
+
+
 def test_memory_stays_within_its_bytes(rng: random.Random) -> None:
     # Sizes on both sides of where a hash table doubles; tokens of which hardly any pair occurs twice, the dearest case.
     for max_bytes in (80_000, 170_000, 240_000, 350_000, 470_000):

@@ -70,6 +70,12 @@ def test_a_tree_without_branches_is_a_chain() -> None:
     assert grow([(6, [1, 2, 3])], 3, Rule(0.1, 4)) == ([1, 2, 3], None)
 
 
+def test_a_token_just_as_likely_as_asked_for_is_proposed() -> None:
+    assert NOVELTY == 2.0**2, "a lone match of two tokens: probability 1/2"
+    assert grow([(2, [5, 6])], 4, Rule(0.5, 1)) == ([5], None)
+    assert grow([(2, [5, 6])], 4, Rule(0.5, 2)) == ([5], None)
+
+
 def test_where_nothing_was_found_nothing_is_proposed() -> None:
     assert grow([], 3, Rule(0.0, 2)) == ([], None)
     assert grow([], 3, Rule(0.0, 1)) == ([], None)
