@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
@@ -53,6 +53,7 @@ class FakeEngine:
 
     `acceptance[i]` is the probability that draft i + 1 of a round is accepted, the last one's for all behind it.
     `failing_steps` names steps, counted from 0, that raise DecodeFailed. `before_step` is called first in every step.
+    With a `slowness` steps report that many times what `round_ms` says of their shape; without one, no parts at all.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class FakeEngine:
         round_ms: Callable[[str | None, int, int, int], float] = lambda drafter, batch, width, context: (
             0.1 * width if drafter else 10.0 + 0.1 * batch * width + 1e-4 * batch * context
         ),
+        slowness: float | None = None,
         seed: int = 0,
         drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
     ) -> None:
@@ -74,6 +76,7 @@ class FakeEngine:
         self.num_steps = 0
         self._num_slots, self._acceptance, self._seed = num_slots, tuple(acceptance), seed
         self._failing, self._before_step, self._round_ms = frozenset(failing_steps), before_step, round_ms
+        self._slowness = slowness
         self._running: list[_Running] = []
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
@@ -83,6 +86,10 @@ class FakeEngine:
         prompt = job.body.prompt or " ".join(message.content for message in job.body.messages or ())
         token_ids = tuple(_number("token", word) % 50_000 for word in prompt.split())
         return fit_job(job, token_ids, sampling, self.identity.context_length)
+
+    def has_room(self, prepared: PreparedJob) -> bool:
+        """Memory is no object here."""
+        return self.load().num_free > 0
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a sequence in."""
@@ -109,6 +116,8 @@ class FakeEngine:
         if number in self._failing:
             raise DecodeFailed(f"step {number} was told to fail")
         sequences, width, deltas = list(self._running), 0, []
+        num_prefill_tokens = sum(len(s.prepared.token_ids) for s in sequences if not s.output)
+        drafters = {s.decision.drafter for s in sequences}
         for sequence in sequences:
             width = max(width, self._round(sequence))
             if text := sequence.text.take_delta():
@@ -120,7 +129,8 @@ class FakeEngine:
             sequence.device_s += wall_s / len(sequences)
             sequence.batch_size = max(sequence.batch_size, len(sequences))
         finished = tuple(_generation(sequence) for sequence in sequences if sequence.reason)
-        return Step(finished, tuple(deltas), len(sequences), width, wall_s)
+        step = Step(finished, tuple(deltas), len(sequences), width, wall_s, num_prefill_tokens=num_prefill_tokens)
+        return step if self._slowness is None else self._timed(step, drafters, self._slowness)
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence."""
@@ -143,6 +153,13 @@ class FakeEngine:
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """A token of a prompt costs a tenth of a millisecond, and nothing to look-up."""
         return 0.001 if drafter else 0.1 * num_tokens
+
+    def _timed(self, step: Step, drafters: set[str | None], slowness: float) -> Step:
+        context = 256
+        target_ms = slowness * self._round_ms(None, step.batch, step.width, context)
+        (drafter,) = drafters if len(drafters) == 1 else (None,)
+        draft_ms = slowness * self._round_ms(drafter, step.batch, step.width, context) if drafter else 0.0
+        return replace(step, draft_s=draft_ms / 1000, verify_s=target_ms / 1000, context=context, drafter=drafter)
 
     def _round(self, sequence: _Running) -> int:
         max_tokens = sequence.prepared.sampling.max_tokens

@@ -1,0 +1,49 @@
+"""What rounds really take reaches the decisions, the database, and the next worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from alphaloop.cost import CostKind
+from alphaloop.settings import Settings
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import Client, running_worker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+NUM_JOBS = 12
+
+
+def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next_worker(
+    worker_settings: Settings, database: Database
+) -> None:
+    client, engine = Client(worker_settings), FakeEngine(num_slots=4, slowness=2.0)
+    jobs = [
+        json.dumps({"prompt": f"prompt {i}", "max_tokens": 64, "decoding": "vanilla"}).encode() for i in range(NUM_JOBS)
+    ]
+    with running_worker(worker_settings, engine) as worker:
+        calibrated = worker.parts.costs.table
+        client.send("code", jobs)
+        client.results(NUM_JOBS)
+    identity, revisions = engine.identity, {drafter.name: drafter.revision for drafter in engine.drafters}
+    points = CostStore(database).load(
+        identity.device, identity.engine, identity.target_revision, revisions
+    ).points  # fmt: skip
+    assert len(points) == len(calibrated.points)
+    for point in points:
+        is_learned = point.drafter is None and point.kind is CostKind.ROUND
+        assert point.correction == pytest.approx(2.0 if is_learned else 1.0)
+
+    def refuse(drafter: str | None, batch: int, width: int, context: int) -> float:
+        raise AssertionError("what is stored is not measured again")
+
+    with running_worker(worker_settings, FakeEngine(num_slots=4, round_ms=refuse)) as worker:
+        table = worker.parts.costs.table
+        for batch, k in ((1, 0), (4, 8), (3, 2)):
+            before = calibrated.round_ms(None, batch, k)
+            assert before is not None
+            assert table.round_ms(None, batch, k) == pytest.approx(2 * before)
