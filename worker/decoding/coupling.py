@@ -4,7 +4,8 @@ The choice at a position is argmax(log p + g), with Gumbel noise g that depends 
 its distribution is p (the Gumbel-max trick). A drafter that chooses by argmax(log q + g) agrees often. Its draft is
 accepted where it equals the target's choice, and nothing else of it enters the text, so the text is a function of seed
 and target: the same in every mode, k, drafter, tree and batch, as far as p is the same to the bits that decide.
-Verification is the greedy one over these choices: `verify_greedy`, `verify_tree_greedy`.
+Verification is the greedy one over these choices: `verify_greedy`, `verify_tree_greedy`. This is the rule as it is
+proved; `perturbed.py` finds the same token without most of the noise and is held to it.
 
 Both agree with probability sum over i of 1 / sum over j of max(p_j / p_i, q_j / q_i), which is at least
 (1 - TV) / (1 + TV), TV = total variation of p and q (Daliri, Musco, Suresh 2025, "Coupling without Communication and

@@ -1,4 +1,7 @@
-"""The reproducible coupling: its marginal is p, by an exact argument; and no draft of any shape changes the text."""
+"""The reproducible coupling: its marginal is p, by an exact argument; and no draft of any shape changes the text.
+
+That a job's own choices are `coupled_tokens` of its noise, and that its noise is Gumbel noise: test_sampling.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.fixtures.enumeration import Fixed, Language, Text
-from worker.decoding import randomness
+from worker.decoding.coupling import coupled_tokens
 from worker.decoding.sampling import Choice
 from worker.decoding.verify import verify_greedy
 from worker.decoding.verify_tree import tree_depths, verify_tree_greedy
@@ -26,39 +29,32 @@ def choice_of(seed: int, **settings: float) -> Choice:
     return Choice("job", Sampling(max_tokens=LENGTH, temperature=1.0, seed=seed, **settings), 0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.05}], ids=str)
-def test_the_marginal_is_p(seed: int, settings: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_impossible", [0, 1])
+def test_the_marginal_is_p(seed: int, num_impossible: int) -> None:
     """Exact, by geometry.
 
     exp(-g) is exponential, so exp(-g) over its sum is uniform on the simplex with corners e_j. The point p cuts it into
     the simplices S_i = conv(p, e_j for all j ≠ i), which share no inner point and fill it; the volume of S_i is p_i of
     the whole (its determinant). So the marginal is p if i is chosen everywhere inside S_i, whatever the sum was.
     """
+    p = Language(f"target {seed}", VOCABULARY, num_impossible=num_impossible).behind(())
     generator = torch.Generator().manual_seed(seed)
-    choice = choice_of(seed, **settings)
-    scores = 2 * torch.randn((1, VOCABULARY), generator=generator, dtype=torch.float64)
-    p = choice.probabilities(scores)[0]
     for i in range(VOCABULARY):
         corners = torch.eye(VOCABULARY, dtype=torch.float64)
         corners[i] = p
         assert float(torch.linalg.det(corners)) == pytest.approx(float(p[i]), abs=1e-15)
         if p[i] == 0:
             continue  # flat: no inner points
-        spread = torch.rand((100, VOCABULARY), generator=generator, dtype=torch.float64).pow(4) + 1e-4
+        spread = torch.rand((500, VOCABULARY), generator=generator, dtype=torch.float64).pow(4) + 1e-6
         inside = spread / spread.sum(dim=1, keepdim=True) @ corners
-        total = torch.rand((100, 1), generator=generator, dtype=torch.float64) * 10 + 0.01
-        draw_instead(monkeypatch, -(-inside * total).expm1())
-        assert choice.tokens(scores.expand(100, -1), range(100)).eq(i).all()
+        total = torch.rand((500, 1), generator=generator, dtype=torch.float64) * 20 + 0.01
+        assert coupled_tokens(p.expand(500, -1), -(inside * total).log()).eq(i).all()
 
 
-def draw_instead(monkeypatch: pytest.MonkeyPatch, uniforms: Tensor) -> None:
-    """`uniforms` [positions, vocabulary] are what every source of noise draws; -log1p(-u) is exponential."""
-
-    def given(key: int | Tensor, tokens: Tensor) -> Tensor:
-        return uniforms[torch.broadcast_tensors(torch.as_tensor(key), tokens)]
-
-    monkeypatch.setattr(randomness, "key_of", lambda *parts: parts[-1])
-    monkeypatch.setattr(randomness, "uniforms", given)
+def test_an_impossible_token_is_never_chosen() -> None:
+    p = torch.tensor([[0.0, 0.4, 0.6]], dtype=torch.float64)
+    for noise in ([torch.inf, 0.0, 0.0], [1e300, -1e300, -1e300], [torch.inf, -700.0, torch.inf]):
+        assert coupled_tokens(p, torch.tensor([noise], dtype=torch.float64))[0] != 0
 
 
 def test_tokens_of_neighbouring_positions_are_independent_draws_from_p(seed: int) -> None:
