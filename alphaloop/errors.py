@@ -7,6 +7,7 @@
     │   ├── InvalidField          a field of the wrong type, out of range, or not supported
     │   ├── UnknownTask           a task that configs/tasks.toml does not name
     │   ├── PromptTooLong         prompt and requested output do not fit the target's context
+    │   ├── JobTooLarge           its keys and values would not fit the memory, even alone
     │   └── JobConflict           a known job_id with another payload
     ├── BrokerError               Kafka refused or is gone
     │   ├── BrokerUnavailable     nobody answers at bootstrap.servers
@@ -94,6 +95,12 @@ class PromptTooLong(MessageError):
     """Prompt and requested output do not fit the target's context."""
 
     code = "prompt_too_long"
+
+
+class JobTooLarge(MessageError):
+    """The keys and values of prompt and requested output would not fit the memory set aside for them."""
+
+    code = "job_too_large"
 
 
 class JobConflict(MessageError):

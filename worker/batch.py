@@ -79,7 +79,7 @@ class BatchDecoding:
                     claimed = running.pop(job_id)
                     outcome.cancelled.append(claimed)
                     waiting = [other for other in waiting if other is not claimed]
-                while waiting and self._engine.load().num_free:
+                while waiting and self._engine.has_room(waiting[0].ready.prepared):
                     self._engine.admit(waiting.pop(0).ready.prepared, decision)
                 if not running:
                     return None

@@ -149,10 +149,13 @@ class Engine(Protocol):
         """The drafters loaded here, never marked stale: staleness is in the store."""
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
-        """Tokenize; raises PromptTooLong or InvalidField when the job cannot be decoded here."""
+        """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job can never be decoded here."""
+
+    def has_room(self, prepared: PreparedJob) -> bool:
+        """Whether the job could be admitted now: a slot is free, and the memory for all it may come to need."""
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
-        """Take a sequence in; the caller has seen a free slot in `load()`."""
+        """Take a sequence in; the caller has asked `has_room`."""
 
     def step(self) -> Step:
         """One round for every admitted sequence; raises DecodeFailed, after which `abandon` empties the engine."""

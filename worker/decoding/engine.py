@@ -1,7 +1,8 @@
-"""The engine over transformers: prefill, then rounds shared by all running sequences.
+"""The engine over transformers models: rounds in which every sequence reads what its slot lacks.
 
-A round: every sequence's drafts are laid side by side with the token its cache lacks, padded to the widest; one pass
-of the target reads them; each row keeps its accepted drafts and the target's next token. Vanilla is a round of width 1.
+A round: drafters propose for the sequences that use them; one pass of the target reads the pending token and the drafts
+of every running sequence, each as wide as its own proposal, and beside them the next piece of a prompt; each sequence
+keeps its accepted drafts and the target's next token. Vanilla decoding is a round one token wide.
 """
 
 from __future__ import annotations
@@ -10,37 +11,35 @@ import time
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from alphaloop.errors import DecodeFailed
+from alphaloop.errors import DecodeFailed, JobTooLarge
 from alphaloop.goodput import DrafterState
 from alphaloop.messages import Job
 from alphaloop.policy import Decision
-from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.measuring import (
-    measure_draft_ms,
-    measure_draft_prefill_ms,
-    measure_target_ms,
-    measure_target_prefill_ms,
-)
+from worker.decoding import measuring
 from worker.decoding.prompts import prepare_job
-from worker.decoding.sampling import probabilities, uniforms
+from worker.decoding.proposal import Drafter
+from worker.decoding.rounds import Round, is_out_of_memory
 from worker.decoding.sequence import Sequence
 from worker.decoding.target import Target
-from worker.decoding.verify import Verdict, verify_deterministic, verify_greedy
 from worker.engine import EngineIdentity, Load, PreparedJob, Sampling, Step
 
 
 class TransformersEngine:
     """`worker.engine.Engine` over a transformers model. Not thread-safe: one thread owns it."""
 
-    def __init__(self, target: Target, drafters: Mapping[str, LookupDrafter], *, num_slots: int) -> None:
+    def __init__(
+        self, target: Target, drafters: Mapping[str, Drafter], *, num_slots: int, max_cache_bytes: int
+    ) -> None:
         self._target = target
         self._drafters = dict(drafters)
         self._num_slots = num_slots
-        self._cache = target.new_cache(num_slots)
-        self._waiting: list[Sequence] = []
+        self._max_cache_bytes = max_cache_bytes
+        self._cache = target.model.new_cache(num_slots)
         self._running: list[Sequence] = []
+        # Sequences that memory had no room for after all: they go on, behind their own text, when others have ended.
+        self._parked: list[Sequence] = []
+        self._most_running = num_slots
 
     @property
     def identity(self) -> EngineIdentity:
@@ -53,125 +52,136 @@ class TransformersEngine:
         return tuple(drafter.state for drafter in self._drafters.values())
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
-        """Tokenize; raises PromptTooLong or InvalidField when the job cannot be decoded here."""
+        """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job cannot be decoded here."""
         identity = self._target.identity
-        return prepare_job(self._target.tokenizer, identity.target, identity.context_length, job, sampling)
+        prepared = prepare_job(self._target.tokenizer, identity.target, identity.context_length, job, sampling)
+        needed = self._cache.num_bytes_with(1, _num_positions(prepared))
+        if needed > self._max_cache_bytes:
+            raise JobTooLarge(
+                f"expected at most {self._max_cache_bytes} bytes of keys and values, found {needed}: "
+                f"({len(prepared.token_ids)} prompt tokens + {prepared.sampling.max_tokens} max_tokens) "
+                f"in blocks, times {self._cache.shape.bytes_per_token} bytes a token",
+                field="body.max_tokens",
+                hint="lower max_tokens, or raise models.target.max_cache_bytes",
+            )
+        return prepared
+
+    def has_room(self, prepared: PreparedJob) -> bool:
+        """Whether a slot and the memory for the whole of this job are free beside what runs."""
+        if not self.load().num_free:
+            return False
+        others = [sequence.num_positions for sequence in (*self._running, *self._parked)]
+        longest = max((_num_positions(prepared), *others))
+        return self._cache.num_bytes_with(len(others) + 1, longest) <= self._max_cache_bytes
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
-        """Take a sequence in; its prompt is read by the next step."""
-        if not self.load().num_free:
-            raise DecodeFailed(f"all {self._num_slots} slots are taken", hint="look at load() before admit()")
-        drafter = None
-        if decision.drafter is not None:
-            if decision.drafter not in self._drafters:
-                raise DecodeFailed(f"expected a drafter of {sorted(self._drafters)}, found {decision.drafter!r}")
-            drafter = self._drafters[decision.drafter]
-        slot = self._cache.acquire()
-        self._waiting.append(Sequence(prepared, self._target, slot, drafter, decision.num_draft_tokens))
+        """Take a sequence in; the next steps read its prompt."""
+        if not self.has_room(prepared):
+            raise DecodeFailed(f"no room for another of {self._num_slots} slots", hint="ask has_room() before admit()")
+        if decision.drafter is not None and decision.drafter not in self._drafters:
+            raise DecodeFailed(f"expected a drafter of {sorted(self._drafters)}, found {decision.drafter!r}")
+        sequence = Sequence(prepared, decision, self._target, self._cache.acquire())
+        if sequence.drafter is not None:
+            self._drafters[sequence.drafter].open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
+        self._running.append(sequence)
 
     def step(self) -> Step:
-        """One round for every admitted sequence: a new one's is its prefill, the others share a pass."""
+        """One round for every admitted sequence. Raises DecodeFailed, after which `abandon` empties the engine.
+
+        Where memory runs out, half of the sequences leave their slots and go on later: no job is lost by it.
+        """
         began = time.perf_counter()
-        newcomers, runners = self._waiting, list(self._running)
-        self._waiting, self._running = [], [*runners, *newcomers]
+        self._unpark()
+        batch = list(self._running)
+        round_ = Round(self._target, self._drafters, self._cache, batch)
         try:
             with torch.inference_mode():
-                width = self._round(runners) if runners else 0
-                for sequence in newcomers:
-                    width = max(width, self._prefill(sequence, len(newcomers) + len(runners)))
+                round_.run()
         except Exception as error:  # whatever it is, it must not end the worker
-            raise DecodeFailed(f"a step over {len(self._running)} sequences failed: {error}") from error
-        deltas = tuple(delta for sequence in self._running if (delta := sequence.take_delta()))
-        finished = [sequence for sequence in self._running if sequence.finish_reason]
+            if not is_out_of_memory(error) or len(batch) < 2:
+                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {error}") from error
+            self._park(batch[(len(batch) + 1) // 2 :])
+        deltas = tuple(delta for sequence in batch if (delta := sequence.take_delta()))
+        finished = [sequence for sequence in batch if sequence.finish_reason]
         for sequence in finished:
             self._drop(sequence)
-        return Step(
-            finished=tuple(sequence.generation() for sequence in finished),
-            deltas=deltas,
-            batch=len(newcomers) + len(runners),
-            width=width,
-            wall_s=time.perf_counter() - began,
-        )
+        self._close_gaps()
+        wall_s = time.perf_counter() - began
+        for sequence in batch:
+            sequence.charge(wall_s / len(batch), len(batch))
+        return round_.report(tuple(sequence.generation() for sequence in finished), deltas, wall_s)
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
-        for sequence in [*self._waiting, *self._running]:
+        for sequence in (*self._running, *self._parked):
             if sequence.job_id == job_id:
                 self._drop(sequence)
+                self._close_gaps()
                 return True
         return False
 
     def abandon(self) -> None:
-        """Drop every sequence, and the cache's memory with them."""
-        self._waiting, self._running = [], []
+        """Drop every sequence, and the caches' memory with them."""
+        self._running, self._parked = [], []
+        self._most_running = self._num_slots
         self._cache.clear()
+        for drafter in self._drafters.values():
+            drafter.clear()
 
     def load(self) -> Load:
         """How full the engine is."""
-        return Load(len(self._waiting) + len(self._running), self._num_slots)
+        return Load(len(self._running) + len(self._parked), self._num_slots)
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
         if drafter is None:
-            return measure_target_ms(self._target, batch, width, context, num_samples)
-        return measure_draft_ms(self._drafters[drafter], batch, width, context, num_samples)
+            return measuring.measure_target_ms(self._target, batch, width, context, num_samples)
+        return measuring.measure_draft_ms(self._drafters[drafter], batch, width, context, num_samples)
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
         if drafter is None:
-            return measure_target_prefill_ms(self._target, num_tokens, num_samples)
-        return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
-
-    def _prefill(self, sequence: Sequence, batch: int) -> int:
-        began = time.perf_counter()
-        logits = self._target.prefill(self._cache, sequence.slot, sequence.prompt)
-        (verdict,) = _verify([sequence], logits[:, None], _no_drafts(logits), [0])
-        sequence.take([verdict.next_token], 0)
-        sequence.charge(time.perf_counter() - began, batch)
-        return len(sequence.prompt)
-
-    def _round(self, runners: list[Sequence]) -> int:
-        began = time.perf_counter()
-        drafts = [sequence.propose() for sequence in runners]
-        width = 1 + max(map(len, drafts))
-        columns = [
-            [sequence.output[-1], *draft, *[0] * (width - 1 - len(draft))]
-            for sequence, draft in zip(runners, drafts, strict=True)
-        ]
-        token_ids = torch.tensor(columns, device=self._target.device)
-        logits = self._target.logits(self._cache, [sequence.slot for sequence in runners], token_ids)
-        verdicts = _verify(runners, logits, token_ids[:, 1:], [len(draft) for draft in drafts])
-        for sequence, draft, verdict in zip(runners, drafts, verdicts, strict=True):
-            self._cache.lengths[sequence.slot] += verdict.num_accepted + 1
-            sequence.take([*draft[: verdict.num_accepted], verdict.next_token], len(draft))
-        seconds = time.perf_counter() - began
-        for sequence in runners:
-            sequence.charge(seconds / len(runners), len(runners))
-        return width
+            return measuring.measure_target_prefill_ms(self._target, num_tokens, num_samples)
+        return measuring.measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
 
     def _drop(self, sequence: Sequence) -> None:
-        (self._waiting if sequence in self._waiting else self._running).remove(sequence)
-        self._cache.release(sequence.slot)
+        if sequence in self._parked:
+            self._parked.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._cache.release(sequence.slot)
+        if sequence.drafter is not None:
+            self._drafters[sequence.drafter].close(sequence.job_id)
+        if not self._running and not self._parked:
+            self._most_running = self._num_slots
+
+    def _close_gaps(self) -> None:
+        """Have the running sequences side by side: what lies between two of them would be carried along."""
+        for sequence in sorted(self._running, key=lambda sequence: -sequence.slot):
+            slot = self._cache.lower(sequence.slot)
+            if slot == sequence.slot:
+                return
+            sequence.slot = slot
+
+    def _park(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._running.remove(sequence)
+            self._cache.release(sequence.slot)
+            if sequence.drafter is not None:
+                # It is opened again, and reads the text again, when the sequence goes on.
+                self._drafters[sequence.drafter].close(sequence.job_id)
+        self._parked += sequences
+        self._most_running = len(self._running)
+        self._cache.trim()
+
+    def _unpark(self) -> None:
+        while self._parked and len(self._running) < self._most_running:
+            sequence = self._parked.pop(0)
+            sequence.slot = self._cache.acquire()
+            if sequence.drafter is not None:
+                self._drafters[sequence.drafter].open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
+            self._running.append(sequence)
 
 
-def _verify(runners: list[Sequence], logits: Tensor, drafts: Tensor, num_proposed: list[int]) -> list[Verdict]:
-    """One verdict a row of `logits` [batch, width, vocabulary] and `drafts` [batch, width - 1]."""
-    verdicts = verify_greedy(_best_tokens(logits), drafts, torch.tensor(num_proposed, device=drafts.device))
-    for row, sequence in enumerate(runners):
-        if sequence.generator is not None:
-            k = num_proposed[row]
-            p = probabilities(logits[row, : k + 1], sequence.sampling)
-            verdicts[row] = verify_deterministic(p, drafts[row, :k], uniforms(sequence.generator, k + 1, p.device))
-    return verdicts
-
-
-def _no_drafts(logits: Tensor) -> Tensor:
-    return torch.empty((len(logits), 0), dtype=torch.long, device=logits.device)
-
-
-def _best_tokens(logits: Tensor) -> Tensor:
-    """The argmax of each position; raises RuntimeError where logits are not finite, as nothing sampled from them is."""
-    values, tokens = logits.max(dim=-1)
-    if not bool(values.isfinite().all()):
-        raise RuntimeError("the target returned logits that are not finite")
-    return tokens
+def _num_positions(prepared: PreparedJob) -> int:
+    return len(prepared.token_ids) + prepared.sampling.max_tokens

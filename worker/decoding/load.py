@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from alphaloop.settings.model import ModelSettings
+from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.engine import TransformersEngine
+from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_target
+from worker.decoding.proposal import Drafter
+from worker.decoding.target import Target
+
+#: Of the memory that the models leave: the rest is for drafters' keys and values, logits, and everybody else.
+CACHE_SHARE = 0.5
 
 
 def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
-    """Load the target and its drafters; raises ModelNotFound or UnsupportedModel. Seconds, and 14 of a first GGUF."""
-    drafters = {name: LookupDrafter(name, settings) for name, settings in models.drafters.items()}
-    return TransformersEngine(load_target(models.target), drafters, num_slots=num_slots)
+    """Load the target and its drafters. Seconds, and 14 of a first GGUF.
+
+    Raises ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft model that cannot draft for this target.
+    """
+    target = load_target(models.target)
+    drafters = {
+        name: _load_drafter(name, settings, models, target, num_slots) for name, settings in models.drafters.items()
+    }
+    max_cache_bytes = models.target.max_cache_bytes or int(CACHE_SHARE * available_bytes(target.device))
+    return TransformersEngine(target, drafters, num_slots=num_slots, max_cache_bytes=max_cache_bytes)
+
+
+def _load_drafter(
+    name: str,
+    settings: LookupDrafterSettings | DraftModelDrafterSettings,
+    models: ModelSettings,
+    target: Target,
+    num_slots: int,
+) -> Drafter:
+    if isinstance(settings, LookupDrafterSettings):
+        return LookupDrafter(name, settings)
+    from worker.decoding.drafters.load_draft_model import load_draft_model
+
+    return load_draft_model(name, settings, models.target, target, num_slots=num_slots)

@@ -11,13 +11,14 @@ from typing import Final
 import torch
 
 from alphaloop.errors import DecodeFailed
+from worker.decoding.passes import Read
 from worker.decoding.proposal import Ask, Drafter
 from worker.decoding.sampling import Choice
 from worker.decoding.target import Target
 from worker.decoding.verify import verify_greedy
 from worker.engine import Sampling
 
-NUM_WARM_UP: Final = 2
+NUM_WARM_UP: Final = 1
 _GREEDY: Final = Sampling(max_tokens=1, temperature=0.0)
 _NO_TASK: Final = ""  # what is measured is remembered for no task
 
@@ -27,15 +28,16 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
     """Median milliseconds of a pass of `width` columns for `batch` sequences, with its greedy verification."""
     generator = torch.Generator().manual_seed(batch * 1000 + width)
     context = min(context, target.identity.context_length - width)
-    token_ids = torch.randint(0, target.model.config.vocab_size, (batch, width), generator=generator)
+    token_ids = torch.randint(0, target.model.vocabulary_size, (batch, width), generator=generator)
+    columns = token_ids.to(target.device)
     proposed = torch.full((batch,), width - 1, device=target.device)
-    cache = target.new_cache(batch)
+    cache = target.model.new_cache(batch)
     rows = [cache.acquire() for _ in range(batch)]
+    reads = [Read(row, tokens, num_logits=width) for row, tokens in zip(rows, token_ids.tolist(), strict=True)]
 
     def one_pass() -> None:
-        columns = token_ids.to(target.device)
-        best = target.logits(cache, rows, columns).max(dim=-1)
-        verify_greedy(best.indices, columns[:, 1:], proposed)
+        best = target.model.read(cache, reads).max(dim=-1)
+        verify_greedy(best.indices.view(batch, width), columns[:, 1:], proposed)
 
     try:
         # Empty keys take as long to read as any others, and reading a prompt takes longer than all the passes.
@@ -50,12 +52,12 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
 def measure_target_prefill_ms(target: Target, num_tokens: int, num_samples: int) -> float:
     """Median milliseconds in which a prompt of `num_tokens` is read into an empty slot."""
     generator = torch.Generator().manual_seed(num_tokens)
-    prompt = torch.randint(0, target.model.config.vocab_size, (num_tokens,), generator=generator).tolist()
-    cache = target.new_cache(1)
+    prompt = torch.randint(0, target.model.vocabulary_size, (num_tokens,), generator=generator).tolist()
+    cache = target.model.new_cache(1)
 
     def one_prefill() -> None:
         slot = cache.acquire()
-        target.prefill(cache, slot, prompt)
+        target.model.prefill(cache, slot, prompt)
         cache.release(slot)
 
     try:

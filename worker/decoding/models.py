@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from alphaloop.errors import ModelError, UnsupportedModel
 from alphaloop.settings.model import TargetSettings
+from worker.decoding.device import find_device
+from worker.decoding.fused import VERSION as FUSED_VERSION
+from worker.decoding.fused import can_fuse
+from worker.decoding.language_model import LanguageModel
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
 from worker.decoding.target import Target
 from worker.engine import EngineIdentity
@@ -22,54 +27,80 @@ log = logging.getLogger(__name__)
 
 LONGEST_DEFAULT_CONTEXT: Final = 8192
 # These change the frequencies of all positions with the longest one seen, so a batch would depend on its neighbours.
+_TRANSFORMERS: Final = f"transformers-{transformers.__version__}"
 UNSTABLE_ROPE: Final = frozenset({"dynamic", "longrope"})
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A transformers model on its device with its tokenizer, and which weights they are."""
+
+    model: Any
+    tokenizer: Any
+    folder: Path
+    revision: str
 
 
 def load_target(settings: TargetSettings) -> Target:
     """Load, check, and name what was loaded; raises ModelNotFound or UnsupportedModel."""
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    device = _device(settings.device)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    weights = find_weights(settings.source, settings.revision)
+    device = find_device(settings.device)
+    loaded = load_weights(settings.source, settings.revision, settings.dtype, device)
+    context_length = _context_length(settings, loaded.model.config)
+    ends = end_tokens(loaded.model, loaded.tokenizer)
+    model = LanguageModel(loaded.model, context_length)
+    library = f"fused{FUSED_VERSION}-torch-{torch.__version__}" if model.is_fused else _TRANSFORMERS
+    identity = EngineIdentity(
+        engine=f"{library}-{settings.dtype}",
+        target=settings.name,
+        target_revision=loaded.revision,
+        dtype=settings.dtype,
+        device=_device_name(device),
+        context_length=context_length,
+    )
+    return Target(model, loaded.tokenizer, identity, ends)
+
+
+def load_weights(source: str, revision: str | None, dtype: str, device: torch.device) -> Loaded:
+    """Load a model that the slot cache can serve; raises ModelNotFound or UnsupportedModel."""
+    weights = find_weights(source, revision)
     # Bars on a server are noise between lines of its log, which may be JSON.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        folder = _dense_copy(weights, settings.dtype) if weights.is_gguf else weights.path
+        folder = _dense_copy(weights, dtype) if weights.is_gguf else weights.path
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False)
     except ModelError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
-        raise UnsupportedModel(f"{settings.source}: {error}") from error
+        raise UnsupportedModel(f"{source}: {error}") from error
     refuse_unsupported(model)
-    identity = EngineIdentity(
-        engine=f"transformers-{transformers.__version__}-{settings.dtype}",
-        target=settings.name,
-        target_revision=weights.revision,
-        dtype=settings.dtype,
-        device=_device_name(device),
-        context_length=_context_length(settings, model.config),
-    )
-    target = Target(model.to(device).eval(), tokenizer, identity, end_tokens(model, tokenizer))
-    target.check_slots()
-    return target
+    return Loaded(model.to(device).eval(), tokenizer, folder, weights.revision)
 
 
 def refuse_unsupported(model: Any) -> None:
     """Raise UnsupportedModel for a model whose attention the slot cache and its mask would not reproduce."""
     config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    # One dictionary, or one for each kind of layer.
+    for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if (rope_type := part.get("rope_type")) in UNSTABLE_ROPE:
+            raise UnsupportedModel(f"rope type {rope_type} makes a text depend on the others in its batch")
+    if can_fuse(config):
+        return
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds or (not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None)):
         raise UnsupportedModel(
             f"expected full attention in every layer of {config.model_type}, "
             f"found {', '.join(sorted(kinds)) or 'a sliding window'}"
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in UNSTABLE_ROPE:
-        raise UnsupportedModel(f"rope type {rope['rope_type']} makes a text depend on the others in its batch")
     if config.is_encoder_decoder or "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(f"expected a decoder-only language model, found {config.model_type}")
 
@@ -118,17 +149,6 @@ def _context_length(settings: TargetSettings, config: Any) -> int:
             f"models.target.context_length is {settings.context_length}; the model was made for {longest} positions"
         )
     return settings.context_length or min(longest, LONGEST_DEFAULT_CONTEXT)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UnsupportedModel(f"models.target.device is {name!r}: {error}", hint="auto, cpu, cuda, cuda:1") from error
-    return device
 
 
 def _device_name(device: torch.device) -> str:

@@ -7,75 +7,89 @@ from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
 from alphaloop.acceptance import AcceptanceCounts
-from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.sampling import job_generator
+from alphaloop.policy import Decision
+from worker.decoding.proposal import Ask, Proposal
+from worker.decoding.sampling import Choice
 from worker.decoding.target import Target
 from worker.decoding.text import TextStream
+from worker.decoding.verify import Verdict
+from worker.decoding.verify_tree import tree_depths
 from worker.engine import Generation, PreparedJob, TokenDelta
 
 
 class Sequence:
-    """One admitted job. The cache holds all of its tokens but the last, which the next pass reads."""
+    """One admitted job. Its slot lags behind its text: by the prompt at first, later by the last token alone."""
 
-    def __init__(
-        self, prepared: PreparedJob, target: Target, slot: int, drafter: LookupDrafter | None, num_draft_tokens: int
-    ) -> None:
+    def __init__(self, prepared: PreparedJob, decision: Decision, target: Target, slot: int) -> None:
         self.job_id = prepared.job.job_id
+        self.task = prepared.job.task
         self.sampling = prepared.sampling
         self.slot = slot
-        self.prompt = prepared.token_ids
-        self.output: list[int] = []
+        self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list
+        self.num_prompt = len(self.text)
+        self.choice = Choice(self.job_id, self.sampling, self.num_prompt)
+        self.drafter = decision.drafter
         self.counts = AcceptanceCounts()
         self.finish_reason: Literal["stop", "length"] | None = None
-        self.generator = job_generator(self.job_id, self.sampling.seed) if self.sampling.temperature > 0 else None
-        self.device_s = 0.0
-        self.batch_size = 1
-        self._end_tokens = target.end_tokens
-        self._text = TextStream(target.decode, self.sampling.stop)
-        self._draft = drafter.start(self.prompt) if drafter else None
-        self._num_draft_tokens = num_draft_tokens
+        self._num_draft_tokens = decision.num_draft_tokens
+        self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
+        self._stream = TextStream(target.decode, self.sampling.stop, is_live=prepared.job.body.stream)
         self._num_deltas = 0
+        self._device_s = 0.0
+        self._batch_size = 1
         self._admitted = time.perf_counter()
         self._first_token_s: float | None = None
 
-    def propose(self) -> list[int]:
-        """This round's drafts: never so many that the round could pass the token limit."""
-        num = min(self._num_draft_tokens, self.sampling.max_tokens - len(self.output) - 1)
-        return self._draft.propose(num) if self._draft and num > 0 else []
+    @property
+    def output(self) -> SequenceOf[int]:
+        """The tokens generated so far."""
+        return self.text[self.num_prompt :]
 
-    def take(self, tokens: SequenceOf[int], num_proposed: int) -> None:
+    @property
+    def num_positions(self) -> int:
+        """Positions that its slot may come to need."""
+        return self.num_prompt + self.sampling.max_tokens
+
+    def ask(self) -> Ask:
+        """What it wants from its drafter: never so many tokens that the round could pass the token limit."""
+        room = self.num_positions - len(self.text) - 1
+        return Ask(self.job_id, self.text, min(self._num_draft_tokens, room), self.choice)
+
+    def take(self, proposal: Proposal, verdict: Verdict) -> None:
         """Append a round's tokens, its accepted drafts and the target's own, up to where the text ends.
 
         The token that ends the text counts, tokens behind it are cropped: `counts.num_tokens` is always the number of
         output tokens. An end token counts without being text. So does the token that completes a stop string.
         """
+        tokens = [*(proposal.tokens[index] for index in verdict.path), verdict.next_token]
         num_emitted = 0
         for token in tokens:
             num_emitted += 1
-            self.output.append(token)
+            self.text.append(token)
             if token in self._end_tokens:
-                self._text.finish()
+                self._stream.finish()
                 self.finish_reason = "stop"
-            elif self._text.push(token):
+            elif self._stream.push(token):
                 self.finish_reason = "stop"
-            elif len(self.output) >= self.sampling.max_tokens:
-                self.finish_reason = "stop" if self._text.finish() else "length"
+            elif len(self.text) >= self.num_positions:
+                self.finish_reason = "stop" if self._stream.finish() else "length"
             if self.finish_reason:
                 break
-        self.counts = self.counts.with_round(num_proposed, len(tokens) - 1, num_emitted=num_emitted)
+        depth = len(proposal.tokens) if proposal.parents is None else max(tree_depths(proposal.parents), default=0)
+        self.counts = self.counts.with_round(
+            depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
+        )
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
-        if self._draft and not self.finish_reason:
-            self._draft.extend(tokens)
 
     def charge(self, seconds: float, batch: int) -> None:
         """Add this sequence's share of a step."""
-        self.device_s += seconds
-        self.batch_size = max(self.batch_size, batch)
+        self._device_s += seconds
+        self._batch_size = max(self._batch_size, batch)
 
     def take_delta(self) -> TokenDelta | None:
         """Text added since the last call, if any has become certain."""
-        text = self._text.take_delta()
+        text = self._stream.take_delta()
         if not text:
             return None
         self._num_deltas += 1
@@ -87,13 +101,13 @@ class Sequence:
             raise ValueError(f"{self.job_id} is still running")
         return Generation(
             job_id=self.job_id,
-            text=self._text.text,
+            text=self._stream.text,
             token_ids=tuple(self.output),
             finish_reason=self.finish_reason,
-            num_prompt_tokens=len(self.prompt),
+            num_prompt_tokens=self.num_prompt,
             counts=self.counts,
             time_to_first_token_s=self._first_token_s,
             wall_s=time.perf_counter() - self._admitted,
-            device_s=self.device_s,
-            batch_size=self.batch_size,
+            device_s=self._device_s,
+            batch_size=self._batch_size,
         )

@@ -1,46 +1,58 @@
 """A key/value cache in which every sequence has a slot and a length of its own.
 
-Each layer holds [slots, heads, capacity, head_dim]. A pass writes `width` columns behind the length of each of its
-rows, and the mask lets every column see its row up to itself: rows may be ragged, and join or leave without touching
-the others. Rejected positions are never counted in the length, so the next pass overwrites them; so are the columns
-that pad a row to the pass's width.
+Each layer holds [slots, 2 * heads, capacity, head_dim], a slot's keys before its values. A pass writes its columns
+behind the length of each of its slots; what is behind the length never counts, so rejected columns are dropped by not
+being counted, and the next pass overwrites them. Rows may be ragged, and join or leave without touching the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
-BLOCK = 256
+BLOCK: Final = 128  #: positions by which the capacity grows
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """The columns of one pass: where they are written and what they may see."""
+class KvShape:
+    """What a model keeps of every token."""
 
-    rows: Tensor  #: [batch] slots
-    positions: Tensor  #: [batch, width]
-    mask: Tensor  #: [batch, 1, width, num_keys], true where a column may look
-    num_keys: int
-    span: slice | None  #: the rows as a slice, where they lie side by side: then nothing is copied
+    num_layers: int
+    num_heads: int  #: heads of the keys, and as many of the values
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in all layers."""
+        return self.num_layers * 2 * self.num_heads * self.head_dim * self.dtype.itemsize
 
 
-class SlotCache(Cache):
+class SlotCache:
     """Slots of all layers, and how many positions of each count."""
 
-    def __init__(self, num_layers: int, num_slots: int, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, shape: KvShape, num_slots: int, device: torch.device) -> None:
+        self.shape = shape
         self.num_slots = num_slots
+        self.device = device
         self.lengths = [0] * num_slots
-        self.window: Window | None = None
         self.capacity = 0
+        self.num_rows = 0  #: slots that have memory
+        self.layers: list[Tensor] = []  #: one a layer, [num_rows, 2 * heads, capacity, head_dim]
         self._free = sorted(range(num_slots), reverse=True)
-        self._slot_layers = [_SlotLayer(self) for _ in range(num_layers)]
-        super().__init__(layers=[*self._slot_layers])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is held now."""
+        return self.num_rows * self.capacity * self.shape.bytes_per_token
+
+    def num_bytes_with(self, num_rows: int, num_positions: int) -> int:
+        """Memory that `num_rows` slots would hold, the longest of them with `num_positions`."""
+        return num_rows * _in_blocks(num_positions) * self.shape.bytes_per_token
 
     def acquire(self) -> int:
         """The lowest free slot, empty."""
@@ -49,75 +61,71 @@ class SlotCache(Cache):
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot back; what it holds becomes invisible at once."""
+        """Give a slot back; what it holds becomes invisible at once. Without a slot in use the memory goes too."""
         self._free = sorted([*self._free, slot], reverse=True)
+        if len(self._free) == self.num_slots:
+            self.clear()
 
     def clear(self) -> None:
         """Free every slot and drop the memory, whatever state a failed pass left it in."""
         self.lengths = [0] * self.num_slots
         self._free = sorted(range(self.num_slots), reverse=True)
-        self.window, self.capacity = None, 0
-        for layer in self._slot_layers:
-            layer.keys = layer.values = None
+        self.capacity = self.num_rows = 0
+        self.layers = []
 
-    def open(self, rows: Sequence[int], width: int) -> Window:
-        """Prepare a pass of `width` columns behind the current length of each of `rows`."""
-        lengths = [self.lengths[row] for row in rows]
-        num_keys = max(lengths) + width
-        if num_keys > self.capacity:
-            self.capacity = -(-num_keys // BLOCK) * BLOCK
-        starts = torch.tensor(lengths, device=self.device)
-        positions = starts[:, None] + torch.arange(width, device=self.device)
-        mask = torch.arange(num_keys, device=self.device) <= positions[:, :, None]
-        beside = list(rows) == list(range(rows[0], rows[0] + len(rows)))
-        span = slice(rows[0], rows[0] + len(rows)) if beside else None
-        self.window = Window(torch.tensor(rows, device=self.device), positions, mask[:, None], num_keys, span)
-        return self.window
+    @torch.inference_mode()
+    def lower(self, slot: int) -> int:
+        """Move a slot's content into the lowest free slot, if that is lower; returns where it is now."""
+        if not self._free or self._free[-1] > slot:
+            return slot
+        lowest, length = self._free.pop(), self.lengths[slot]
+        for layer in self.layers:
+            layer[lowest, :, :length] = layer[slot, :, :length]
+        self.lengths[lowest] = length
+        self._free = sorted([*self._free, slot], reverse=True)
+        return lowest
 
+    @torch.inference_mode()
+    def keep(self, slot: int, columns: Sequence[int]) -> None:
+        """Count `columns` of the last pass, ascending from its first (0), behind the slot's length; drop the others.
 
-class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, [slots, heads, capacity, head_dim]."""
+        Only columns that are out of place are copied: the accepted path of a tree, never of a chain.
+        """
+        length = self.lengths[slot]
+        moved = [(to, column) for to, column in enumerate(columns) if to != column]
+        if moved:
+            to, column = (torch.tensor(places, device=self.device) + length for places in zip(*moved, strict=True))
+            for layer in self.layers:
+                layer[slot].index_copy_(1, to, layer[slot].index_select(1, column))
+        self.lengths[slot] = length + len(columns)
 
-    is_sliding = False
+    @torch.inference_mode()
+    def trim(self) -> None:
+        """Give back the memory of slots above the highest in use."""
+        rows = max((slot + 1 for slot in range(self.num_slots) if slot not in self._free), default=0)
+        if rows < self.num_rows:
+            for index, layer in enumerate(self.layers):
+                self.layers[index] = layer[:rows].clone()
+            self.num_rows = rows
 
-    def __init__(self, cache: SlotCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._cache = cache
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = self._grown(None, key_states), self._grown(None, value_states)
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write the pass's columns; returns all that its rows hold up to the last of them."""
-        window = self._cache.window
-        if window is None:
-            raise RuntimeError("expected open() before a pass")
-        if self.keys is None or self.values is None or self.keys.shape[2] < self._cache.capacity:
-            self.keys, self.values = self._grown(self.keys, key_states), self._grown(self.values, value_states)
-        return _write(self.keys, window, key_states), _write(self.values, window, value_states)
-
-    def _grown(self, held: Tensor | None, states: Tensor) -> Tensor:
-        # Zeros, not empty memory: a masked column weighs nothing, but nothing times NaN is NaN.
-        _, num_heads, _, head_dim = states.shape
-        grown = states.new_zeros((self._cache.num_slots, num_heads, self._cache.capacity, head_dim))
-        if held is not None:
-            grown[:, :, : held.shape[2]] = held
-        return grown
-
-    def get_seq_length(self) -> int:
-        return max(self._cache.lengths)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._cache.window.num_keys if self._cache.window else query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
+    @torch.inference_mode()
+    def reserve(self, num_rows: int, num_positions: int) -> None:
+        """Have memory for slots 0 to `num_rows` - 1 with `num_positions` each; grows layer by layer."""
+        rows, capacity = max(num_rows, self.num_rows), max(_in_blocks(num_positions), self.capacity)
+        if (rows, capacity) == (self.num_rows, self.capacity):
+            return
+        shape = (rows, 2 * self.shape.num_heads, capacity, self.shape.head_dim)
+        for index in range(self.shape.num_layers):
+            # Zeros, not empty memory: a masked column weighs nothing, but nothing times NaN is NaN.
+            grown = torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
+            if index < len(self.layers):
+                held = self.layers[index]
+                grown[: held.shape[0], :, : held.shape[2]] = held
+                self.layers[index] = grown
+            else:
+                self.layers.append(grown)
+        self.num_rows, self.capacity = rows, capacity
 
 
-def _write(held: Tensor, window: Window, states: Tensor) -> Tensor:
-    held[window.rows[:, None], :, window.positions] = states.transpose(1, 2)
-    if window.span is not None:
-        return held[window.span, :, : window.num_keys]
-    return held[window.rows, :, : window.num_keys]
+def _in_blocks(num_positions: int) -> int:
+    return -(-num_positions // BLOCK) * BLOCK

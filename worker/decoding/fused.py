@@ -1,0 +1,199 @@
+"""A decoder of the Llama kind over the slot cache, in as few calls a layer as torch allows.
+
+Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ in biases, in norms of queries and keys, in norms behind attention and
+MLP, in windows and in scales: all are read from the transformers model whose weights are taken over. `LanguageModel`
+compares a pass with that model's own before anything is served.
+
+Measured for SmolLM2 in bf16 on 2 cores (docs/log.md): transformers' forward spends more than half of a one-token pass
+outside of its matrix products. Here queries, keys and values are one product, gate and up another; both residual
+additions happen inside a product; the rotation is one complex product, for which the two halves of a head lie
+interleaved; and keys and values go into the cache in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.decoding.attention import attend
+from worker.decoding.packed import PackedLinear
+from worker.decoding.passes import Pass
+from worker.decoding.slots import KvShape, SlotCache
+
+VERSION: Final = 1  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
+FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "silu": functional.silu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+def can_fuse(config: Any) -> bool:
+    """Whether this is a model whose computation is known here."""
+    if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", False):
+        return False
+    softcaps = (getattr(config, "attn_logit_softcapping", None), getattr(config, "final_logit_softcapping", None))
+    return _activation_name(config) in ACTIVATIONS and softcaps == (None, None)
+
+
+class FusedDecoder:
+    """Takes the weights of a transformers model, and empties its layers one by one so that none is held twice."""
+
+    def __init__(self, model: Any, num_positions: int) -> None:
+        config, inner = model.config, model.model
+        attention = inner.layers[0].self_attn
+        self.window: int | None = config.sliding_window if _kinds(config) != {"full_attention"} else None
+        self._embeddings: Tensor = inner.embed_tokens.weight.detach()
+        # Rounded as transformers rounds it.
+        scale = getattr(inner.embed_tokens, "embed_scale", None)
+        self._scale = None if scale is None else scale.to(self._embeddings.dtype)
+        self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
+        self.kv_shape = KvShape(
+            len(inner.layers), config.num_key_value_heads, attention.head_dim, self._embeddings.dtype
+        )
+        self._kinds = [_kind(config, index) for index in range(len(inner.layers))]
+        self._num_outputs: int = model.lm_head.weight.shape[0]
+        self._head = PackedLinear(*_weights(model.lm_head))
+        self._norm = _Norm(inner.norm)
+        activation = ACTIVATIONS[_activation_name(config)]
+        self._layers = []
+        for index, layer in enumerate(inner.layers):
+            self._layers.append(_Layer(layer, activation))
+            inner.layers[index] = torch.nn.Identity()
+
+    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
+        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
+        x = functional.embedding(plan.token_ids, self._embeddings)
+        if self._scale is not None:
+            x = x * self._scale
+        rotations = {kind: table[plan.positions][:, None] for kind, table in self._rotations.items()}
+        for layer, kind, held in zip(self._layers, self._kinds, cache.layers, strict=True):
+            x = layer(x, rotations[kind], held, plan, is_local=kind == "sliding_attention")
+        if plan.wanted is not None:
+            x = x.index_select(0, plan.wanted)
+        if not len(x):
+            return x.new_empty((0, self._num_outputs))
+        return self._head(self._norm(x))
+
+
+class _Norm:
+    """RMS norm (Zhang and Sennrich 2019); Gemma stores its weights less one."""
+
+    def __init__(self, module: Any) -> None:
+        weight = module.weight.detach()
+        self.weight = (1.0 + weight.float()).to(weight.dtype) if "Gemma" in type(module).__name__ else weight
+        self._shape = tuple(weight.shape)
+        self._eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self._shape, self.weight, self._eps)
+
+
+class _Layer:
+    """Attention and MLP, each with its norms and its residual."""
+
+    def __init__(self, layer: Any, activation: Callable[[Tensor], Tensor]) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._head_dim: int = attention.head_dim
+        self._num_rotated = (attention.q_proj.out_features + attention.k_proj.out_features) // self._head_dim
+        self._num_queries = attention.q_proj.out_features // self._head_dim
+        self._scaling: float = attention.scaling
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weights = [projection.weight.detach() for projection in projections]
+        weights[:2] = [_interleaved(weight, self._head_dim) for weight in weights[:2]]
+        biases = None
+        if attention.q_proj.bias is not None:
+            parts = [projection.bias.detach() for projection in projections]
+            parts[:2] = [_interleaved(part, self._head_dim) for part in parts[:2]]
+            biases = torch.cat(parts)
+        self._qkv = PackedLinear(torch.cat(weights), biases)
+        self._out = PackedLinear(*_weights(attention.o_proj))
+        self._gate_up = PackedLinear(
+            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())),
+            None if mlp.gate_proj.bias is None else torch.cat((mlp.gate_proj.bias, mlp.up_proj.bias)).detach(),
+        )
+        self._num_gates: int = mlp.gate_proj.out_features
+        self._down = PackedLinear(*_weights(mlp.down_proj))
+        self._activation = activation
+        self._before_attention = _Norm(layer.input_layernorm)
+        # In Gemma the norm of this name stands behind attention and another before the MLP; elsewhere it is that one.
+        is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
+        self._behind_attention = _Norm(layer.post_attention_layernorm) if is_sandwich else None
+        self._before_mlp = _Norm(layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm)
+        self._behind_mlp = _Norm(layer.post_feedforward_layernorm) if is_sandwich else None
+        self._heads_norm = self._norm_of_heads(attention) if hasattr(attention, "q_norm") else None
+
+    def __call__(self, x: Tensor, rotation: Tensor, held: Tensor, plan: Pass, *, is_local: bool) -> Tensor:
+        qkv = self._qkv(self._before_attention(x)).view(len(x), -1, self._head_dim)
+        rotated = qkv[:, : self._num_rotated]
+        if self._heads_norm is not None:
+            weight, eps = self._heads_norm
+            rotated = functional.rms_norm(rotated, (self._head_dim,), None, eps) * weight
+        pairs = rotated.to(_real(rotation)).reshape(len(x), self._num_rotated, -1, 2)
+        turned = torch.view_as_complex(pairs) * rotation
+        qkv[:, : self._num_rotated] = torch.view_as_real(turned).flatten(-2)
+        new = qkv[:, self._num_queries :]
+        held.view(-1, self._head_dim).index_copy_(0, plan.stored, new.reshape(-1, self._head_dim))
+        seen = attend(qkv[:, : self._num_queries], held, plan, self._scaling, is_local=is_local)
+        x = _residual(x, seen, self._out, self._behind_attention)
+        gated = self._gate_up(self._before_mlp(x))
+        gated = self._activation(gated[:, : self._num_gates]) * gated[:, self._num_gates :]
+        return _residual(x, gated, self._down, self._behind_mlp)
+
+    def _norm_of_heads(self, attention: Any) -> tuple[Tensor, float]:
+        """Weights [rotated heads, head_dim] of the norms of queries and keys, and their epsilon."""
+        queries, keys = _Norm(attention.q_norm), _Norm(attention.k_norm)
+        num_keys = self._num_rotated - self._num_queries
+        weights = [queries.weight.expand(self._num_queries, -1), keys.weight.expand(num_keys, -1)]
+        return _interleaved(torch.cat(weights).flatten(), self._head_dim).view(-1, self._head_dim), queries._eps
+
+
+def _residual(x: Tensor, y: Tensor, linear: PackedLinear, norm: _Norm | None) -> Tensor:
+    return linear.added_to(x, y) if norm is None else x + norm(linear(y))
+
+
+def _weights(linear: Any) -> tuple[Tensor, Tensor | None]:
+    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+
+
+def _interleaved(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows of heads with the two halves of each head interleaved: element i beside element i + head_dim / 2.
+
+    Scores do not change, as queries and keys are reordered alike.
+    """
+    heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return heads.transpose(1, 2).reshape(rows.shape)
+
+
+def _real(rotation: Tensor) -> torch.dtype:
+    return torch.float64 if rotation.dtype == torch.complex128 else torch.float32
+
+
+def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor:
+    """[positions, head_dim / 2], complex: the model's own rotary embedding of every position."""
+    dtype = torch.float64 if inner.embed_tokens.weight.dtype == torch.float64 else torch.float32
+    like = torch.empty(0, dtype=dtype, device=inner.embed_tokens.weight.device)
+    positions = torch.arange(num_positions, device=like.device)[None]
+    by_kind = (kind,) if config.model_type == "gemma3_text" else ()
+    cos, sin = inner.rotary_emb(like, positions, *by_kind)
+    half = cos.shape[-1] // 2
+    return torch.complex(cos[0, :, :half], sin[0, :, :half])
+
+
+def _activation_name(config: Any) -> str:
+    return getattr(config, "hidden_activation", None) or str(config.hidden_act)
+
+
+def _kinds(config: Any) -> set[str]:
+    return {_kind(config, index) for index in range(config.num_hidden_layers)}
+
+
+def _kind(config: Any, index: int) -> str:
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return str(kinds[index])
+    return "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"

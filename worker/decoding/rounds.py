@@ -1,0 +1,126 @@
+"""One round of the engine: propose, read, verify, keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from worker.decoding.choosing import verdicts
+from worker.decoding.language_model import PREFILL_CHUNK
+from worker.decoding.passes import Read
+from worker.decoding.proposal import NOTHING, Drafter, Proposal
+from worker.decoding.sequence import Sequence
+from worker.decoding.slots import SlotCache
+from worker.decoding.target import Target
+from worker.engine import Generation, Step, TokenDelta
+
+#: Prompt tokens that a pass reads while other sequences wait for it: enough to keep the processor busy, few enough that
+#: they do not wait long.
+SHARED_CHUNK: Final = 128
+
+
+class Round:
+    """What every sequence of a batch does in one pass of the target, and what it took."""
+
+    def __init__(
+        self, target: Target, drafters: Mapping[str, Drafter], cache: SlotCache, batch: list[Sequence]
+    ) -> None:
+        self._target = target
+        self._drafters = drafters
+        self._cache = cache
+        self._batch = batch
+        self._width = self._num_positions = 0
+        self._num_prefilled = 0
+        self._draft_s = self._verify_s = 0.0
+        self._context = 0
+        self._drafter: str | None = None
+
+    def run(self) -> None:
+        """Raises whatever torch raises; then no length has changed and no sequence has taken anything."""
+        began = time.perf_counter()
+        cache = self._cache
+        pending = [sequence for sequence in self._batch if self._num_unread(sequence) == 1]
+        proposals = self._propose(pending)
+        proposed = time.perf_counter()
+        reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
+        prompts = self._prompts()
+        reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
+        ended = [sequence for sequence, _, is_last in prompts if is_last]
+        logits = self._target.model.read(cache, reads)
+        asked = [(sequence, proposals[sequence.job_id]) for sequence in pending]
+        asked += [(sequence, NOTHING) for sequence in ended]
+        settled = verdicts(logits, asked) if asked else []
+        verified = time.perf_counter()
+        for sequence, tokens, _ in prompts:
+            cache.lengths[sequence.slot] += len(tokens)
+        for (sequence, proposal), verdict in zip(asked, settled, strict=True):
+            if self._num_unread(sequence):
+                cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
+            sequence.take(proposal, verdict)
+        self._width = max((len(read.token_ids) for read in reads[: len(pending)]), default=0)
+        self._num_positions = sum(len(read.token_ids) for read in reads[: len(pending)])
+        self._num_prefilled = sum(len(tokens) for _, tokens, _ in prompts)
+        self._context = sum(cache.lengths[sequence.slot] for sequence in self._batch) // len(self._batch)
+        self._draft_s, self._verify_s = proposed - began, verified - proposed
+
+    def report(self, finished: tuple[Generation, ...], deltas: tuple[TokenDelta, ...], wall_s: float) -> Step:
+        """What the step did, which took `wall_s` in all."""
+        return Step(
+            finished=finished,
+            deltas=deltas,
+            batch=len(self._batch),
+            width=max(self._width, 1),
+            wall_s=wall_s,
+            draft_s=self._draft_s,
+            verify_s=self._verify_s,
+            overhead_s=wall_s - self._draft_s - self._verify_s,
+            num_positions=self._num_positions,
+            context=self._context,
+            num_prefill_tokens=self._num_prefilled,
+            drafter=self._drafter,
+        )
+
+    def _num_unread(self, sequence: Sequence) -> int:
+        return len(sequence.text) - self._cache.lengths[sequence.slot]
+
+    def _propose(self, pending: list[Sequence]) -> dict[str, Proposal]:
+        """A proposal for each sequence whose slot lacks the last token only."""
+        proposals = {sequence.job_id: NOTHING for sequence in pending}
+        for name, drafter in self._drafters.items():
+            asks = [ask for sequence in pending if sequence.drafter == name and (ask := sequence.ask()).num_tokens > 0]
+            if asks:
+                answers = drafter.propose(asks)
+                proposals |= {ask.job_id: answer for ask, answer in zip(asks, answers, strict=True)}
+        users = {sequence.drafter for sequence in pending}
+        self._drafter = users.pop() if len(users) == 1 else None
+        return proposals
+
+    def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:
+        """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
+        unread = [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
+        room = PREFILL_CHUNK if len(unread) == len(self._batch) else SHARED_CHUNK
+        pieces = []
+        for sequence in unread:
+            if not room:
+                break
+            length = self._cache.lengths[sequence.slot]
+            tokens = sequence.text[length : length + room]
+            room -= len(tokens)
+            pieces.append((sequence, tokens, length + len(tokens) == len(sequence.text)))
+        return pieces
+
+
+def _verifying(sequence: Sequence, proposal: Proposal) -> Read:
+    tokens = [sequence.text[-1], *proposal.tokens]
+    parents = None if proposal.parents is None else [-1, *(parent + 1 for parent in proposal.parents)]
+    return Read(sequence.slot, tokens, num_logits=len(tokens), parents=parents)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller batch may succeed where this one failed. On a CPU torch says it in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
