@@ -3,7 +3,8 @@
 The noise of a vocabulary is one independent Gumbel draw a token, drawn from the top down (Maddison, Tarlow, Minka 2014,
 "A* Sampling"): for each block of tokens first the largest of its draws, Gumbel(log size), then which of its tokens has
 it, then the other draws, which are Gumbel draws of at most that. A block's highest score and largest draw together
-bound all of its sums, so few blocks remain in question.
+bound all of its sums, so few blocks remain in question. The draws are the same everywhere; their logarithms may differ
+in the last bit between processors.
 """
 
 from __future__ import annotations

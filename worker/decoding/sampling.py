@@ -90,13 +90,3 @@ def _paths(drafts: Sequence[int], parents: Sequence[int] | None) -> list[tuple[i
         parent = index - 1 if parents is None else parents[index]
         paths.append((*paths[parent + 1], token))
     return paths
-
-
-def job_generator(job_id: str, seed: int | None) -> torch.Generator:
-    """The job's own source of randomness, on the CPU."""
-    return torch.Generator("cpu").manual_seed(randomness.key_of("job", job_id) if seed is None else seed)
-
-
-def uniforms(generator: torch.Generator, num: int, device: torch.device) -> Tensor:
-    """`num` independent draws from [0, 1) in float64."""
-    return torch.rand(num, generator=generator, dtype=torch.float64).to(device)
