@@ -1,0 +1,123 @@
+"""A draft model from its settings: checked against its target, warned of or refused, and what it is called."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.errors import IncompatiblePair, ModelNotFound
+from alphaloop.settings.model import DraftModelDrafterSettings, TargetSettings
+from worker.decoding.draft_vocabulary import write_draft_vocabulary
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.load_draft_model import load_draft_model
+from worker.decoding.models import load_target
+from worker.decoding.proposal import Ask
+from worker.decoding.sampling import Choice
+from worker.decoding.sources import find_weights
+from worker.decoding.target import Target
+from worker.engine import Sampling
+
+GREEDY = Sampling(max_tokens=20, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_models: dict[str, Path]) -> TargetSettings:
+    return TargetSettings(
+        name="tiny", source=str(tiny_models["llama"]), dtype="float32", device="cpu", context_length=64
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(served: TargetSettings) -> Target:
+    return load_target(served)
+
+
+@pytest.fixture(scope="module")
+def source(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small draft with a context of 16 and padded embeddings."""
+    config = transformers.LlamaConfig.from_pretrained(
+        tiny_models["llama"], hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        max_position_embeddings=16, vocab_size=400,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("source")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def load(source: Path, served: TargetSettings, target: Target, **more: Any) -> DraftModelDrafter:
+    settings = DraftModelDrafterSettings(source=str(source), max_draft_tokens=4, **more)
+    return load_draft_model("small", settings, served, target, num_slots=2)
+
+
+def drafts(made: DraftModelDrafter, text: list[int]) -> tuple[int, ...]:
+    made.open("j", text, GREEDY, "code")
+    (proposal,) = made.propose([Ask("j", text, 4, Choice("j", GREEDY, len(text)))])
+    made.close("j")
+    return proposal.tokens
+
+
+def test_it_drafts_what_the_model_says_within_its_context(
+    served: TargetSettings, target: Target, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "worker.decoding.drafters"):
+        made = load(source, served, target)
+    assert [record.__dict__["check"] for record in caplog.records] == ["context"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    text = [5, 6, 7]
+    for token in drafts(made, list(text)):
+        with torch.inference_mode():
+            assert token == int(model(torch.tensor([text])).logits[0, -1, :384].argmax())
+        text.append(token)
+    assert len(text) == 7 or text[-1] in target.end_tokens
+    assert drafts(made, list(range(5, 5 + 17))) == ()
+
+
+def test_its_revision_is_its_weights_and_a_dtype_of_its_own(
+    served: TargetSettings, target: Target, source: Path
+) -> None:
+    revision = find_weights(str(source)).revision
+    assert load(source, served, target).state.revision == revision
+    other = load(source, served, target, dtype="bfloat16").state
+    assert (other.revision, other.name, other.max_draft_tokens) == (f"{revision}-bfloat16", "small", 4)
+
+
+def test_a_cut_head_is_found_beside_the_weights(
+    served: TargetSettings, target: Target, source: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(source, folder)
+    write_draft_vocabulary(folder, torch.tensor([7, 9, 11]))
+    made = load(folder, served, target)
+    assert set(drafts(made, [5, 6])) <= {7, 9, 11}
+    assert made.state.revision != find_weights(str(source)).revision
+
+
+def test_a_pair_that_does_not_fit_is_refused_before_its_weights_are_read(
+    served: TargetSettings, target: Target, source: Path, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(IncompatiblePair, match=r"size: .* cannot pay"):
+        load(tiny_models["qwen2"], served, target)
+    folder = tmp_path / "other"
+    shutil.copytree(source, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "model.safetensors").write_bytes(b"never read")
+    with pytest.raises(IncompatiblePair, match="2 of 384 ids name different tokens"):
+        load(folder, served, target)
+
+
+def test_a_draft_that_is_not_there_is_named(served: TargetSettings, target: Target) -> None:
+    with pytest.raises(ModelNotFound, match="nowhere"):
+        load(Path("/nowhere"), served, target)
