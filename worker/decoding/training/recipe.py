@@ -17,7 +17,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_layers: int = Field(2, ge=1)  #: of the target's, spread from its first to its last
-    layers: tuple[int, ...] | None = None  #: exactly these, counted from 0, instead
+    layers: tuple[int, ...] | None = Field(None, min_length=1)  #: exactly these, counted from 0, instead
     num_draft_tokens_known: int | None = Field(
         8192, ge=16
     )  #: most frequent tokens that the draft can propose; unset: all

@@ -1,0 +1,149 @@
+"""The loss against sums by hand, batches that lose nothing, and a run that was stopped against one that was not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from worker.decoding.device import find_device
+from worker.decoding.draft_vocabulary import restrict_head
+from worker.decoding.models import load_weights
+from worker.decoding.training.distil import Distillation, collate, distillation_loss, make_batches
+from worker.decoding.training.draft import cut_draft
+from worker.decoding.training.recipe import Recipe
+from worker.decoding.training.teaching import Lesson, TeacherNotes
+from worker.decoding.training.texts import WrittenText
+from worker.decoding.training.vocabulary import columns_of
+
+RECIPE = Recipe(num_epochs=2, batch_tokens=96, precision="float32", learning_rate=3e-3, warmup_share=0.2)
+KNOWN = torch.arange(0, 384, 2)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_models: dict[str, Path]) -> Any:
+    return load_weights(str(tiny_models["llama"]), None, "float32", find_device("cpu")).model
+
+
+@pytest.fixture(scope="module")
+def lessons(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Lesson]:
+    rng = random.Random(7)
+
+    def tokens(most: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(384) for _ in range(rng.randint(2, most)))
+
+    texts = [WrittenText(i, "any", tokens(6), tokens(20)) for i in range(24)]
+    notes = TeacherNotes(tmp_path_factory.mktemp("notes"), texts, max_length=20, num_kept=8)
+    notes.write(target, lambda: False, lambda num: None)
+    return notes.lessons()
+
+
+@pytest.mark.parametrize("columns", [None, columns_of(KNOWN, 384)])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_the_loss_is_the_sum_by_hand(lessons: list[Lesson], columns: Tensor | None, share: float) -> None:
+    width = 384 if columns is None else len(KNOWN)
+    batch = collate(lessons[:3], columns, RECIPE)
+    num_texts, length = batch.token_ids.shape
+    logits = torch.randn(num_texts * (length - 1), width, generator=torch.Generator().manual_seed(1))
+    log_q = logits.log_softmax(dim=-1).view(num_texts, length - 1, width)
+    total, weight = 0.0, 0.0
+    for row, lesson in enumerate(lessons[:3]):
+        for place in range(len(lesson.token_ids) - 1):
+            counts = RECIPE.prompt_weight if place + 1 < lesson.first_answer else 1.0
+            for rank, (token, log_p) in enumerate(
+                zip(lesson.top_ids[place].tolist(), lesson.top_log_probs[place].tolist(), strict=True)
+            ):
+                column = token if columns is None else int(columns[token])
+                if column < 0:
+                    continue
+                p = float(torch.tensor(log_p).exp())
+                weight += counts * p
+                total -= counts * (1 - share) * p * float(log_q[row, place, column])
+                total -= counts * share * float(log_q[row, place, column]) if rank == 0 else 0.0
+    assert float(distillation_loss(logits, batch, share)) == pytest.approx(total / weight, rel=1e-4)
+
+
+def test_the_loss_is_least_where_the_draft_is_the_target(lessons: list[Lesson]) -> None:
+    batch = collate(lessons[:1], None, RECIPE)
+    p = torch.zeros(len(batch.weights), 384).scatter_add(-1, batch.top_columns, batch.top_shares)
+    best = distillation_loss(p.clamp(min=1e-9).log(), batch, 0.0)
+    generator = torch.Generator().manual_seed(2)
+    for scale in (0.1, 1.0):
+        noise = scale * torch.randn(p.shape, generator=generator)
+        assert distillation_loss(p.clamp(min=1e-9).log() + noise, batch, 0.0) > best
+
+
+def test_an_epoch_reads_every_text_once_and_no_batch_is_too_large(lessons: list[Lesson], seed: int) -> None:
+    recipe = RECIPE.model_copy(update={"seed": seed})
+    first, second = make_batches(lessons, recipe, 0), make_batches(lessons, recipe, 1)
+    for batches in (first, second):
+        assert sorted(lesson.text.number for batch in batches for lesson in batch) == list(range(24))
+        for batch in batches:
+            assert len(batch) * max(len(lesson.token_ids) for lesson in batch) <= recipe.batch_tokens
+    assert numbers(make_batches(lessons, recipe, 0)) == numbers(first) != numbers(second)
+
+
+def numbers(batches: list[list[Lesson]]) -> list[list[int]]:
+    return [[lesson.text.number for lesson in batch] for batch in batches]
+
+
+def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation:
+    draft = cut_draft(target, (0,))
+    restrict_head(draft, KNOWN)
+    return Distillation(draft.train(), lessons, columns_of(KNOWN, 384), recipe, file)
+
+
+def test_a_run_stopped_twice_ends_with_the_same_bits(target: Any, lessons: list[Lesson], tmp_path: Path) -> None:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        whole = training(target, lessons, tmp_path / "whole")
+        assert whole.run(lambda: False, lambda: False, lambda: None)
+        for stop_after in (0, 3, 4, 1000):
+            part = training(target, lessons, tmp_path / "part")
+            limit = part.step + stop_after
+            is_done = part.run(lambda: False, lambda p=part, n=limit: p.step >= n, lambda: None)  # type: ignore[misc]
+            assert is_done == (stop_after == 1000)
+    finally:
+        torch.set_num_threads(num_threads)
+    assert whole.step == part.step == whole.num_steps > 8
+    for name, weight in whole.trained().items():
+        assert torch.equal(weight, part.trained()[name]), name
+    again = training(target, lessons, tmp_path / "whole")
+    assert again.step == again.num_steps
+    for name, weight in whole.trained().items():
+        assert torch.equal(weight, again.trained()[name]), name
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_training_lowers_the_loss_and_moves_only_the_layers(
+    target: Any, lessons: list[Lesson], tmp_path: Path, precision: str
+) -> None:
+    recipe = Recipe.model_validate({**RECIPE.model_dump(), "num_epochs": 6, "precision": precision})
+    run = training(target, lessons, tmp_path / "state", recipe)
+    losses: list[float] = []
+    assert run.run(lambda: False, lambda: False, lambda: losses.append(run.loss))
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert all(".layers." in name for name in run.trained())
+
+
+def test_a_run_keeps_its_state_when_asked(target: Any, lessons: list[Lesson], tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    seen: list[int] = []
+    run = training(target, lessons, file)
+
+    def is_due() -> bool:
+        return run.step == 2
+
+    def stop() -> bool:
+        if file.exists():
+            seen.append(training(target, lessons, file).step)
+        return run.step == 4
+
+    assert not run.run(is_due, stop, lambda: None)
+    assert seen == [2, 2, 2]
+    assert training(target, lessons, file).step == 4

@@ -1,0 +1,90 @@
+"""Cutting a draft out of a target, its head to a vocabulary, and writing it down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alphaloop.errors import UnsupportedModel
+from worker.decoding.device import find_device
+from worker.decoding.draft_vocabulary import FILE, read_draft_vocabulary, restrict_head, write_draft_vocabulary
+from worker.decoding.models import load_weights
+from worker.decoding.training.draft import cut_draft, save_draft
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
+
+
+def target_of(folder: Path) -> Any:
+    return load_weights(str(folder), None, "float64", find_device("cpu"))
+
+
+@torch.inference_mode()
+def logits_of(model: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=TOKENS, use_cache=False).logits
+    return logits
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_draft_of_all_layers_is_the_target(tiny_models: dict[str, Path], family: str) -> None:
+    target = target_of(tiny_models[family]).model
+    draft = cut_draft(target, (0, 1))
+    torch.testing.assert_close(logits_of(draft).double(), logits_of(target), atol=1e-3, rtol=1e-3)
+    trained = {name for name, parameter in draft.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(".layers." in name for name in trained)
+    assert {parameter.dtype for parameter in draft.parameters()} == {torch.float32}
+
+
+def test_a_draft_keeps_the_layers_chosen_and_copies_them(tiny_models: dict[str, Path]) -> None:
+    target = target_of(tiny_models["llama"]).model
+    draft = cut_draft(target, (1,))
+    assert draft.config.num_hidden_layers == 1
+    name = "self_attn.q_proj.weight"
+    taken, given = draft.model.layers[0].get_parameter(name), target.model.layers[1].get_parameter(name)
+    torch.testing.assert_close(taken.double(), given, atol=1e-6, rtol=1e-6)
+    with torch.no_grad():
+        taken.zero_()
+    assert bool(given.detach().any())
+
+
+def test_a_saved_draft_is_a_plain_model_that_computes_the_same(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    loaded = target_of(tiny_models["qwen3"])
+    draft = cut_draft(loaded.model, (0,))
+    with torch.no_grad():
+        draft.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    save_draft(draft, loaded.tokenizer, tmp_path, torch.float64)
+    write_draft_vocabulary(tmp_path, torch.tensor([1, 5]))
+    again = target_of(tmp_path)
+    assert again.model.config.num_hidden_layers == 1
+    assert again.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
+    torch.testing.assert_close(logits_of(again.model), logits_of(draft).double(), atol=1e-3, rtol=1e-3)
+    assert logits_of(draft).dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_cut_head_gives_the_columns_of_its_tokens(tiny_models: dict[str, Path], family: str) -> None:
+    whole, cut = (cut_draft(target_of(tiny_models[family]).model, (0,)) for _ in range(2))
+    token_ids = torch.tensor([0, 7, 100, 383])
+    restrict_head(cut, token_ids)
+    torch.testing.assert_close(logits_of(cut), logits_of(whole)[..., token_ids])
+    assert cut.get_input_embeddings().num_embeddings == 384
+    with pytest.raises(UnsupportedModel, match="below 384"):
+        restrict_head(whole, torch.tensor([384]))
+
+
+def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    assert read_draft_vocabulary(tmp_path) is None
+    write_draft_vocabulary(tmp_path, torch.tensor([2, 3, 9]))
+    found = read_draft_vocabulary(tmp_path)
+    assert found is not None
+    assert found.tolist() == [2, 3, 9]
+    for wrong in (torch.tensor([3, 2]), torch.tensor([2, 2]), torch.tensor([-1, 2]), torch.tensor([[1, 2]])):
+        write_draft_vocabulary(tmp_path, wrong)
+        with pytest.raises(UnsupportedModel, match=FILE):
+            read_draft_vocabulary(tmp_path)
+    (tmp_path / FILE).write_bytes(b"no safetensors")
+    with pytest.raises(UnsupportedModel, match=FILE):
+        read_draft_vocabulary(tmp_path)
