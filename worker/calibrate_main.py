@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -137,8 +138,11 @@ def _database(settings: Settings) -> Database:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m worker.calibrate_main", description=__doc__)
-    parser.add_argument("--configs", type=Path, help="folder of TOML files")
-    parser.add_argument("--profile", help="one more file of it, laid over the others")
+    configs = os.environ.get("ALPHALOOP_CONFIGS")
+    parser.add_argument("--configs", type=Path, default=configs and Path(configs), help="folder of TOML files")
+    parser.add_argument(
+        "--profile", default=os.environ.get("ALPHALOOP_PROFILE"), help="one more file of it, laid over the others"
+    )
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of measuring")
     parser.add_argument("--no-store", action="store_true", help="show only")
     parser.add_argument("--json", action="store_true", help="print as JSON")

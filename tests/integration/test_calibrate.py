@@ -1,0 +1,122 @@
+"""`alphaloop calibrate` on a tiny model: measured in a process of its own, shown, stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.cost import CostKind, CostPoint
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from worker.calibrate_main import main, show
+from worker.engine import EngineIdentity
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
+    """A tiny target and look-up, for batches of two."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    target = {
+        "name": "tiny",
+        "source": str(tiny_models["llama"]),
+        "dtype": "float64",
+        "device": "cpu",
+        "num_threads": 1,
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in target.items()]
+    (folder / "models.toml").write_text("\n".join(["[models.target]", *lines, "[models.drafters.lookup]"]))
+    (folder / "worker.toml").write_text("[worker]\nbatch_size = 2\ncalibration_samples = 1\n")
+    return folder
+
+
+@pytest.mark.postgres
+def test_calibrate_measures_stores_and_prints(
+    configs: Path, tmp_path: Path, database: Database, database_url: SecretStr
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "alphaloop.cli",
+        "--configs",
+        str(configs),
+        "calibrate",
+        "--budget",
+        "20",
+        "--json",
+    ]
+    environment = {
+        **os.environ, "DATABASE_URL": database_url.get_secret_value(), "ALPHALOOP_DATA_DIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["target"] == "tiny"
+    assert told["is_stored"]
+    points = {
+        CostPoint(
+            p["drafter"], p["batch"], p["width"], p["median_ms"], p["num_samples"], p["context"], CostKind(p["kind"])
+        )
+        for p in told["points"]
+    }
+    assert {(p.batch, p.drafter) for p in points if p.kind is CostKind.ROUND} >= {
+        (batch, drafter) for batch in (1, 2) for drafter in (None, "lookup")
+    }
+    assert {p.context for p in points if p.kind is CostKind.ROUND} == {256, 1024}
+    assert any(p.kind is CostKind.PREFILL for p in points)
+    revisions = {name: revision for name, revision in _revisions(database)}
+    stored = CostStore(database).load(told["device"], told["engine"], told["target_revision"], revisions)
+    assert set(stored.points) == points
+
+
+def _revisions(database: Database) -> list[tuple[str, str]]:
+    from sqlalchemy import text
+
+    with database.begin() as connection:
+        rows = connection.execute(
+            text("SELECT DISTINCT drafter, draft_revision FROM cost_profiles WHERE drafter <> ''")
+        )
+        return [(row.drafter, row.draft_revision) for row in rows]
+
+
+def test_without_a_database_it_says_how_to_go_on(
+    configs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+    assert main(["--configs", str(configs)]) == 1
+    assert "--no-store" in capsys.readouterr().err
+
+
+def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    identity = EngineIdentity("transformers-5.23.0-bfloat16", "tiny", "0" * 12, "bfloat16", "cpu", 8192)
+    widths = (1, 2, 3, 5, 9, 13)
+    points = [
+        CostPoint(name, batch, width, 1234.5 if name is None else 0.123, 9, context)
+        for name in (None, "lookup", "smollm2-first-8")
+        for batch in (1, 16, 256)
+        for context in (256, 2048)
+        for width in widths
+        if name is None or width > 1
+    ]
+    points += [CostPoint(None, 1, n, 33.3 * n, 3, 0, CostKind.PREFILL) for n in (64, 512)]
+    show(identity, points)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines]
+    assert ["what", "batch", "context", *(f"w={width}" for width in widths)] in rows
+    assert ["target", "1", "256", *["1234.5"] * 6] in rows
+    assert ["256", "2048", *["0.12"] * 5] in rows
+    assert ["target", "512", "17049.6", "33.300"] in rows
+    assert sum(row[:1] == ["smollm2-first-8"] for row in rows) == 1
