@@ -145,7 +145,7 @@ def test_the_same_results_in_the_same_order_make_the_same_proposals(
 
 
 def test_what_is_forgotten_leaves_nothing_behind(rng: random.Random) -> None:
-    # Results shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
+    # Shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
     max_bytes = 80_000
     tracemalloc.start()
     earlier = EarlierResults(3, 16, max_bytes)
