@@ -7,7 +7,7 @@ before it: its draft distribution is one-hot, and it is gated, which its revisio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alphaloop.goodput import DrafterState
@@ -64,10 +64,6 @@ class LookupDrafter:
         """Its name, revision and longest draft."""
         return self._state
 
-    def start(self, token_ids: Iterable[int]) -> LookupText:
-        """The state of one sequence, beginning with its prompt."""
-        return LookupText(self, token_ids)
-
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """A sequence begins; `text` is its prompt, a live list that grows with every round."""
         del sampling  # what followed before does not depend on it
@@ -107,21 +103,3 @@ def _revision(settings: LookupDrafterSettings) -> str:
     if settings.remember_tasks:
         revision += f"-m{settings.max_remembered_bytes}-{'+'.join(sorted(settings.remember_tasks))}"
     return revision
-
-
-class LookupText:
-    """One sequence by itself, for callers that do not use the seam yet; goes when the engine does."""
-
-    def __init__(self, drafter: LookupDrafter, token_ids: Iterable[int]) -> None:
-        self._drafter = drafter
-        self._text = list(token_ids)
-        drafter.open("", self._text, Sampling(1, 0.0), "")
-        self._opened = drafter._open.pop("")
-
-    def extend(self, token_ids: Iterable[int]) -> None:
-        """Append tokens to the text."""
-        self._text.extend(token_ids)
-
-    def propose(self, num_tokens: int) -> list[int]:
-        """Up to `num_tokens` tokens, a chain."""
-        return list(self._drafter._propose(self._opened, num_tokens).tokens)
