@@ -23,7 +23,7 @@ from worker.engine import Sampling
 if TYPE_CHECKING:
     from worker.decoding.language_model import LanguageModel
 
-#: Tokens of one sequence that a round reads at most; one that is further behind proposes nothing until it is there.
+#: Tokens of one text that a pass reads at most.
 CHUNK: Final = 512
 
 
@@ -141,16 +141,31 @@ class DraftModelDrafter:
         return _Row(index, ask, held, num_wanted) if num_wanted > 0 else None
 
     def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
-        """Bring every slot up to its text; the rows that are there, and the logits behind them."""
+        """Read what the slots lack of their texts: the rows that have all of it, and the logits behind them.
+
+        One chunk each, so that a long prompt keeps nobody waiting; where all of them are behind, until one is not.
+        """
         for row in rows:
             row.held.keep(row.ask.text)
             self._cache.lengths[row.held.slot] = row.held.num_text
-        reads = [Read(row.held.slot, list(row.ask.text[row.held.num_text :][:CHUNK])) for row in rows]
-        logits = self._read(reads)
-        for row, read in zip(rows, reads, strict=True):
-            row.held.num_text += len(read.token_ids)
-        ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.ask.text)]
+        self._close_gaps()
+        ready: list[int] = []
+        logits = torch.empty(0)
+        while rows and not ready:
+            reads = [Read(row.held.slot, list(row.ask.text[row.held.num_text :][:CHUNK])) for row in rows]
+            logits = self._read(reads)
+            for row, read in zip(rows, reads, strict=True):
+                row.held.num_text += len(read.token_ids)
+            ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.ask.text)]
         return [rows[number] for number in ready], logits if len(ready) == len(rows) else logits[ready]
+
+    def _close_gaps(self) -> None:
+        """Have the slots in use side by side: a pass carries along what lies between two that it reads."""
+        for held in sorted(self._held.values(), key=lambda held: -held.slot):
+            slot = self._cache.lower(held.slot)
+            if slot == held.slot:
+                return
+            held.slot = slot
 
     def _read_drafts(self, rows: list[_Row]) -> Tensor:
         logits = self._read([Read(row.held.slot, row.tokens[-1:]) for row in rows])
@@ -160,7 +175,7 @@ class DraftModelDrafter:
 
     def _read(self, reads: Sequence[Read]) -> Tensor:
         if not reads:
-            return torch.empty(0)
+            return torch.empty(0)  # nobody wants another draft
         logits: Tensor = self._model.read(self._cache, reads)
         for read in reads:
             self._cache.lengths[read.slot] += len(read.token_ids)

@@ -45,7 +45,8 @@ class Slots:
         self.free = list(range(num_slots))
 
     def acquire(self) -> int:
-        slot = self.free.pop()
+        slot = min(self.free)
+        self.free.remove(slot)
         self.lengths[slot] = 0
         return slot
 
@@ -54,6 +55,14 @@ class Slots:
 
     def clear(self) -> None:
         self.free = list(range(len(self.lengths)))
+
+    def lower(self, slot: int) -> int:
+        lowest = min([*self.free, slot])
+        if lowest != slot:
+            self.free[self.free.index(lowest)] = slot
+            self.held[lowest], self.held[slot] = self.held[slot], []
+            self.lengths[lowest] = self.lengths[slot]
+        return lowest
 
 
 class Model:
@@ -120,13 +129,14 @@ def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: ran
         if len(texts) < 8 and rng.random() < 0.5:
             texts[f"j{number}"] = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))]
             made.open(f"j{number}", texts[f"j{number}"], GREEDY, "code")
-        asked = [job_id for job_id in texts if rng.random() < 0.8]
+        asked = [job_id for job_id in texts if rng.random() < 0.8] or list(texts)
         rng.shuffle(asked)
         nums = [rng.randint(0, 10) for _ in asked]
         proposals = made.propose([ask(texts[j], num, job_id=j) for j, num in zip(asked, nums, strict=True)])
         for job_id, num, proposal in zip(asked, nums, proposals, strict=True):
             assert proposal.tokens == greedy(texts[job_id], min(num, 8))
             assert (proposal.parents, proposal.q) == (None, None)
+            assert sorted(held.slot for held in made._held.values()) == list(range(len(texts)))
             kept = rng.randint(0, len(proposal.tokens))
             texts[job_id] += [*proposal.tokens[:kept], rng.randrange(VOCABULARY)]
         for job_id in list(texts):
@@ -168,6 +178,14 @@ def test_a_prompt_is_read_in_chunks_that_stall_nobody(monkeypatch: pytest.Monkey
     assert lengths == [0, 0, 3]
     assert first.tokens == greedy(long, 3)
     assert max(width for widths in model.widths for width in widths.values()) == 10
+
+
+def test_where_nobody_waits_a_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_model, "CHUNK", 10)
+    model = Model()
+    text = list(range(25))
+    assert one(drafter(model), text, 2).tokens == greedy(text, 2)
+    assert [sum(width.values()) for width in model.widths] == [10, 10, 5, 1]
 
 
 def test_a_pass_that_fails_leaves_what_was_read(rng: random.Random) -> None:
