@@ -1,0 +1,278 @@
+"""`alphaloop draft train` on a tiny target with random weights: from nothing to a registered draft."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from pydantic import SecretStr
+from safetensors.torch import load_file
+
+from alphaloop.errors import ConfigError, StartFailed
+from alphaloop.settings import Settings, TaskSettings
+from alphaloop.settings.model import ModelSettings, TargetSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from tests.fixtures.cli import Cli
+from worker.decoding.draft_vocabulary import read_draft_vocabulary
+from worker.decoding.sources import find_weights
+from worker.decoding.training.__main__ import main
+from worker.decoding.training.card import DraftCard, read_card
+from worker.decoding.training.progress import Stages
+from worker.decoding.training.recipe import Recipe
+from worker.decoding.training.run import Order, TrainingRun
+
+RECIPE: Final = Recipe(
+    num_layers=2, num_draft_tokens_known=200, num_texts=24, num_held_out=8, max_prompt_tokens=8, max_answer_tokens=24,
+    batch_size=8, num_epochs=10, batch_tokens=256, learning_rate=3e-3, precision="float32", num_teacher_tokens=16,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
+    """A Llama of four layers; the same weights in every run."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=len(tiny_tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, initializer_range=0.15,
+        bos_token_id=None, pad_token_id=None, eos_token_id=tiny_tokenizer.eos_token_id, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = transformers.LlamaForCausalLM(config)
+    folder = tmp_path_factory.mktemp("target")
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in one order, so that two runs can be compared bit for bit."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def settings(target_folder: Path, tmp_path: Path) -> Settings:
+    target = TargetSettings(name="tiny", source=str(target_folder), dtype="float32", device="cpu", num_threads=1)
+    tasks = {"code": TaskSettings(description="Write code")}
+    return Settings(models=ModelSettings(target=target, drafters={}), tasks=tasks, data_dir=tmp_path / "data")
+
+
+def train(
+    settings: Settings, folder: Path, should_stop: Callable[[], bool] = lambda: False, recipe: Recipe = RECIPE,
+    **given: Path,
+) -> DraftCard | None:  # fmt: skip
+    run = TrainingRun(Order(settings, recipe, folder, "small", **given), Stages(), should_stop)  # type: ignore[arg-type]
+    try:
+        return run.make()
+    finally:
+        run.close()
+
+
+@pytest.fixture(scope="module")
+def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DraftCard]:
+    """A draft that was trained without a break, and its card."""
+    folder = tmp_path_factory.mktemp("finished") / "small"
+    target = TargetSettings(name="tiny", source=str(target_folder), dtype="float32", device="cpu", num_threads=1)
+    tasks = {"code": TaskSettings(description="Write code")}
+    card = train(Settings(models=ModelSettings(target=target, drafters={}), tasks=tasks), folder)
+    assert card is not None
+    return folder, card
+
+
+def test_training_beats_the_untrained_early_exit_on_texts_never_seen(finished: tuple[Path, DraftCard]) -> None:
+    folder, card = finished
+    judgement = card.judgement
+    assert judgement.total.num_texts == judgement.untrained.num_texts == RECIPE.num_held_out
+    trained, untrained = judgement.total.alphas(), judgement.untrained.alphas()
+    assert trained[0] > untrained[0] + 0.05
+    assert sum(measured.num_texts for measured in judgement.by_task.values()) == RECIPE.num_held_out
+    assert set(judgement.by_task) == {"any", "code"}
+    assert 0 < judgement.cost_ratio < 1.5
+    assert card.draft_revision == find_weights(str(folder)).revision
+    assert read_card(folder) == card
+    assert card.trained_on.startswith("24 texts, ")
+
+
+def test_the_folder_is_a_plain_model_with_a_list_of_the_tokens_it_knows(
+    finished: tuple[Path, DraftCard], target_folder: Path
+) -> None:
+    import transformers
+
+    folder, _ = finished
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+    assert model.config.num_hidden_layers == 2
+    target = load_file(target_folder / "model.safetensors")
+    assert torch.equal(model.get_input_embeddings().weight, target["model.embed_tokens.weight"])
+    assert not torch.equal(model.model.layers[0].mlp.up_proj.weight, target["model.layers.0.mlp.up_proj.weight"])
+    known = read_draft_vocabulary(folder)
+    assert known is not None
+    assert len(known) == RECIPE.num_draft_tokens_known
+
+
+def test_a_run_stopped_again_and_again_makes_the_same_draft(
+    finished: tuple[Path, DraftCard], settings: Settings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "small"
+    cards, num_runs = [], 0
+    while not cards:
+        # So many looks at the signal end a run while it writes, and a later one while it trains.
+        left = iter(range(45))
+        card = train(settings, folder, lambda: next(left, None) is None)  # noqa: B023
+        num_runs += 1
+        cards += [card] if card else []
+        assert num_runs < 20
+    assert num_runs > 3
+    whole, parts = (load_file(path / "model.safetensors") for path in (finished[0], folder))
+    assert whole.keys() == parts.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts[name]), name
+    assert cards[0].draft_revision == finished[1].draft_revision
+    assert cards[0].judgement.total == finished[1].judgement.total
+
+
+def test_a_finished_run_asked_again_does_nothing_anew(settings: Settings, finished: tuple[Path, DraftCard]) -> None:
+    folder, card = finished
+    times = {path: path.stat().st_mtime_ns for path in (folder / ".training").rglob("*.safetensors")}
+    again = train(settings, folder)
+    assert again is not None
+    assert again.draft_revision == card.draft_revision
+    assert again.judgement.total == card.judgement.total
+    assert {path: path.stat().st_mtime_ns for path in (folder / ".training").rglob("*.safetensors")} == times
+
+
+def test_a_folder_of_something_else_is_left_alone(
+    settings: Settings, finished: tuple[Path, DraftCard], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="another recipe"):
+        train(settings, finished[0], recipe=RECIPE.model_copy(update={"num_layers": 1}))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match="found something else"):
+        train(settings, tmp_path / "mine")
+    order = Order(settings, RECIPE, tmp_path / "new", "small")
+    held = TrainingRun(order, Stages(), lambda: True)
+    try:
+        with pytest.raises(StartFailed, match="in use"):
+            TrainingRun(order, Stages(), lambda: True)
+    finally:
+        held.close()
+
+
+def test_ones_own_prompts_and_a_file_to_judge_with(settings: Settings, tmp_path: Path) -> None:
+    def prompts(name: str, task: str, num: int) -> Path:
+        file = tmp_path / name
+        file.write_text("".join(f'{{"task": "{task}", "prompt": "{task} {i}"}}\n' for i in range(num)), "utf-8")
+        return file
+
+    tasks = {"code": TaskSettings(), "sql": TaskSettings()}
+    own = settings.model_copy(update={"tasks": tasks})
+    recipe = RECIPE.model_copy(update={"num_draft_tokens_known": None, "num_epochs": 1})
+    card = train(
+        own, tmp_path / "d", recipe=recipe, prompts=prompts("p", "code", 6), held_out=prompts("j", "sql", 3)
+    )  # fmt: skip
+    assert card is not None
+    assert {task: measured.num_texts for task, measured in card.judgement.by_task.items()} == {"sql": 3}
+    assert card.trained_on.startswith("6 texts, ")
+    assert read_draft_vocabulary(tmp_path / "d") is None
+
+
+@pytest.fixture
+def environment(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same settings for a child, in a folder of TOML files; returns the recipe's file."""
+    configs = tmp_path / "configs"
+    configs.mkdir()
+    target = settings.models.target
+    (configs / "models.toml").write_text(
+        f'[models.target]\nname = "tiny"\nsource = "{target.source}"\ndtype = "float32"\ndevice = "cpu"\n'
+        "num_threads = 1\n",
+        encoding="utf-8",
+    )
+    (configs / "tasks.toml").write_text('[tasks.code]\ndescription = "Write code"\n', encoding="utf-8")
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path / "data"))
+    recipe = tmp_path / "recipe.toml"
+    given = RECIPE.model_dump(exclude_defaults=True)
+    recipe.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in given.items()), encoding="utf-8")
+    return recipe
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
+    environment: Path, tmp_path: Path, finished: tuple[Path, DraftCard]
+) -> None:
+    folder = tmp_path / "small"
+    command = [
+        sys.executable, "-m", "alphaloop.cli", "draft", "train", str(folder), "--recipe", str(environment)
+    ]  # fmt: skip
+    texts = folder / ".training" / "texts"
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not any(texts.glob("*.safetensors")) and child.poll() is None and time.monotonic() < deadline:
+        os.sched_yield()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "the same command goes on from there" in err
+    assert out == ""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "by an earlier run" in done.stderr
+    assert "all, untrained" in done.stdout
+    assert f'source = "{folder}"' in done.stdout
+    assert f"not registered: no database is configured. Later: alphaloop draft register {folder}" in done.stderr
+    assert load_file(folder / "model.safetensors").keys() == load_file(finished[0] / "model.safetensors").keys()
+    assert read_card(folder).draft_revision == finished[1].draft_revision
+
+
+@pytest.mark.postgres
+def test_a_trained_draft_is_registered_and_listed(
+    environment: Path, finished: tuple[Path, DraftCard], database_url: SecretStr, database: Database, cli: Cli,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder, card = finished
+    monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
+    assert main(["register", str(folder)]) == 0
+    assert "candidate" in capsys.readouterr().err
+    (known,) = DraftRegistry(database).all()
+    assert (known.drafter, known.draft_revision) == ("small", card.draft_revision)
+    assert known.target_revision == known.parent_revision == card.target_revision
+    assert (known.status, known.trained_on) == (DraftStatus.CANDIDATE, card.trained_on)
+    listed = cli("draft", "list", "--json")
+    assert listed.code == 0
+    assert listed.json[0]["figures"]["total"]["trials"] == list(card.judgement.total.trials)
+    shown = cli("draft", "list")
+    assert "candidate" in shown.out
+    assert f"{card.judgement.total.alphas()[0]:.2f}".removeprefix("0") in shown.out
+    assert main(["register", str(folder), "--name", "other"]) == 0
+    assert {draft.drafter for draft in DraftRegistry(database).all()} == {"small", "other"}
+
+
+def test_a_folder_that_is_no_draft_cannot_be_registered(
+    environment: Path, finished: tuple[Path, DraftCard], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["register", str(tmp_path)]) == 1
+    assert "expected a draft's folder with draft.json" in capsys.readouterr().err
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "draft.json").write_bytes((finished[0] / "draft.json").read_bytes())
+    weights = bytearray((finished[0] / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (changed / "model.safetensors").write_bytes(weights)
+    assert main(["register", str(changed)]) == 1
+    assert "was written for weights" in capsys.readouterr().err
+    (changed / "draft.json").write_text("{}", encoding="utf-8")
+    assert main(["register", str(changed)]) == 1
+    assert "draft.json" in capsys.readouterr().err
