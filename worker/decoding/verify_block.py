@@ -29,8 +29,8 @@ def verify_block(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Verdi
     kept = _kept(p, q, draft)
     residuals = (kept[:-1, None] * p[:-1] - q).clamp_min(0.0)
     sums = residuals[1:].sum(dim=1)
-    # 0 / 0 stands where w_i = 1 and p = q behind it: a longer prefix passes then, whatever is said of this one.
-    passing = torch.cat(((sums / (sums + 1 - kept[1:-1])).nan_to_num(0.0), kept[-1:])) if k else kept[:0]
+    # 0 / 0, which no number is below, stands where w_i = 1 and p = q behind it: a longer prefix passes there anyway.
+    passing = torch.cat(((sums / (sums + 1 - kept[1:-1])), kept[-1:])) if k else kept[:0]
     lengths = torch.arange(1, k + 1, device=p.device)
     num_accepted = int(((uniforms[:-1] < passing) * lengths).amax()) if k else 0
     rest = p[num_accepted]
