@@ -73,8 +73,8 @@ def verify_sampled(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Ver
 def draw(weights: Tensor, uniform: Tensor) -> int:
     """Index drawn in proportion to `weights` [vocabulary], by inverting their cumulative sum at `uniform`."""
     cumulative = weights.cumsum(0)
-    # Below 1 by at least 2^-53, `uniform` never rounds a product up to the whole sum. Sums taken in parallel may rise by
-    # a bit where there is no weight.
+    # `uniform` is below 1 by at least 2^-53, so no product rounds up to the whole sum. Sums taken in parallel may rise
+    # by a bit where there is no weight.
     place = torch.searchsorted(cumulative, uniform * cumulative[-1:], right=True)
     return int(torch.where(weights[place] > 0, place, weights.argmax()))
 
