@@ -35,7 +35,7 @@ class TransformersEngine:
         self._drafters = dict(drafters)
         self._num_slots = num_slots
         self._max_cache_bytes = max_cache_bytes
-        self._cache = target.model.new_cache(num_slots)
+        self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
         self._running: list[Sequence] = []
         # Sequences that memory had no room for after all: they go on, behind their own text, when others have ended.
         self._parked: list[Sequence] = []
@@ -81,8 +81,7 @@ class TransformersEngine:
         if decision.drafter is not None and decision.drafter not in self._drafters:
             raise DecodeFailed(f"expected a drafter of {sorted(self._drafters)}, found {decision.drafter!r}")
         sequence = Sequence(prepared, decision, self._target, self._cache.acquire())
-        if sequence.drafter is not None:
-            self._drafters[sequence.drafter].open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
+        self._open_drafter(sequence)
         self._running.append(sequence)
 
     def step(self) -> Step:
@@ -100,7 +99,7 @@ class TransformersEngine:
         except Exception as error:  # whatever it is, it must not end the worker
             if not is_out_of_memory(error) or len(batch) < 2:
                 raise DecodeFailed(f"a step over {len(batch)} sequences failed: {error}") from error
-            self._park(batch[(len(batch) + 1) // 2 :])
+            self._make_room(batch)
         deltas = tuple(delta for sequence in batch if (delta := sequence.take_delta()))
         finished = [sequence for sequence in batch if sequence.finish_reason]
         for sequence in finished:
@@ -163,24 +162,36 @@ class TransformersEngine:
                 return
             sequence.slot = slot
 
-    def _park(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
+    def _make_room(self, batch: list[Sequence]) -> None:
+        """Have the younger half of a batch that memory was too small for leave its slots."""
+        half = (len(batch) + 1) // 2
+        for sequence in batch:
+            # Nobody knows what a drafter lost when memory ran out: it is opened again, and reads the text again.
+            if sequence.drafter is not None:
+                self._drafters[sequence.drafter].close(sequence.job_id)
+        for sequence in batch[half:]:
             self._running.remove(sequence)
             self._cache.release(sequence.slot)
-            if sequence.drafter is not None:
-                # It is opened again, and reads the text again, when the sequence goes on.
-                self._drafters[sequence.drafter].close(sequence.job_id)
-        self._parked += sequences
-        self._most_running = len(self._running)
-        self._cache.trim()
+        self._parked += batch[half:]
+        self._most_running = half
+        for sequence in batch[:half]:
+            self._open_drafter(sequence)
+        try:
+            self._cache.trim()
+        except Exception as error:  # the cache is empty then, and the texts are read again
+            if not is_out_of_memory(error):
+                raise
 
     def _unpark(self) -> None:
         while self._parked and len(self._running) < self._most_running:
             sequence = self._parked.pop(0)
             sequence.slot = self._cache.acquire()
-            if sequence.drafter is not None:
-                self._drafters[sequence.drafter].open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
+            self._open_drafter(sequence)
             self._running.append(sequence)
+
+    def _open_drafter(self, sequence: Sequence) -> None:
+        if sequence.drafter is not None:
+            self._drafters[sequence.drafter].open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
 
 
 def _num_positions(prepared: PreparedJob) -> int:

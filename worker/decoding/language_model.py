@@ -52,9 +52,9 @@ class LanguageModel:
         """What it keeps of every token."""
         return self._network.kv_shape
 
-    def new_cache(self, num_slots: int) -> SlotCache:
+    def new_cache(self, num_slots: int, *, max_bytes: int | None = None) -> SlotCache:
         """An empty cache for this model."""
-        return SlotCache(self._network.kv_shape, num_slots, self.device)
+        return SlotCache(self._network.kv_shape, num_slots, self.device, max_bytes=max_bytes)
 
     def read(self, cache: SlotCache, reads: Sequence[Read]) -> Tensor:
         """One pass over `reads`, each written behind its slot's length, which stays as it is.

@@ -94,15 +94,19 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
         positions=torch.tensor(positions, device=cache.device),
         stored=_stored(cache, places),
         groups=tuple(groups),
-        wanted=None if wanted == list(range(len(token_ids))) else torch.tensor(wanted, device=cache.device),
+        wanted=None
+        if wanted == list(range(len(token_ids)))
+        else torch.tensor(wanted, dtype=torch.long, device=cache.device),
     )
 
 
 def _most_positions(cache: SlotCache, members: list[list[Read]]) -> int:
-    return max(
-        max(cache.lengths[read.slot] for read in group) + max(len(read.token_ids) for read in group)
-        for group in members
-    )
+    return max(_num_positions(cache, group) for group in members)
+
+
+def _num_positions(cache: SlotCache, reads: list[Read]) -> int:
+    # Not the longest and the widest together, which may be two: padding is never written, and what it sees is dropped.
+    return max(cache.lengths[read.slot] + len(read.token_ids) for read in reads)
 
 
 def _depths(read: Read) -> list[int]:
@@ -131,7 +135,7 @@ def _group(cache: SlotCache, reads: list[Read], tokens: slice, window: int | Non
         ).to(cache.device)
         padded = torch.zeros(rows * width, dtype=torch.long, device=cache.device)
         padded[cells] = torch.arange(len(cells), device=cache.device)
-    num_keys = max(cache.lengths[read.slot] for read in reads) + width
+    num_keys = _num_positions(cache, reads)
     sees_all = rows == 1 and width == 1
     if sees_all and (window is None or num_keys <= window):
         return Group(slice(low, high), width, num_keys, tokens, padded, cells, None, None)

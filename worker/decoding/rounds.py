@@ -40,6 +40,8 @@ class Round:
 
     def run(self) -> None:
         """Raises whatever torch raises; then no length has changed and no sequence has taken anything."""
+        if not self._batch:
+            return
         began = time.perf_counter()
         cache = self._cache
         pending = [sequence for sequence in self._batch if self._num_unread(sequence) == 1]
@@ -56,7 +58,8 @@ class Round:
         verified = time.perf_counter()
         for sequence, tokens, _ in prompts:
             cache.lengths[sequence.slot] += len(tokens)
-        for (sequence, proposal), verdict in zip(asked, settled, strict=True):
+        # Texts that were read to their end first: to keep drafts may fail, and nothing would ever read these again.
+        for (sequence, proposal), verdict in reversed(list(zip(asked, settled, strict=True))):
             if self._num_unread(sequence):
                 cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
             sequence.take(proposal, verdict)

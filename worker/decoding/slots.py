@@ -33,10 +33,15 @@ class KvShape:
 
 
 class SlotCache:
-    """Slots of all layers, and how many positions of each count."""
+    """Slots of all layers, and how many positions of each count.
 
-    def __init__(self, shape: KvShape, num_slots: int, device: torch.device) -> None:
+    It grows by rows and by positions, and would hold the most of either that there ever was. With `max_bytes` it gives
+    back what no slot in use needs rather than hold more.
+    """
+
+    def __init__(self, shape: KvShape, num_slots: int, device: torch.device, *, max_bytes: int | None = None) -> None:
         self.shape = shape
+        self.max_bytes = max_bytes
         self.num_slots = num_slots
         self.device = device
         self.lengths = [0] * num_slots
@@ -79,8 +84,10 @@ class SlotCache:
         if not self._free or self._free[-1] > slot:
             return slot
         lowest, length = self._free.pop(), self.lengths[slot]
-        for layer in self.layers:
-            layer[lowest, :, :length] = layer[slot, :, :length]
+        if length:
+            # A slot that was never written may have no memory yet, nor the one that it moves into.
+            for layer in self.layers:
+                layer[lowest, :, :length] = layer[slot, :, :length]
         self.lengths[lowest] = length
         self._free = sorted([*self._free, slot], reverse=True)
         return lowest
@@ -99,31 +106,48 @@ class SlotCache:
                 layer[slot].index_copy_(1, to, layer[slot].index_select(1, column))
         self.lengths[slot] = length + len(columns)
 
-    @torch.inference_mode()
     def trim(self) -> None:
-        """Give back the memory of slots above the highest in use."""
-        rows = max((slot + 1 for slot in range(self.num_slots) if slot not in self._free), default=0)
-        if rows < self.num_rows:
-            for index, layer in enumerate(self.layers):
-                self.layers[index] = layer[:rows].clone()
-            self.num_rows = rows
+        """Give back what no slot in use needs. Where even that takes more memory than there is, as in `reserve`."""
+        self._resize(*self._needed())
+
+    def reserve(self, num_rows: int, num_positions: int) -> None:
+        """Have memory for slots 0 to `num_rows` - 1 with `num_positions` each.
+
+        Where there is not enough of it, all memory goes, every length becomes 0, and torch's error is raised: slots
+        stay in use, and their texts have to be read again.
+        """
+        rows, capacity = max(num_rows, self.num_rows), max(_in_blocks(num_positions), self.capacity)
+        if self.max_bytes is not None and rows * capacity * self.shape.bytes_per_token > self.max_bytes:
+            used_rows, used_capacity = self._needed()
+            rows, capacity = max(num_rows, used_rows), max(_in_blocks(num_positions), used_capacity)
+        self._resize(rows, capacity)
+
+    def _needed(self) -> tuple[int, int]:
+        """Rows and capacity that hold all slots in use."""
+        used = [slot for slot in range(self.num_slots) if slot not in self._free]
+        return max(used, default=-1) + 1, _in_blocks(max((self.lengths[slot] for slot in used), default=0))
 
     @torch.inference_mode()
-    def reserve(self, num_rows: int, num_positions: int) -> None:
-        """Have memory for slots 0 to `num_rows` - 1 with `num_positions` each; grows layer by layer."""
-        rows, capacity = max(num_rows, self.num_rows), max(_in_blocks(num_positions), self.capacity)
+    def _resize(self, rows: int, capacity: int) -> None:
         if (rows, capacity) == (self.num_rows, self.capacity):
             return
         shape = (rows, 2 * self.shape.num_heads, capacity, self.shape.head_dim)
-        for index in range(self.shape.num_layers):
-            # Zeros, not empty memory: a masked column weighs nothing, but nothing times NaN is NaN.
-            grown = torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
-            if index < len(self.layers):
-                held = self.layers[index]
-                grown[: held.shape[0], :, : held.shape[2]] = held
-                self.layers[index] = grown
-            else:
-                self.layers.append(grown)
+        both = min(rows, self.num_rows), min(capacity, self.capacity)
+        try:
+            for index in range(self.shape.num_layers):
+                # Zeros, not empty memory: a masked column weighs nothing, but nothing times NaN is NaN.
+                resized = torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
+                if index < len(self.layers):
+                    resized[: both[0], :, : both[1]] = self.layers[index][: both[0], :, : both[1]]
+                    self.layers[index] = resized
+                else:
+                    self.layers.append(resized)
+        except BaseException:
+            # Layers of different sizes would be read as if they were of one.
+            self.layers = []
+            self.num_rows = self.capacity = 0
+            self.lengths = [0] * self.num_slots
+            raise
         self.num_rows, self.capacity = rows, capacity
 
 
