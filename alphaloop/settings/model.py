@@ -95,6 +95,9 @@ class DraftModelDrafterSettings(_Section):
     revision: str | None = None  #: of a hub name
     dtype: Dtype | None = None  #: unset: the target's
     max_draft_tokens: int = Field(5, ge=1, le=64)
+    min_probability: float = Field(
+        0.0, ge=0.0, lt=1.0
+    )  #: a draft ends behind the token at which the product of its probabilities falls below this; 0: never
 
 
 def _method(given: Any) -> Any:

@@ -3,6 +3,9 @@
 Leviathan et al. 2023, Chen et al. 2023. A sequence's slot holds the text as far as the draft has read it and the drafts
 it read behind it; of those, the ones that became text stay. So a round begins by reading one or two tokens, and every
 further draft is a pass of width 1 for all sequences that still want one.
+
+A draft may end early, at a token that ends the text or where its probability has fallen. Either follows from the tokens
+that are proposed, never from one that is held back, so every exact acceptance rule stays exact.
 """
 
 from __future__ import annotations
@@ -41,6 +44,11 @@ class DraftTokens:
         if self.token_ids is None:
             return logits[:, : self.num_shared].argmax(dim=-1)
         return self.token_ids[logits[:, : self._num_columns].argmax(dim=-1)]
+
+    def best_probability(self, logits: Tensor) -> Tensor:
+        """The probability of each row's likeliest token among those that may be proposed: [rows]."""
+        columns = logits[:, : self.num_shared if self.token_ids is None else self._num_columns].float()
+        return (columns.amax(dim=-1) - columns.logsumexp(dim=-1)).exp()
 
     def spread(self, logits: Tensor) -> Tensor:
         """The draft's `logits` as the target would give them: [rows, vocabulary], -inf where none is proposed."""
@@ -84,6 +92,7 @@ class _Row:
     num_wanted: int
     tokens: list[int] = field(default_factory=list)
     q: list[Tensor] = field(default_factory=list)
+    probability: float = 1.0  #: of all its tokens together, where it matters
 
     def proposal(self) -> Proposal:
         return Proposal(tuple(self.tokens), q=torch.stack(self.q) if self.q else None)
@@ -93,12 +102,14 @@ class DraftModelDrafter:
     """`worker.decoding.proposal.Drafter` over a language model. `state.revision` is that of its weights and dtype."""
 
     def __init__(
-        self, state: DrafterState, model: LanguageModel, tokens: DraftTokens, *, num_slots: int, context_length: int
-    ) -> None:
+        self, state: DrafterState, model: LanguageModel, tokens: DraftTokens, *, num_slots: int, context_length: int,
+        min_probability: float = 0.0,
+    ) -> None:  # fmt: skip
         self.state = state
         self._model = model
         self._tokens = tokens
         self._context_length = context_length
+        self._min_probability = min_probability
         self._cache = model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
 
@@ -182,29 +193,39 @@ class DraftModelDrafter:
         return logits
 
     def _wants_more(self, row: _Row) -> bool:
-        return len(row.tokens) < row.num_wanted and row.tokens[-1] not in self._tokens.end_tokens
+        return (
+            len(row.tokens) < row.num_wanted
+            and row.tokens[-1] not in self._tokens.end_tokens
+            and row.probability >= self._min_probability
+        )
 
     def _draft(self, rows: Sequence[_Row], logits: Tensor) -> None:
         """Append one token to every row, chosen as its job chooses, from `logits` [rows, columns]."""
         plain = [n for n, row in enumerate(rows) if row.ask.choice.is_greedy and row.ask.choice.is_plain]
         if plain:
-            best = self._tokens.best(logits if len(plain) == len(rows) else logits[plain])
-            for n, token in zip(plain, best.tolist(), strict=True):
-                rows[n].tokens.append(token)
-        if len(plain) == len(rows):
-            return
-        drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
+            self._draft_plain([rows[n] for n in plain], logits if len(plain) == len(rows) else logits[plain])
         others = [n for n in range(len(rows)) if n not in set(plain)]
+        drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
         for n, whole in zip(others, self._tokens.spread(logits[others])[:, None], strict=True):
             row, choice = rows[n], rows[n].ask.choice
             scores = choice.scores_behind(whole, row.ask.text, [row.tokens])
-            if choice.is_greedy or choice.is_reproducible:
-                place = len(row.ask.text) + len(row.tokens)
-                row.tokens.append(int(choice.tokens(scores, [place])))
-            else:
+            if not choice.is_greedy and not choice.is_reproducible:
                 drawn.setdefault(choice.cut, []).append((row, scores))
+                continue
+            token = int(choice.tokens(scores, [len(row.ask.text) + len(row.tokens)]))
+            row.tokens.append(token)
+            if self._min_probability:
+                p = scores.float().softmax(dim=-1) if choice.is_greedy else choice.probabilities(scores)
+                row.probability *= float(p[0, token])
         for members in drawn.values():
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
+
+    def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
+        for row, token in zip(rows, self._tokens.best(logits).tolist(), strict=True):
+            row.tokens.append(token)
+        if self._min_probability:
+            for row, probability in zip(rows, self._tokens.best_probability(logits).tolist(), strict=True):
+                row.probability *= probability
 
 
 def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
@@ -215,6 +236,9 @@ def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
     places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(1)
     # Rounding may land behind the last token with any weight; it may never land on a token without.
     last = torch.where(q > 0, torch.arange(q.shape[-1], device=q.device), 0).amax(dim=-1)
-    for row, own, token in zip(rows, q, torch.minimum(places, last).tolist(), strict=True):
+    tokens = torch.minimum(places, last)
+    of_tokens = q.gather(1, tokens[:, None]).squeeze(1)
+    for row, own, token, p in zip(rows, q, tokens.tolist(), of_tokens.tolist(), strict=True):
         row.tokens.append(token)
         row.q.append(own)
+        row.probability *= p

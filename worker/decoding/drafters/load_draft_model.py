@@ -46,9 +46,14 @@ def load_draft_model(
     )
     # Another dtype rounds otherwise, so its acceptance is another history. The target's own is in the engine's name.
     revision = loaded.revision if dtype == served.dtype else f"{loaded.revision}-{dtype}"
+    if settings.min_probability:
+        revision += f"-p{settings.min_probability:g}"  # it decides which positions are tried
     state = DrafterState(name, revision, settings.max_draft_tokens, is_stale=False)
     model = LanguageModel(loaded.model, of_draft.context_length)
-    return DraftModelDrafter(state, model, tokens, num_slots=num_slots, context_length=of_draft.context_length)
+    return DraftModelDrafter(
+        state, model, tokens, num_slots=num_slots, context_length=of_draft.context_length,
+        min_probability=settings.min_probability,
+    )  # fmt: skip
 
 
 def _check(

@@ -96,10 +96,12 @@ class Model:
 
 
 def drafter(
-    model: Model, tokens: DraftTokens = TOKENS, *, longest: int = 8, context: int = 10_000
+    model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, min_probability: float = 0.0
 ) -> DraftModelDrafter:
     state = DrafterState("small", "r", 8, is_stale=False)
-    return DraftModelDrafter(state, model, tokens, num_slots=8, context_length=context)  # type: ignore[arg-type]
+    return DraftModelDrafter(
+        state, model, tokens, num_slots=8, context_length=context, min_probability=min_probability,
+    )  # fmt: skip
 
 
 def ask(text: list[int], num: int, sampling: Sampling = GREEDY, job_id: str = "j") -> Ask:
@@ -292,3 +294,28 @@ def test_greedy_drafts_follow_a_jobs_bias() -> None:
     proposal = one(drafter(Model()), [1, 2], 4, replace(GREEDY, logit_bias=((banned, -100.0),)))
     assert len(proposal.tokens) == 4
     assert banned not in proposal.tokens
+
+
+@pytest.mark.parametrize("ids", [None, torch.arange(0, 40, 2)], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, sampled(), sampled(seed=2), replace(GREEDY, repetition_penalty=1.2)],
+    ids=["greedy", "sampled", "seeded", "penalised"],
+)
+def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
+    seed: int, sampling: Sampling, ids: Tensor | None
+) -> None:
+    text = [seed % 7, 1, 2]
+    tokens = replace(TOKENS, token_ids=ids)
+    columns = VOCABULARY if ids is None else len(ids)
+    whole = one(drafter(Model(columns), tokens), text, 8, sampling).tokens
+    choice = Choice("j", sampling, 3)
+    probability, num = 1.0, 0
+    while num < 8 and probability >= 0.3:
+        logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
+        logits[0, slice(None) if ids is None else ids] = logits_behind([*text, *whole[:num]], columns)
+        scores = choice.scores_behind(logits, text, [whole[:num]])
+        p = scores.softmax(-1) if choice.is_greedy else choice.probabilities(scores)
+        probability *= float(p[0, whole[num]])
+        num += 1
+    assert one(drafter(Model(columns), tokens, min_probability=0.3), text, 8, sampling).tokens == whole[:num]
