@@ -89,21 +89,22 @@ class CostTable:
 
     def round_ms(
         self, drafter: str | None, batch: int, num_draft_tokens: int, *, proposing: float = 1.0,
-        context: float | None = None,
+        mean_proposed: float | None = None, context: float | None = None,
     ) -> float | None:  # fmt: skip
         """Expected milliseconds of one round of `batch` sequences at k = `num_draft_tokens`; None when never measured.
 
-        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. A pass holds what
-        was proposed, without padding, so its mean width decides. Sequences being independent, nobody proposes with
-        probability (1 - proposing)^batch, and the pass is 1 wide; otherwise it is 1 + k · proposing / P(somebody) wide
-        on average. The drafter's own time is paid either way; one that was never measured makes the cost unknown
-        rather than free.
+        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. `mean_proposed`
+        is how many tokens a sequence gets on average, k · proposing unless given. A pass holds what was proposed,
+        without padding, so its mean width decides. Sequences being independent, nobody proposes with probability
+        (1 - proposing)^batch, and the pass is 1 wide; otherwise it is 1 + mean_proposed / P(somebody) wide on average.
+        The drafter's own time is paid either way; one that was never measured makes the cost unknown rather than free.
         """
         if drafter is None or num_draft_tokens == 0:
             return self.part_ms(None, batch, num_draft_tokens + 1, context)
         nobody = (1 - proposing) ** batch
         # Without anybody the width does not matter: it is weighed with 0.
-        mean_width = 1 + num_draft_tokens * (proposing / (1 - nobody) if nobody < 1 else 1.0)
+        mean = num_draft_tokens * proposing if mean_proposed is None else mean_proposed
+        mean_width = 1 + (mean / (1 - nobody) if nobody < 1 else num_draft_tokens)
         narrow = self.part_ms(None, batch, 1, context)
         wide = self.part_ms(None, batch, mean_width, context)
         draft = self.part_ms(drafter, batch, num_draft_tokens + 1, context)

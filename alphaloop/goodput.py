@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from alphaloop.acceptance import Z95, AcceptanceCounts
 from alphaloop.cost import CostTable, expected_tokens_per_round
@@ -107,8 +109,10 @@ def weigh(
             return (reading_ms + num_tokens * vanilla_ms) / job_ms
 
         for k in range(1, drafter.max_draft_tokens + 1):
-            tokens, error, proposing = _expected_round(evidence, k, limits)
-            round_ms = costs.round_ms(drafter.name, batch, k, proposing=proposing, context=context)
+            tokens, error, proposed = _expected_round(evidence, k, limits)
+            round_ms = costs.round_ms(
+                drafter.name, batch, k, proposing=proposed[0], mean_proposed=sum(proposed), context=context
+            )
             if round_ms is None:
                 continue
             low, high = max(1.0, tokens - Z95 * error), min(k + 1.0, tokens + Z95 * error)
@@ -121,8 +125,11 @@ def weigh(
     return tuple(sorted(found, key=lambda a: (-a.speedup, a.num_draft_tokens)))
 
 
-def _expected_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[float, float, float]:
-    """Expected tokens of a round at draft length k, their standard error, and how likely anything is proposed.
+def _expected_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[float, float, list[float]]:
+    """Expected tokens of a round at draft length k, their standard error, and how likely each position is proposed.
+
+    The last is the product of the reaches up to a position. Reach is seen where all before was accepted, and drafters
+    go further where they are right, so the product takes proposals to be a little longer, and dearer, than they are.
 
     α_i and the reach of each position are Beta posterior means around the prior, the prior's weight counted in trials.
     A position past every trial so far falls back on the prior; so does the reach of a position that no run's k allowed,
@@ -145,9 +152,10 @@ def _expected_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[f
         acceptance.append((accepts + limits.prior_trials * limits.prior_alpha) / (trials + limits.prior_trials))
         through = accepts
     tokens = expected_tokens_per_round(reach, acceptance)
+    proposed = list(accumulate(reach, mul))
     if evidence.tokens_per_round_se is not None:
-        return tokens, evidence.tokens_per_round_se, reach[0]
-    return tokens, math.sqrt(k) / max(1.0, math.sqrt(evidence.num_jobs)), reach[0]
+        return tokens, evidence.tokens_per_round_se, proposed
+    return tokens, math.sqrt(k) / max(1.0, math.sqrt(evidence.num_jobs)), proposed
 
 
 def evidence_of(history: Mapping[str, Evidence], drafter: DrafterState) -> Evidence:

@@ -142,3 +142,12 @@ def test_a_correction_multiplies_what_was_measured() -> None:
     costs = CostTable([CostPoint(None, 1, 1, 30.0, 5, correction=1.5), CostPoint(None, 1, 9, 40.0, 5)])
     assert costs.part_ms(None, 1, 1) == 45.0
     assert costs.part_ms(None, 1, 5) == pytest.approx(42.5)
+
+
+def test_short_proposals_make_narrow_passes() -> None:
+    costs = table((None, 1, 1, 30.0), (None, 1, 9, 46.0), ("d", 1, 9, 1.0))
+    assert costs.round_ms("d", 1, 8, mean_proposed=3.0) == pytest.approx(1 + 30 + 2 * 3)
+    # A proposal in half of the rounds, of six tokens on average when there is one.
+    assert costs.round_ms("d", 1, 8, proposing=0.5, mean_proposed=3.0) == pytest.approx(1 + (42 + 30) / 2)
+    assert costs.round_ms("d", 1, 8, mean_proposed=8.0) == costs.round_ms("d", 1, 8)
+    assert costs.round_ms("d", 1, 8, proposing=0.0, mean_proposed=0.0) == 31.0

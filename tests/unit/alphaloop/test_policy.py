@@ -308,3 +308,18 @@ def test_costs_are_taken_at_the_context_of_the_job() -> None:
     assert size.context == 4100.0
     assert choose(history, costs=table, prompt_tokens=10.0).mode is Mode.SPECULATIVE
     assert choose(history, costs=table, prompt_tokens=size.num_prompt_tokens).mode is Mode.VANILLA
+
+
+def test_a_drafter_that_ends_its_drafts_early_is_charged_for_what_it_proposes() -> None:
+    # The same acceptance where anything is proposed; one drafter goes on to eight tokens, the other ends after two.
+    full = evidence(0.9, rounds=4000)
+    trials, accepts = [4000, 3600], [3600, 3240]
+    for _ in range(6):
+        trials.append(min(accepts[-1], 400))
+        accepts.append(round(0.9 * trials[-1]))
+    counts = AcceptanceCounts(4020, 20, 0, (4000, 4000, *trials[2:]), tuple(trials), tuple(accepts))
+    ended = Evidence(counts, 20, 0.05)
+    dear = costs(wide_ms=90.0)
+    for history, low, high in ((full, 80.0, 92.0), (ended, 40.0, 70.0)):
+        eight = next(a for a in weigh({"lookup": history}, [LOOKUP], dear, 1, LIMITS) if a.num_draft_tokens == 8)
+        assert low < eight.round_ms < high
