@@ -180,7 +180,7 @@ def test_ones_own_prompts_and_a_file_to_judge_with(settings: Settings, tmp_path:
 
     tasks = {"code": TaskSettings(), "sql": TaskSettings()}
     own = settings.model_copy(update={"tasks": tasks})
-    recipe = RECIPE.model_copy(update={"num_draft_tokens_known": None, "num_epochs": 1})
+    recipe = RECIPE.model_copy(update={"num_draft_tokens_known": 0, "num_epochs": 1})
     card = train(
         own, tmp_path / "d", recipe=recipe, prompts=prompts("p", "code", 6), held_out=prompts("j", "sql", 3)
     )  # fmt: skip

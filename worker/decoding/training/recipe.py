@@ -18,9 +18,7 @@ class Recipe(BaseModel):
 
     num_layers: int = Field(2, ge=1)  #: of the target's, spread from its first to its last
     layers: tuple[int, ...] | None = Field(None, min_length=1)  #: exactly these, counted from 0, instead
-    num_draft_tokens_known: int | None = Field(
-        8192, ge=16
-    )  #: most frequent tokens that the draft can propose; unset: all
+    num_draft_tokens_known: int = Field(8192, ge=0)  #: most frequent tokens, which the draft can propose; 0: all
     num_texts: int = Field(800, ge=1)  #: to train on
     num_held_out: int = Field(64, ge=1)  #: further ones, only to judge
     max_prompt_tokens: int = Field(96, ge=1)  #: of a prompt that the target writes itself

@@ -11,19 +11,20 @@ from worker.decoding.training.teaching import Lesson
 
 
 def choose_vocabulary(
-    lessons: Sequence[Lesson], num_tokens: int | None, vocabulary: int, always: Iterable[int]
+    lessons: Sequence[Lesson], num_tokens: int, vocabulary: int, always: Iterable[int]
 ) -> Tensor | None:
     """Token ids, ascending, int64: the `num_tokens` with the most probability in all lessons, `always` among them.
 
-    None where that would be the whole vocabulary.
+    None where that is the whole vocabulary: for 0, or for as many as there are.
     """
-    if num_tokens is None or num_tokens >= vocabulary:
+    if num_tokens == 0 or num_tokens >= vocabulary:
         return None
     mass = torch.zeros(vocabulary, dtype=torch.float64)
     for lesson in lessons:
         mass.index_add_(0, lesson.top_ids.flatten(), lesson.top_log_probs.double().exp().flatten())
     mass[[token for token in always if token < vocabulary]] = torch.inf
-    # A stable sort: of two tokens with equal mass the lower one goes first, on every machine.
+    # A stable sort: of tokens with equal mass, zero for most, the lower one goes first. It is the same on every
+    # machine, and a tokenizer that was made by merging has its frequent tokens there.
     return mass.argsort(descending=True, stable=True)[:num_tokens].sort().values
 
 
