@@ -6,14 +6,18 @@ and the widest. What refines them follows, the most useful first, while the budg
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.cost import BASE_CONTEXT, CostKind, CostPoint
+from alphaloop.errors import DecodeFailed
 from alphaloop.settings.model import WorkerSettings
 from worker.engine import Engine
+
+log = logging.getLogger(__name__)
 
 #: A burst of somebody else's work lasts longer than one shape's samples: everything is measured in this many passes.
 NUM_PASSES: Final = 3
@@ -139,6 +143,8 @@ def calibrate(
     measured in a busy moment would distort every decision. The first pass settles which shapes are measured: a group is
     begun if the time it is foreseen to take fits `budget_s` in all passes. `on_measured` is told how many measurements
     are done and how many are foreseen.
+
+    Raises DecodeFailed where a needed shape cannot be measured; a group that refines is left out instead.
     """
     began = clock()
     least: dict[Shape, float] = {}
@@ -161,8 +167,15 @@ def calibrate(
         if NUM_PASSES * (clock() - began + foreseen_s) > budget_s:
             continue
         total += NUM_PASSES * len(group)
-        for shape in group:
-            measure(shape)
+        try:
+            for shape in group:
+                measure(shape)
+        except DecodeFailed as error:
+            # A far context at a full batch may not fit the memory; decisions can be taken without it.
+            log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
+            for shape in group:
+                least.pop(shape, None)
+            total = done + (NUM_PASSES - 1) * len(least)
     for _ in range(NUM_PASSES - 1):
         for shape in list(least):
             measure(shape)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.errors import DecodeFailed
 from alphaloop.goodput import DrafterState
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
@@ -129,6 +130,33 @@ def test_progress_counts_to_what_was_foreseen() -> None:
     )  # fmt: skip
     assert [done for done, _ in told] == list(range(1, len(told) + 1))
     assert told[-1][0] == told[-1][1] == len(engine.asked)
+
+
+def test_what_does_not_fit_the_memory_is_left_out_unless_it_is_needed() -> None:
+    class SmallEngine(TimedEngine):
+        """Out of memory for eight sequences with a far context, or with any."""
+
+        longest = 256
+
+        def measure_round_ms(
+            self, drafter: str | None, batch: int, width: int, context: int, num_samples: int
+        ) -> float:
+            if batch == 8 and context > self.longest:
+                raise DecodeFailed("out of memory")
+            return super().measure_round_ms(drafter, batch, width, context, num_samples)
+
+    engine, told = SmallEngine(), list[tuple[int, int]]()
+    wanted = plan(engine, SETTINGS)
+    points = calibrate(
+        engine, wanted, num_samples=1, budget_s=1e6, clock=lambda: engine.now_s,
+        on_measured=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert {point.context for point in points if point.kind is CostKind.ROUND} == {256}
+    assert {(p.batch, p.width) for p in points if p.drafter is None} >= {(4, 9), (8, 5)}  # the groups behind it
+    assert told[-1][0] == told[-1][1] == len(engine.asked)
+    engine.longest = 0
+    with pytest.raises(DecodeFailed, match="out of memory"):
+        measure(engine, wanted, budget_s=1e6)
 
 
 def test_nothing_is_missing_once_measured_and_a_new_drafter_is() -> None:
