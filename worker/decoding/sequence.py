@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.messages import Purpose
 from alphaloop.policy import Decision
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import Choice
@@ -22,7 +23,8 @@ class Sequence:
 
     def __init__(self, prepared: PreparedJob, decision: Decision, target: Target, slot: int) -> None:
         self.job_id = prepared.job.job_id
-        self.task = prepared.job.task
+        # A probe asked again would find its own answer among the task's earlier results.
+        self.task = prepared.job.task if prepared.job.purpose is Purpose.TRAFFIC else ""
         self.sampling = prepared.sampling
         self.slot = slot
         self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list

@@ -1,0 +1,32 @@
+"""vLLM's offline engine, one speculative configuration a process. Runs in vLLM's own environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", ".."))
+from benchmarks.contestants.answering import Run, serve
+
+
+def load() -> Run:
+    """argv[1]: what goes to `vllm.LLM`, as JSON."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(dtype="bfloat16", disable_log_stats=True, enable_prefix_caching=False, **json.loads(sys.argv[1]))
+
+    def run(request: dict[str, Any]) -> dict[str, Any]:
+        sampling = SamplingParams(
+            max_tokens=request["max_tokens"], temperature=0.0, ignore_eos=not request["stop_at_end"], detokenize=False
+        )
+        prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        return {"tokens": [list(output.outputs[0].token_ids) for output in outputs]}
+
+    return run
+
+
+if __name__ == "__main__":
+    serve(load)
