@@ -11,7 +11,7 @@ from alphaloop.policy import Decision, Reason
 from alphaloop.settings.model import ModelSettings
 from benchmarks.contestants.answering import Run, serve
 from worker import decoding as _  # noqa: F401  # before torch: it settles how threads wait
-from worker.engine import PreparedJob, Sampling
+from worker.engine import Generation, PreparedJob, Sampling
 
 
 def load() -> Run:
@@ -29,7 +29,7 @@ def load() -> Run:
         jobs = [_job(number) for number in range(len(request["prompts"]))]
         for job, prompt in zip(jobs, request["prompts"], strict=True):
             engine.admit(PreparedJob(job, tuple(prompt), sampling), decision)
-        finished = {}
+        finished: dict[str, Generation] = {}
         draft_s = verify_s = overhead_s = 0.0
         while engine.load().num_running:
             step = engine.step()

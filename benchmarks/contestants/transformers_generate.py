@@ -15,11 +15,13 @@ def load() -> Run:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(int(sys.argv[3]))
-    models = [
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    models: list[Any] = [
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
         for folder in sys.argv[1:3]
         if folder
     ]
+    for loaded in models:
+        loaded.eval()
     model = models[0]
     pad = AutoTokenizer.from_pretrained(sys.argv[1]).pad_token_id or 0
     end = model.generation_config.eos_token_id

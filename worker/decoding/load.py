@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.engine import TransformersEngine
@@ -9,6 +11,8 @@ from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_target
 from worker.decoding.proposal import Drafter
 from worker.decoding.target import Target
+
+log = logging.getLogger(__name__)
 
 #: Of the memory that the models leave: the rest is for drafters' keys and values, logits, and everybody else.
 CACHE_SHARE = 0.5
@@ -24,6 +28,13 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
         name: _load_drafter(name, settings, models, target, num_slots) for name, settings in models.drafters.items()
     }
     max_cache_bytes = models.target.max_cache_bytes or int(CACHE_SHARE * available_bytes(target.device))
+    log.info(
+        "keys and values: %d bytes a token, at most %d MiB for %d slots",
+        target.model.kv_shape.bytes_per_token,
+        max_cache_bytes >> 20,
+        num_slots,
+        extra={"action": "cache_sized"},
+    )
     return TransformersEngine(target, drafters, num_slots=num_slots, max_cache_bytes=max_cache_bytes)
 
 
