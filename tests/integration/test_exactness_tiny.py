@@ -1,180 +1,197 @@
-"""Exactness on tiny models in float64: neither company nor drafts change a text; sampling is the target's."""
+"""Exactness on tiny models in float64: neither company nor drafts change a text. What is right, plain passes say."""
 
 from __future__ import annotations
 
-import math
 import random
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-import torch
 
 from alphaloop.policy import Decision
-from tests.fixtures.models import FAMILIES, VANILLA, lookup_decision, make_job
-from worker.decoding import engine as engine_module
-from worker.decoding.sampling import probabilities
-from worker.decoding.verify import Verdict
+from tests.fixtures.drafting import MOST, ScriptedDrafter, draft_model
+from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, decision, make_job
+from tests.fixtures.reference import Reference, Wanted
+from worker.decoding.language_model import PREFILL_CHUNK
+from worker.decoding.rounds import SHARED_CHUNK
 from worker.engine import Generation, Sampling
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine
 
 Build = Callable[..., "TransformersEngine"]
-GREEDY = Sampling(max_tokens=40, temperature=0.0)
+References = Callable[[str], Reference]
+GREEDY: Final = Sampling(max_tokens=40, temperature=0.0)
+DRAFTERS: Final = ("lookup", "another model", "the target itself", "chain", "tree")
 
 
-def decode(engine: TransformersEngine, work: list[tuple[Any, Sampling, Decision]]) -> dict[str, Generation]:
-    """Decode everything, admitting whenever a slot is free."""
+@dataclass(slots=True)
+class Bench:
+    """An engine with every drafter, and what each job must become."""
+
+    engine: TransformersEngine
+    reference: Reference
+    scripts: dict[str, ScriptedDrafter]
+
+    def expect(self, work: Iterable[tuple[Any, Sampling]]) -> dict[str, list[int]]:
+        """The right outputs by job_id, made known to the scripted drafters."""
+        prepared = [self.engine.prepare(job, sampling) for job, sampling in work]
+        outputs = self.reference.outputs([Wanted(one.token_ids, one.sampling) for one in prepared])
+        for one, output in zip(prepared, outputs, strict=True):
+            for script in self.scripts.values():
+                script.truths[one.job.job_id] = [*one.token_ids, *output]
+        return {one.job.job_id: output for one, output in zip(prepared, outputs, strict=True)}
+
+
+def make_bench(
+    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, num_slots: int,
+    rng: random.Random,
+) -> Bench:  # fmt: skip
+    other = "qwen2" if family == "llama" else "llama"
+    scripts = {name: ScriptedDrafter(name, rng, is_tree=name == "tree") for name in ("chain", "tree")}
+    engine = tiny_engine(
+        family,
+        num_slots=num_slots,
+        drafters={
+            "another model": draft_model("another model", tiny_models[other], num_slots=num_slots),
+            "the target itself": draft_model("the target itself", tiny_models[family], num_slots=num_slots),
+            **scripts,
+        },
+    )
+    return Bench(engine, references(family), scripts)
+
+
+def decode(
+    engine: TransformersEngine, work: Iterable[tuple[Any, Sampling, Decision]], rng: random.Random
+) -> dict[str, Generation]:
+    """Decode everything; jobs join whenever a slot is free, or a few steps later."""
     waiting, finished = list(work), {}
     while waiting or engine.load().num_running:
-        while waiting and engine.load().num_free:
-            job, sampling, decision = waiting.pop(0)
-            engine.admit(engine.prepare(job, sampling), decision)
+        while waiting and engine.load().num_free and (not engine.load().num_running or rng.random() < 0.8):
+            job, sampling, decided = waiting.pop(0)
+            engine.admit(engine.prepare(job, sampling), decided)
         finished |= {generation.job_id: generation for generation in engine.step().finished}
     return finished
 
 
-def plain_greedy(engine: TransformersEngine, token_ids: tuple[int, ...], num: int) -> list[int]:
-    """The model's own greedy text without any cache: the whole text is read again for every token."""
-    tokens = list(token_ids)
-    with torch.inference_mode():
-        for _ in range(num):
-            logits = engine._target.model(input_ids=torch.tensor([tokens]), use_cache=False).logits
-            tokens.append(int(logits[0, -1].argmax()))
-            if tokens[-1] in engine._target.end_tokens:
-                break
-    return tokens[len(token_ids) :]
+def some_text(rng: random.Random, num_characters: int) -> str:
+    return "".join(rng.choice("ab cd\n") for _ in range(num_characters))
+
+
+def a_long_job(engine: TransformersEngine, number: int, num_tokens: int, rng: random.Random) -> Any:
+    """A job whose prompt has a few more tokens than `num_tokens`."""
+    text = some_text(rng, num_tokens)
+    while len(engine.prepare(job := make_job(text, number), GREEDY).token_ids) <= num_tokens:
+        text += some_text(rng, 20)
+    return job
+
+
+def check(bench: Bench, work: list[tuple[Any, Sampling, Decision]], rng: random.Random) -> dict[str, Generation]:
+    """Every text is the right one; counts add up; what was accepted is what was known to be right."""
+    expected = bench.expect((job, sampling) for job, sampling, _ in work)
+    finished = decode(bench.engine, work, rng)
+    for job, _, decided in work:
+        generation = finished[job.job_id]
+        assert list(generation.token_ids) == expected[job.job_id], decided
+        counts = generation.counts
+        assert counts.num_tokens == len(generation.token_ids)
+        assert len(counts.proposed) <= decided.num_draft_tokens
+        if decided.drafter in bench.scripts:
+            assert counts.num_accepted == bench.scripts[decided.drafter].num_right[job.job_id]
+        if decided.drafter == "the target itself":
+            assert counts.num_accepted == counts.num_trials
+            assert counts.num_trials > 0 or len(generation.token_ids) < 3
+    assert all(not script.running for script in bench.scripts.values()), "every sequence is closed"
+    return finished
+
+
+def decisions(rng: random.Random, num: int) -> list[Decision]:
+    """Vanilla and every drafter in turn, at any k."""
+    return [decision(("", *DRAFTERS)[i % 6], rng.randint(1, MOST) if i % 6 else 0) for i in range(num)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_eight_ragged_sequences_equal_the_models_own_greedy_text(
-    tiny_engine: Build, family: str, rng: random.Random
+def test_eight_ragged_sequences_write_what_the_model_alone_writes(
+    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
 ) -> None:
-    engine = tiny_engine(family, num_slots=8)
-    prompts = ["a" + "".join(rng.choice("ab cd\n") for _ in range(rng.randint(0, 39))) for _ in range(14)]
-    prompts += ["long " * 130, "longer than one chunk of the prefill " * 40]
+    bench = make_bench(tiny_engine, tiny_models, references, family, 8, rng)
     work = [
-        (make_job(prompt, i), replace(GREEDY, max_tokens=rng.randint(1, 40)), lookup_decision(rng.randint(1, 8)))
-        for i, prompt in enumerate(prompts)
+        (make_job("a" + some_text(rng, rng.randint(0, 60)), i), replace(GREEDY, max_tokens=rng.randint(1, 40)), decided)
+        for i, decided in enumerate(decisions(rng, 18))
     ]
-    work[::3] = [(job, sampling, VANILLA) for job, sampling, _ in work[::3]]
-    # Random weights promise no acceptance (`rigged` below does); this prompt's repetition promises proposals.
-    work[14] = (work[14][0], replace(GREEDY, max_tokens=40), lookup_decision(4))
-    finished = decode(engine, work)
+    # Read in two pieces alone, and in two and three pieces beside others.
+    for place, num_tokens in ((0, PREFILL_CHUNK), (5, 2 * SHARED_CHUNK), (15, SHARED_CHUNK)):
+        long = a_long_job(bench.engine, place, num_tokens, rng)
+        work[place] = (long, replace(GREEDY, max_tokens=rng.randint(3, 5)), work[place][2])
+    # Random weights promise nothing about what they write, but look-up has something to propose here.
+    work[1] = (make_job("long " * 20, 1), replace(GREEDY, max_tokens=20), decision("lookup", 4))
+    finished = check(bench, work, rng)
     assert max(generation.batch_size for generation in finished.values()) == 8
-    assert finished[work[14][0].job_id].counts.num_trials > 0
-    for job, sampling, _ in work:
-        token_ids = engine.prepare(job, sampling).token_ids
-        assert list(finished[job.job_id].token_ids) == plain_greedy(engine, token_ids, sampling.max_tokens)
 
 
-# Texts of four tokens out of the three likeliest each: at most 81, each of whose probability is known exactly.
-SAMPLED = Sampling(max_tokens=4, temperature=1.0, top_k=3)
-NUM_TEXTS = 1000
-# Chance that a right engine fails one of these tests, from the normal quantile 4.75 (chi-square by Wilson-Hilferty).
-SIGNIFICANCE, QUANTILE = 1e-6, 4.753424
-REPEATING = "one two one two one two one"
-
-
-def exact_distribution(engine: TransformersEngine, prompt: tuple[int, ...]) -> dict[tuple[int, ...], float]:
-    """Probability of every text under the target alone, from plain passes without a cache."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(SAMPLED.max_tokens):
-        longer: dict[tuple[int, ...], float] = {}
-        for text, probability in found.items():
-            if text and text[-1] in engine._target.end_tokens:
-                longer[text] = probability
-                continue
-            with torch.inference_mode():
-                logits = engine._target.model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits
-            p = probabilities(logits[:, -1], SAMPLED)[0]
-            longer |= {(*text, int(token)): probability * float(p[token]) for token in p.nonzero().flatten()}
-        found = longer
-    return found
-
-
-def chi_square_excess(seen: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """Pearson's statistic over its critical value at SIGNIFICANCE; cells expecting fewer than 5 are pooled."""
-    assert set(seen) <= set(expected), "a text that the target alone never writes"
-    total = sum(seen.values())
-    cells = [(seen[text], total * p) for text, p in expected.items() if total * p >= 5]
-    rest = [(seen[text], total * p) for text, p in expected.items() if total * p < 5]
-    if rest:
-        cells.append((sum(n for n, _ in rest), sum(e for _, e in rest)))
-    statistic = sum((n - e) ** 2 / e for n, e in cells)
-    df = len(cells) - 1
-    critical = df * (1 - 2 / (9 * df) + QUANTILE * math.sqrt(2 / (9 * df))) ** 3
-    return statistic / critical
-
-
-def sample(engine: TransformersEngine, prompt: str, decision: Decision, seed: int) -> tuple[Counter[Any], int]:
-    """NUM_TEXTS sampled texts, and how many drafts were tested for them."""
-    work = [(make_job(prompt, i), replace(SAMPLED, seed=seed * NUM_TEXTS + i), decision) for i in range(NUM_TEXTS)]
-    finished = decode(engine, work)
-    counts = [generation.counts for generation in finished.values()]
-    return Counter(generation.token_ids for generation in finished.values()), sum(c.num_trials for c in counts)
-
-
-@pytest.fixture
-def rigged(tiny_engine: Build, monkeypatch: pytest.MonkeyPatch) -> TransformersEngine:
-    """An engine whose drafts are always the target's second likeliest token: half right, so every rule is exercised."""
-    engine = tiny_engine("llama", num_slots=8)
-    guesses: dict[tuple[int, ...], int] = {}
-    texts = exact_distribution(engine, engine.prepare(make_job(REPEATING), SAMPLED).token_ids)
-    for text in texts:
-        for n in range(1, len(text)):
-            likeliest = Counter[int]()
-            for other, p in texts.items():
-                if other[:n] == text[:n] and len(other) > n:
-                    likeliest[other[n]] += p  # type: ignore[assignment]
-            guesses[text[:n]] = likeliest.most_common(2)[-1][0]
-
-    def propose(sequence: Any) -> list[int]:
-        output = tuple(sequence.output)
-        room = sequence.sampling.max_tokens - len(output) - 1
-        drafts: list[int] = []
-        while len(drafts) < min(room, sequence._num_draft_tokens):
-            drafts.append(guesses.get((*output, *drafts), 0))
-        return drafts
-
-    monkeypatch.setattr(engine_module.Sequence, "propose", propose)
-    return engine
-
-
-def test_sampled_texts_have_the_targets_distribution_whatever_is_drafted(rigged: TransformersEngine, seed: int) -> None:
-    expected = exact_distribution(rigged, rigged.prepare(make_job(REPEATING), SAMPLED).token_ids)
-    assert sum(expected.values()) == pytest.approx(1.0, abs=1e-9)
-    assert len([p for p in expected.values() if p * NUM_TEXTS >= 5]) >= 4, "the test needs a spread of texts"
-    for decision in (VANILLA, lookup_decision(1), lookup_decision(2)):
-        texts, num_trials = sample(rigged, REPEATING, decision, seed % 2**20)
-        assert (num_trials > 0) == (decision is not VANILLA)
-        excess = chi_square_excess(texts, expected)
-        assert excess < 1, f"seed {seed}, k={decision.num_draft_tokens}: {excess:.2f} of the critical value"
-
-
-def test_a_verifier_that_is_too_generous_is_caught(
-    rigged: TransformersEngine, seed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_sequence_writes_what_the_model_alone_writes(
+    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
 ) -> None:
-    """The test above must see a lossy rule: here a draft is accepted with the root of its probability."""
-    right = engine_module.verify_deterministic
+    bench = make_bench(tiny_engine, tiny_models, references, family, 1, rng)
+    prompts = ["a", "ab ab ab ab ab ab ab ab ab", *(some_text(rng, 30) + "a" for _ in range(4))]
+    check(
+        bench,
+        [
+            (make_job(prompt, i), GREEDY, d)
+            for i, (prompt, d) in enumerate(zip(prompts, decisions(rng, 6), strict=True))
+        ],
+        rng,
+    )
 
-    def generous(p: torch.Tensor, draft: torch.Tensor, uniforms: torch.Tensor) -> Verdict:
-        return right(p, draft, torch.cat((uniforms[:-1] ** 2, uniforms[-1:])))
 
-    monkeypatch.setattr(engine_module, "verify_deterministic", generous)
-    expected = exact_distribution(rigged, rigged.prepare(make_job(REPEATING), SAMPLED).token_ids)
-    texts, num_trials = sample(rigged, REPEATING, lookup_decision(2), seed % 2**20)
-    assert num_trials > 0
-    assert chi_square_excess(texts, expected) > 1
+ADJUSTED: Final[tuple[Callable[[Sampling, random.Random], Sampling], ...]] = (
+    lambda one, rng: replace(one, repetition_penalty=rng.choice((0.8, 1.3, 2.0))),
+    lambda one, rng: replace(one, frequency_penalty=rng.uniform(-1, 2), presence_penalty=rng.uniform(-1, 2)),
+    lambda one, rng: replace(one, logit_bias=tuple((rng.randrange(i, NUM_TOKENS, 8), 5.0) for i in range(8))),
+    lambda one, rng: replace(one, temperature=1.0, seed=rng.randrange(2**31)),
+    lambda one, rng: replace(one, temperature=0.8, seed=rng.randrange(2**31), top_p=0.9, min_p=0.02),
+    lambda one, rng: replace(one, temperature=1.3, seed=rng.randrange(2**31), top_k=20, repetition_penalty=1.2),
+)
 
 
-def test_every_draft_length_gives_the_same_greedy_text(tiny_engine: Build) -> None:
-    engine = tiny_engine("qwen3", num_slots=1)
-    texts = set()
-    for k in range(9):
-        (generation,) = decode(engine, [(make_job("ab ab ab"), GREEDY, lookup_decision(k) if k else VANILLA)]).values()
-        texts.add((generation.token_ids, generation.text, generation.finish_reason))
-    assert len(texts) == 1
+@pytest.mark.parametrize("num_slots", [1, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adjusted_and_seeded_texts_are_the_same_in_every_mode(
+    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, num_slots: int,
+    rng: random.Random,
+) -> None:  # fmt: skip
+    """Bias, penalties, stop tokens, min_p and the reproducible coupling: each under vanilla and every drafter."""
+    bench = make_bench(tiny_engine, tiny_models, references, family, num_slots, rng)
+    offset = rng.randrange(6)
+    rules = [(ADJUSTED[(i + offset) % 6], decided) for i, decided in enumerate(decisions(rng, 6))]
+    if num_slots > 1:
+        rules = [(rule, decided) for rule in ADJUSTED for decided in decisions(rng, 6)]
+    text = "ab ab ab" + some_text(rng, 12)
+    work = [
+        (make_job(text, i), rule(replace(GREEDY, max_tokens=14), rng), decided)
+        for i, (rule, decided) in enumerate(rules)
+    ]
+    # Some end at a token of their own: the one in the middle of what they write otherwise.
+    whole = bench.expect((job, sampling) for job, sampling, _ in work)
+    for place in range(0, len(work), 5):
+        job, sampling, decided = work[place]
+        output = whole[job.job_id]
+        work[place] = (job, replace(sampling, stop_token_ids=(output[len(output) // 2],)), decided)
+    finished = check(bench, work, rng)
+    for job, sampling, _ in work:
+        generation = finished[job.job_id]
+        assert (generation.finish_reason == "stop") == (generation.token_ids[-1] in (0, *sampling.stop_token_ids))
+
+
+def test_one_seed_gives_one_text_whatever_decodes_it(
+    tiny_engine: Build, tiny_models: dict[str, Path], references: References, rng: random.Random
+) -> None:
+    bench = make_bench(tiny_engine, tiny_models, references, "llama", 8, rng)
+    sampling = replace(GREEDY, temperature=1.0, seed=rng.randrange(2**31), max_tokens=16)
+    kinds = [VANILLA, *(decision(name, k) for name in DRAFTERS for k in (1, 3, MOST))]
+    work = [(make_job("once upon a time", i), sampling, decided) for i, decided in enumerate(kinds)]
+    finished = check(bench, work, rng)
+    assert len({generation.text for generation in finished.values()}) == 1
