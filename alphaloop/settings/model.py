@@ -98,6 +98,9 @@ class DraftModelDrafterSettings(_Section):
     min_probability: float = Field(
         0.0, ge=0.0, lt=1.0
     )  #: a draft ends behind the token at which the product of its probabilities falls below this; 0: never
+    num_branches: int = Field(
+        1, ge=1, le=8
+    )  #: likeliest tokens side by side at each place of a greedy draft, within the same number of tokens
 
 
 def _method(given: Any) -> Any:

@@ -89,7 +89,8 @@ def test_its_revision_is_its_weights_and_a_dtype_of_its_own(
     assert load(source, served, target).state.revision == revision
     other = load(source, served, target, dtype="bfloat16").state
     assert (other.revision, other.name, other.max_draft_tokens) == (f"{revision}-bfloat16", "small", 4)
-    assert load(source, served, target, min_probability=0.25).state.revision == f"{revision}-p0.25"
+    dialled = load(source, served, target, min_probability=0.25, num_branches=2).state
+    assert dialled.revision == f"{revision}-p0.25-b2"
 
 
 def test_a_cut_head_is_found_beside_the_weights(

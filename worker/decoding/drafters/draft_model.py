@@ -39,30 +39,36 @@ class DraftTokens:
     end_tokens: frozenset[int]  #: a text ends with them, so nothing is drafted behind
     token_ids: Tensor | None = None  #: [columns of the draft's logits] for a head that was cut; None: column i is id i
 
-    def best(self, logits: Tensor) -> Tensor:
-        """The likeliest token of each row of the draft's `logits` [rows, columns]: [rows]."""
-        if self.token_ids is None:
-            return logits[:, : self.num_shared].argmax(dim=-1)
-        return self.token_ids[logits[:, : self._num_columns].argmax(dim=-1)]
+    def best(self, logits: Tensor, num: int) -> Tensor:
+        """The `num` likeliest tokens of each row of the draft's `logits` [rows, columns]: [rows, num]."""
+        columns = likeliest(self._proposable(logits), num)
+        return columns if self.token_ids is None else self.token_ids[columns]
 
     def best_probability(self, logits: Tensor) -> Tensor:
         """The probability of each row's likeliest token among those that may be proposed: [rows]."""
-        columns = logits[:, : self.num_shared if self.token_ids is None else self._num_columns].float()
+        columns = self._proposable(logits).float()
         return (columns.amax(dim=-1) - columns.logsumexp(dim=-1)).exp()
 
     def spread(self, logits: Tensor) -> Tensor:
         """The draft's `logits` as the target would give them: [rows, vocabulary], -inf where none is proposed."""
+        columns = self._proposable(logits)
         if self.token_ids is None:
-            missing = self.vocabulary - self.num_shared
-            return functional.pad(logits[:, : self.num_shared], (0, missing), value=-torch.inf)
+            return functional.pad(columns, (0, self.vocabulary - self.num_shared), value=-torch.inf)
         whole = logits.new_full((len(logits), self.vocabulary), -torch.inf)
-        whole[:, self.token_ids[: self._num_columns]] = logits[:, : self._num_columns]
+        whole[:, self.token_ids[: columns.shape[1]]] = columns
         return whole
 
-    @property
-    def _num_columns(self) -> int:
-        # Ascending ids: those that both know come first.
-        return 0 if self.token_ids is None else int((self.token_ids < self.num_shared).sum())
+    def _proposable(self, logits: Tensor) -> Tensor:
+        # The ids of a cut head ascend: those that both models know come first.
+        shared = self.num_shared
+        return logits[:, : shared if self.token_ids is None else int((self.token_ids < shared).sum())]
+
+
+def likeliest(scores: Tensor, num: int) -> Tensor:
+    """Columns of the `num` highest scores of each row [rows, columns], the highest first: [rows, num]."""
+    if num == 1:
+        return scores.argmax(dim=-1, keepdim=True)
+    return scores.topk(min(num, scores.shape[1]), dim=-1).indices
 
 
 @dataclass(slots=True)
@@ -90,12 +96,30 @@ class _Row:
     ask: Ask
     held: _Held
     num_wanted: int
+    num_branches: int = 1
     tokens: list[int] = field(default_factory=list)
+    others: list[list[int]] = field(default_factory=list)  #: beside each token, the next likeliest ones
     q: list[Tensor] = field(default_factory=list)
     probability: float = 1.0  #: of all its tokens together, where it matters
 
+    @property
+    def depth(self) -> int:
+        """Tokens of its chain, so that branches have room beside them."""
+        return -(-self.num_wanted // self.num_branches)
+
     def proposal(self) -> Proposal:
-        return Proposal(tuple(self.tokens), q=torch.stack(self.q) if self.q else None)
+        if self.num_branches == 1:
+            return Proposal(tuple(self.tokens), q=torch.stack(self.q) if self.q else None)
+        tokens: list[int] = []
+        parents: list[int] = []
+        room, parent = self.num_wanted - len(self.tokens), -1
+        for token, others in zip(self.tokens, self.others, strict=True):
+            siblings = [token, *others[:room]]
+            room -= len(siblings) - 1
+            parents += [parent] * len(siblings)
+            parent = len(tokens)
+            tokens += siblings
+        return Proposal(tuple(tokens), tuple(parents))
 
 
 class DraftModelDrafter:
@@ -103,13 +127,14 @@ class DraftModelDrafter:
 
     def __init__(
         self, state: DrafterState, model: LanguageModel, tokens: DraftTokens, *, num_slots: int, context_length: int,
-        min_probability: float = 0.0,
+        min_probability: float = 0.0, num_branches: int = 1,
     ) -> None:  # fmt: skip
         self.state = state
         self._model = model
         self._tokens = tokens
         self._context_length = context_length
         self._min_probability = min_probability
+        self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
 
@@ -129,8 +154,9 @@ class DraftModelDrafter:
 
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """A chain for each ask; shorter behind a token that ends the text, or where the draft's context ends.
+        """A chain for each ask, with branches beside it for a greedy one where so configured.
 
+        It is shorter behind a token that ends the text, and where the draft's context ends.
         Where a pass fails, what was read before it stays counted, and the next call goes on from there.
         """
         proposals = [NOTHING] * len(asks)
@@ -148,8 +174,9 @@ class DraftModelDrafter:
         # The last draft is never read, so the context has room for one more than it has positions.
         room = self._context_length + 1 - len(ask.text)
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room)
+        num_branches = self._num_branches if ask.choice.is_greedy else 1
         held = self._held[ask.job_id]
-        return _Row(index, ask, held, num_wanted) if num_wanted > 0 else None
+        return _Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
 
     def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
         """Read what the slots lack of their texts: the rows that have all of it, and the logits behind them.
@@ -194,7 +221,7 @@ class DraftModelDrafter:
 
     def _wants_more(self, row: _Row) -> bool:
         return (
-            len(row.tokens) < row.num_wanted
+            len(row.tokens) < row.depth
             and row.tokens[-1] not in self._tokens.end_tokens
             and row.probability >= self._min_probability
         )
@@ -212,7 +239,11 @@ class DraftModelDrafter:
             if not choice.is_greedy and not choice.is_reproducible:
                 drawn.setdefault(choice.cut, []).append((row, scores))
                 continue
-            token = int(choice.tokens(scores, [len(row.ask.text) + len(row.tokens)]))
+            if choice.is_greedy:
+                token, *beside = likeliest(scores, row.num_branches)[0].tolist()
+                row.others.append(beside)
+            else:
+                token = int(choice.tokens(scores, [len(row.ask.text) + len(row.tokens)]))
             row.tokens.append(token)
             if self._min_probability:
                 p = scores.float().softmax(dim=-1) if choice.is_greedy else choice.probabilities(scores)
@@ -221,8 +252,9 @@ class DraftModelDrafter:
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
     def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
-        for row, token in zip(rows, self._tokens.best(logits).tolist(), strict=True):
+        for row, (token, *beside) in zip(rows, self._tokens.best(logits, self._num_branches).tolist(), strict=True):
             row.tokens.append(token)
+            row.others.append(beside)
         if self._min_probability:
             for row, probability in zip(rows, self._tokens.best_probability(logits).tolist(), strict=True):
                 row.probability *= probability

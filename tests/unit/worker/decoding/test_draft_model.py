@@ -96,12 +96,10 @@ class Model:
 
 
 def drafter(
-    model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, min_probability: float = 0.0
-) -> DraftModelDrafter:
+    model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, **more: Any
+) -> DraftModelDrafter:  # fmt: skip
     state = DrafterState("small", "r", 8, is_stale=False)
-    return DraftModelDrafter(
-        state, model, tokens, num_slots=8, context_length=context, min_probability=min_probability,
-    )  # fmt: skip
+    return DraftModelDrafter(state, model, tokens, num_slots=8, context_length=context, **more)
 
 
 def ask(text: list[int], num: int, sampling: Sampling = GREEDY, job_id: str = "j") -> Ask:
@@ -319,3 +317,41 @@ def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
         probability *= float(p[0, whole[num]])
         num += 1
     assert one(drafter(Model(columns), tokens, min_probability=0.3), text, 8, sampling).tokens == whole[:num]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, repetition_penalty=1.3)], ids=["plain", "penalised"])
+@pytest.mark.parametrize("num_branches", [2, 3])
+def test_branches_are_the_next_likeliest_tokens_of_every_place(
+    num_branches: int, sampling: Sampling, rng: random.Random
+) -> None:
+    made = drafter(Model(), num_branches=num_branches)
+    text = [rng.randrange(VOCABULARY) for _ in range(4)]
+    made.open("j", text, sampling, "code")
+    for _ in range(12):
+        num = rng.randint(1, 9)
+        choice = Choice("j", sampling, 4)
+        (proposal,) = made.propose([Ask("j", text, num, choice)])
+        assert proposal.parents is not None
+        assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)
+        place, path, seen = -1, [], 0
+        while seen < len(proposal.tokens):
+            group = [i for i, parent in enumerate(proposal.parents) if parent == place]
+            scores = choice.scores_behind(logits_behind([*text, *path])[None], text, [path])[0]
+            assert [proposal.tokens[i] for i in group] == scores.topk(len(group)).indices.tolist()
+            assert group == list(range(seen, seen + len(group)))
+            assert len(group) <= num_branches
+            place, path, seen = group[0], [*path, proposal.tokens[group[0]]], seen + len(group)
+        assert len(path) == -(-min(num, 8) // num_branches)
+        # A branch may be what the target wants: then the chain behind its sibling is dropped.
+        kept = rng.randrange(-1, len(proposal.tokens))
+        accepted: list[int] = []
+        while kept >= 0:
+            accepted.insert(0, proposal.tokens[kept])
+            kept = proposal.parents[kept]
+        text += [*accepted, rng.randrange(VOCABULARY)]
+
+
+def test_sampled_drafts_have_no_branches() -> None:
+    for sampling in (sampled(), sampled(seed=1)):
+        proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
+        assert (len(proposal.tokens), proposal.parents) == (6, None)
