@@ -46,7 +46,7 @@ def test_a_failed_pass_is_a_failed_decode_and_abandon_mends_it(
         raise cause
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine._target.model, "forward", failing)
+        patched.setattr(engine._target.model, "read", failing)
         with pytest.raises(DecodeFailed, match="1 sequences failed") as failed:
             engine.step()
     assert failed.value.__cause__ is cause
@@ -61,8 +61,9 @@ def test_logits_that_are_not_finite_never_become_text(
 ) -> None:
     engine = tiny_engine()
     expected = decode(engine)
-    head = engine._target.model.lm_head
-    monkeypatch.setattr(head, "forward", lambda hidden: torch.full((*hidden.shape[:-1], 384), torch.nan))
+    model = engine._target.model
+    read = model.read
+    monkeypatch.setattr(model, "read", lambda cache, reads: torch.full_like(read(cache, reads), torch.nan))
     with pytest.raises(DecodeFailed, match="not finite"):
         decode(engine, sampling=replace(GREEDY, temperature=temperature))
     monkeypatch.undo()
@@ -84,14 +85,3 @@ def test_an_end_token_ends_the_text_counts_and_is_no_part_of_it(tiny_engine: Bui
         assert cut.token_ids == whole.token_ids[: first + 1]
         assert cut.text == engine._target.decode(whole.token_ids[:first])
         assert cut.counts.num_tokens == first + 1
-
-
-def test_memory_grows_with_the_longest_sequence_only(tiny_engine: Build) -> None:
-    engine = tiny_engine(num_slots=2)
-    decode(engine)
-    assert engine._cache.capacity == 256
-    engine.admit(engine.prepare(make_job("x " * 300), GREEDY), VANILLA)
-    engine.step()
-    assert 300 < engine._cache.capacity < 1024
-    engine.abandon()
-    assert engine._cache.capacity == 0

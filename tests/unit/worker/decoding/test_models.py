@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from alphaloop.errors import UnsupportedModel
 from alphaloop.settings.model import TargetSettings
+from worker.decoding import language_model
+from worker.decoding.fused import VERSION as FUSED_VERSION
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
-from worker.decoding.slots import SlotCache
+from worker.decoding.passes import Pass, plan_pass
 
 
 def settings(source: Path, **more: Any) -> TargetSettings:
@@ -27,7 +31,12 @@ def test_a_target_is_named_by_its_weights_and_device(tiny_models: dict[str, Path
     assert identities[0].target_revision != identities[1].target_revision
     assert identities[0].device == f"cpu-{torch.get_num_threads()}-threads"
     assert identities[0].context_length == 2048
-    assert identities[0].engine.startswith("transformers-")
+    assert identities[0].engine == f"fused{FUSED_VERSION}-torch-{torch.__version__}-float32"
+
+
+def test_a_family_that_is_not_fused_is_named_by_the_library_that_computes_it(tiny_models: dict[str, Path]) -> None:
+    identity = load_target(settings(tiny_models["gpt_neox"])).identity
+    assert identity.engine == f"transformers-{transformers.__version__}-float32"
 
 
 def test_a_context_longer_than_the_models_is_refused(tiny_models: dict[str, Path]) -> None:
@@ -78,21 +87,35 @@ def test_attention_that_slots_cannot_reproduce_is_refused(found: dict[str, Any],
         refuse_unsupported(model)
 
 
-def test_a_model_that_ignores_its_positions_is_caught(
-    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_positions_that_are_not_the_texts_are_caught(
+    tiny_models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = load_target(settings(tiny_models["llama"]))
-    target.check_slots()
-    opened = SlotCache.open
+    load_target(settings(tiny_models[family]))
 
-    def shifted(self: SlotCache, rows: Any, width: int) -> Any:
-        window = opened(self, rows, width)
-        window.mask[..., 0] = False
-        return window
+    def shifted(*args: Any) -> Pass:
+        plan = plan_pass(*args)
+        return replace(plan, positions=plan.positions + 1 - torch.eye(1, len(plan.positions), dtype=torch.long)[0])
 
-    monkeypatch.setattr(SlotCache, "open", shifted)
+    monkeypatch.setattr(language_model, "plan_pass", shifted)
     with pytest.raises(UnsupportedModel, match="slot cache differ"):
-        target.check_slots()
+        load_target(settings(tiny_models[family]))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_a_mask_that_hides_what_was_read_is_caught(
+    tiny_models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(*args: Any) -> Pass:
+        plan = plan_pass(*args)
+        for group in plan.groups:
+            if group.mask is not None:
+                group.mask[..., 1:, 0] = -torch.inf
+        return plan
+
+    monkeypatch.setattr(language_model, "plan_pass", blind)
+    with pytest.raises(UnsupportedModel, match="slot cache differ"):
+        load_target(settings(tiny_models[family]))
 
 
 def test_every_place_that_names_an_end_token_counts() -> None:
