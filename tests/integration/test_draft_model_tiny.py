@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from alphaloop.goodput import DrafterState
+from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.draft_vocabulary import restrict_head
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
 from worker.decoding.language_model import LanguageModel
@@ -173,6 +174,39 @@ def test_a_ragged_batch_has_the_targets_texts(
     assert loop.num_proposed > 0
     if name == "the target itself":
         assert loop.num_accepted == loop.num_proposed
+
+
+@pytest.mark.parametrize("more", [{"num_branches": 2}, {"min_probability": 0.2}, {"num_branches": 3}], ids=str)
+def test_the_engine_writes_the_same_with_branches_and_early_ends(
+    tiny_models: dict[str, Path], tiny_engine: Callable[..., Any], rng: random.Random, more: dict[str, Any]
+) -> None:
+    """The draft is a distorted target, so that it is right at times, and second-best is right at others."""
+    distorted = load(tiny_models["llama"])
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(3)
+        for weight in distorted.parameters():
+            weight += 0.1 * weight.std() * torch.randn_like(weight)
+    made = DraftModelDrafter(
+        DrafterState("distorted", "r", 8, is_stale=False), LanguageModel(distorted, 512),
+        DraftTokens(384, 384, frozenset({0})), num_slots=4, context_length=512, **more,
+    )  # fmt: skip
+    engine = tiny_engine(num_slots=4, drafters={"distorted": made})
+    jobs = [make_job(f"{rng.randrange(10**6)} lines of text", number, max_tokens=30) for number in range(6)]
+    prepared = [engine.prepare(job, GREEDY) for job in jobs]
+    texts = []
+    num_accepted = 0
+    for decided in (VANILLA, decision("distorted", 6)):
+        written = {}
+        waiting = list(prepared)
+        while waiting or engine.load().num_running:
+            while waiting and engine.has_room(waiting[0]):
+                engine.admit(waiting.pop(), decided)
+            for done in engine.step().finished:
+                written[done.job_id] = done.token_ids
+                num_accepted += done.counts.num_accepted
+        texts.append(written)
+    assert texts[0] == texts[1]
+    assert num_accepted > 0
 
 
 def test_a_draft_with_a_short_context_falls_silent(target: LanguageModel, drafts: Drafts, rng: random.Random) -> None:
