@@ -101,7 +101,11 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
     differing = sorted(i for i in shared if target.tokens[i] != draft.tokens[i])
     if differing or not shared:
         examples = ", ".join(f"{i} is {target.tokens[i]!r} and {draft.tokens[i]!r}" for i in differing[:NUM_EXAMPLES])
-        said = f"{len(differing):,} of {len(shared):,} ids name different tokens: {examples}." if shared else "No id."
+        said = (
+            f"{len(differing):,} of {len(shared):,} ids name different tokens: {examples}."
+            if shared
+            else "They share no id."
+        )
         return Finding(name, "refused", f"Expected the target's vocabulary, found another. {said}")
     only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
     unreadable = [i for i in only_target if i >= draft.num_rows]
@@ -220,7 +224,7 @@ def _memory(
         return Finding("memory", "refused", f"{said} Not one full slot fits.")
     if needed > available_bytes:
         num_fitting = (available_bytes - weights) // (slot + passes)
-        return Finding("memory", "warning", f"{said} Only {num_fitting} full slots fit.")
+        return Finding("memory", "warning", f"{said} Full slots that fit: {num_fitting}.")
     return Finding("memory", "ok", said)
 
 

@@ -44,8 +44,8 @@ def test_a_pair_that_fits_has_nothing_but_ok() -> None:
     [
         ("vocabulary", {"tokens": {**WORDS, 3: "B"}}, "refused", "1 of 5 ids name different tokens: 3 is 'b' and 'B'"),
         ("vocabulary", {"tokens": {2: "b", 3: "a"}}, "refused", "2 of 2 ids"),
-        ("vocabulary", {"tokens": {}}, "refused", "No id"),
-        ("vocabulary", {"tokens": {9: "a"}}, "refused", "No id"),
+        ("vocabulary", {"tokens": {}}, "refused", "share no id"),
+        ("vocabulary", {"tokens": {9: "a"}}, "refused", "share no id"),
         ("vocabulary", {"num_rows": 8}, "ok", "Rows that pad the embeddings (5 and 8) are never proposed"),
         ("vocabulary", {"tokens": {**WORDS, 5: "<tool>"}, "num_rows": 6}, "warning", "1 only the draft knows (from 5"),
         ("vocabulary", {"tokens": {0: "<eos>", 1: "<user>", 2: "a"}}, "warning", "2 only the target knows (from 3"),
@@ -90,8 +90,8 @@ def test_memory_is_weights_and_slots_and_passes() -> None:
     slot = 1000 * (100 + 10) + 6 * 60 + 5 * 60
     for room, verdict, said in (
         (weights + 4 * slot, "ok", "2.84 MB, of 2.84 MB free"),
-        (weights + 4 * slot - 1, "warning", "Only 3 full slots fit"),
-        (weights + slot, "warning", "Only 1 full slots fit"),
+        (weights + 4 * slot - 1, "warning", "Full slots that fit: 3."),
+        (weights + slot, "warning", "Full slots that fit: 1."),
         (weights + slot - 1, "refused", "Not one full slot fits"),
     ):
         finding = findings(TARGET, DRAFT, available_bytes=room)["memory"]
