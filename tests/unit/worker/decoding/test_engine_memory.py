@@ -1,0 +1,351 @@
+"""Memory: what is stated is what is held, jobs wait for room, and where memory runs out no job is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.errors import DecodeFailed, JobTooLarge
+from tests.fixtures.drafting import ScriptedDrafter, draft_model
+from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
+from tests.fixtures.reference import Reference, Wanted
+from worker.decoding.memory import kv_bytes_per_token
+from worker.decoding.slots import BLOCK
+from worker.engine import Generation, PreparedJob, Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+Build = Callable[..., "TransformersEngine"]
+References = Callable[[str], Reference]
+GREEDY: Final = Sampling(max_tokens=12, temperature=0.0)
+BYTES: Final = 2 * 2 * 2 * 16 * 8  #: of a token in the tiny llama: layers, keys and values, heads, head_dim, float64
+DRAFTERS: Final = ("lookup", "model", "chain", "tree")
+CAUSES: Final[dict[str, Exception]] = {
+    "cuda": torch.OutOfMemoryError("CUDA out of memory."),
+    "cpu": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:128] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 1099511627776 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    "new": MemoryError(),
+}
+
+
+def held_bytes(engine: TransformersEngine) -> int:
+    return sum(layer.untyped_storage().nbytes() for layer in engine._cache.layers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stated_bytes_are_those_of_the_tensors(
+    tiny_engine: Build, tiny_models: dict[str, Path], family: str
+) -> None:
+    engine = tiny_engine(family)
+    cache = engine._cache
+    for i, num in enumerate((1, 150, 400)):
+        engine.admit(engine.prepare(make_job("x " * num, i), GREEDY), VANILLA)
+    while engine.load().num_running:
+        assert held_bytes(engine) == cache.num_bytes == cache.num_rows * cache.capacity * cache.shape.bytes_per_token
+        longest = max(sequence.num_positions for sequence in engine._running)
+        engine.step()
+        assert held_bytes(engine) <= cache.num_bytes_with(3, longest)
+    assert held_bytes(engine) == 0
+    config = transformers.AutoConfig.from_pretrained(tiny_models[family])
+    assert cache.shape.bytes_per_token == kv_bytes_per_token(config, torch.float64)
+
+
+#: Decodes beside a full cache, and prints what was stated and what the process grew by.
+MEASURE: Final = """
+import json, sys
+from worker import decoding
+import torch
+from tests.fixtures.models import VANILLA, make_job
+from alphaloop.settings.model import ModelSettings, TargetSettings
+from worker.decoding.load import load_engine
+from worker.engine import Sampling
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+target = TargetSettings(name="wide", source=sys.argv[1], dtype="float64", device="cpu", num_threads=1)
+engine = load_engine(ModelSettings(target=target, drafters={}), num_slots=8)
+# No text ends before all prompts are read.
+sampling = Sampling(max_tokens=30, temperature=0.0, logit_bias=((0, -1000.0),))
+def admit(num):
+    engine.admit(engine.prepare(make_job("x " * 170, num), sampling), VANILLA)
+admit(0)
+while engine.load().num_running:
+    engine.step()
+before = resident()
+for num in range(8):
+    admit(num)
+grown = []
+while engine.load().num_running == 8:
+    grown.append((engine._cache.num_bytes, resident() - before))
+    engine.step()
+print(json.dumps(grown[-1]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_a_process_grows_by_what_is_stated(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path) -> None:
+    config = transformers.LlamaConfig.from_pretrained(
+        tiny_models["llama"],
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    # Blocks that are freed go back to the system at once, so that none of before hides what is taken later.
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), "MALLOC_MMAP_THRESHOLD_": str(2**20)}
+    child = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)],
+        capture_output=True, text=True, check=False, env=env, timeout=150,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    stated, measured = json.loads(child.stdout.splitlines()[-1])
+    print(f"8 slots: {stated / 2**20:.0f} MiB stated, {measured / 2**20:.0f} MiB measured")
+    assert stated > 128 * 2**20
+    assert measured == pytest.approx(stated, rel=0.1)
+
+
+def test_a_job_that_can_never_fit_is_refused_with_the_arithmetic(tiny_engine: Build) -> None:
+    engine = tiny_engine(max_cache_bytes=8 * BLOCK * BYTES)
+    num = len(engine.prepare(make_job("word " * 20), GREEDY).token_ids)
+    fitting = replace(GREEDY, max_tokens=8 * BLOCK - num)
+    engine.prepare(make_job("word " * 20), fitting)
+    with pytest.raises(JobTooLarge) as refused:
+        engine.prepare(make_job("word " * 20), replace(fitting, max_tokens=fitting.max_tokens + 1))
+    sentence = str(refused.value)
+    for figure in (8 * BLOCK * BYTES, 9 * BLOCK * BYTES, num, fitting.max_tokens + 1, BYTES):
+        assert str(figure) in sentence
+    assert "word" not in sentence
+    assert refused.value.field == "body.max_tokens"
+
+
+def test_jobs_wait_for_room_and_the_limit_holds(tiny_engine: Build, references: References, rng: random.Random) -> None:
+    """Long jobs and short ones at any time: never more bytes than the limit, and every job gets its turn."""
+    limit = 8 * BLOCK * BYTES
+    engine = tiny_engine(num_slots=8, max_cache_bytes=limit)
+    waiting = [
+        engine.prepare(make_job("a b" * rng.choice((1, 10, 30, 120, 200)), i), replace(GREEDY, max_tokens=9))
+        for i in range(30)
+    ]
+    waiting[0] = engine.prepare(make_job("a b" * 120, 0), GREEDY)
+    expected = expected_outputs(references("llama"), waiting)
+    finished: dict[str, Generation] = {}
+    has_waited = False
+    while waiting or engine.load().num_running:
+        while waiting and engine.has_room(waiting[0]):
+            engine.admit(waiting.pop(0), decision("lookup", rng.randint(0, 5)))
+        if waiting and engine.load().num_free:
+            has_waited = True
+            with pytest.raises(DecodeFailed, match="no room"):
+                engine.admit(waiting[0], VANILLA)
+        finished |= {generation.job_id: generation for generation in engine.step().finished}
+        assert held_bytes(engine) <= limit
+    assert has_waited
+    assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
+
+
+def expected_outputs(reference: Reference, jobs: list[PreparedJob]) -> dict[str, list[int]]:
+    outputs = reference.outputs([Wanted(one.token_ids, one.sampling) for one in jobs])
+    return {one.job.job_id: output for one, output in zip(jobs, outputs, strict=True)}
+
+
+@pytest.fixture
+def engine(tiny_engine: Build, tiny_models: dict[str, Path], rng: random.Random) -> TransformersEngine:
+    """Eight slots and every kind of drafter."""
+    return tiny_engine(
+        num_slots=8,
+        drafters={
+            "model": draft_model("model", tiny_models["qwen2"], num_slots=8),
+            "chain": ScriptedDrafter("chain", rng, is_tree=False),
+            "tree": ScriptedDrafter("tree", rng, is_tree=True),
+        },
+    )
+
+
+def admit_eight(
+    engine: TransformersEngine, reference: Reference, rng: random.Random, offset: int = 0
+) -> dict[str, list[int]]:
+    """Eight jobs, greedy and seeded, under vanilla and every drafter; their right outputs."""
+    jobs = [
+        engine.prepare(
+            make_job("ab " * rng.randint(1, 70), offset + i),
+            replace(GREEDY, temperature=i % 2, seed=i, max_tokens=rng.randint(6, 16)),
+        )
+        for i in range(8)
+    ]
+    expected = expected_outputs(reference, jobs)
+    for i, one in enumerate(jobs):
+        for drafter in engine._drafters.values():
+            if isinstance(drafter, ScriptedDrafter):
+                drafter.truths[one.job.job_id] = [*one.token_ids, *expected[one.job.job_id]]
+        engine.admit(one, decision(DRAFTERS[i % 4], rng.randint(1, 5) if i != 1 else 0))
+    return expected
+
+
+def finish(engine: TransformersEngine) -> tuple[dict[str, Generation], list[int]]:
+    """Every text, and the batch of each step."""
+    finished: dict[str, Generation] = {}
+    batches = []
+    while engine.load().num_running:
+        step = engine.step()
+        batches.append(step.batch)
+        finished |= {generation.job_id: generation for generation in step.finished}
+    return finished, batches
+
+
+def check(engine: TransformersEngine, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
+    assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
+    assert all(generation.counts.num_tokens == len(generation.token_ids) for generation in finished.values())
+    assert engine.load().num_free == 8
+    assert len(engine._cache._free) == 8
+    for drafter in engine._drafters.values():
+        if isinstance(drafter, ScriptedDrafter):
+            assert not drafter.running
+    model: Any = engine._drafters["model"]
+    assert not model._held
+    assert len(model._cache._free) == 8
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("num_steps", [0, 4], ids=["while prompts are read", "between rounds"])
+def test_a_pass_that_memory_is_too_small_for_is_halved(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random,
+    cause: str, num_steps: int,
+) -> None:  # fmt: skip
+    expected = admit_eight(engine, references("llama"), rng)
+    early = [generation for _ in range(num_steps) for generation in engine.step().finished]
+    num_running = engine.load().num_running
+    model, limit = engine._target.model, rng.randint(1, 3)
+    read = model.read
+
+    def small(cache: Any, reads: Any) -> torch.Tensor:
+        if len(reads) > limit:
+            raise CAUSES[cause]
+        return read(cache, reads)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "read", small)
+        finished, batches = finish(engine)
+    check(engine, finished | {generation.job_id: generation for generation in early}, expected)
+    assert batches[0] == num_running
+    assert 1 <= min(batches) <= limit
+    expected = admit_eight(engine, references("llama"), rng, offset=8)
+    finished, batches = finish(engine)
+    check(engine, finished, expected)
+    assert batches[0] == 8, "a new batch is as large as ever"
+
+
+def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    """Memory runs out in the middle of a growth: in the second layer, after texts were read and drafts accepted."""
+    expected = admit_eight(engine, references("llama"), rng)
+    zeros, calls = torch.zeros, []
+
+    def limited(shape: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(shape, tuple) and len(shape) == 4 and shape[0] > 5:
+            calls.append(shape)
+            if len(calls) % 2 == 0:
+                raise CAUSES["cpu"]
+        return zeros(shape, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", limited)
+    finished, _ = finish(engine)
+    assert len(calls) >= 2
+    check(engine, finished, expected)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_drafter_that_runs_out_of_memory_halves_the_batch_too(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random,
+    drafter: str,
+) -> None:  # fmt: skip
+    expected = admit_eight(engine, references("llama"), rng)
+    failing = engine._drafters[drafter]
+    propose = failing.propose
+    num_failures = 0
+
+    def small(asks: Any) -> Any:
+        nonlocal num_failures
+        if num_failures < 2:
+            num_failures += 1
+            raise CAUSES["cuda"]
+        return propose(asks)
+
+    monkeypatch.setattr(failing, "propose", small)
+    finished, batches = finish(engine)
+    check(engine, finished, expected)
+    assert num_failures == 2
+    assert batches[0] == 8 > batches[-1]
+
+
+def test_a_job_that_waits_for_memory_can_be_cancelled(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    expected = admit_eight(engine, references("llama"), rng)
+    model = engine._target.model
+    read = model.read
+
+    def failing(cache: Any, reads: Any) -> torch.Tensor:
+        raise CAUSES["cuda"]
+
+    monkeypatch.setattr(model, "read", failing)
+    engine.step()
+    monkeypatch.setattr(model, "read", read)
+    assert len(engine._parked) == len(engine._running) == 4
+    assert engine.load().num_running == 8, "it is not forgotten"
+    for sequence in (engine._parked[1], engine._running[0]):
+        assert engine.cancel(sequence.job_id)
+        assert not engine.cancel(sequence.job_id)
+        del expected[sequence.job_id]
+    finished, _ = finish(engine)
+    check(engine, finished, expected)
+
+
+def test_a_failure_that_no_smaller_batch_mends_fails_the_step(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    model = engine._target.model
+    admit_eight(engine, references("llama"), rng)
+    engine.step()
+
+    def failing(cache: Any, reads: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "read", failing)
+        with pytest.raises(DecodeFailed, match="8 sequences failed"):
+            engine.step()
+        engine.abandon()
+        patched.setattr(model, "read", lambda cache, reads: (_ for _ in ()).throw(CAUSES["cuda"]))
+        admit_eight(engine, references("llama"), rng)
+        for expected in (8, 4, 2):
+            assert engine.step().batch == expected
+        with pytest.raises(DecodeFailed, match="1 sequences failed"):
+            engine.step()
+    engine.abandon()
+    assert engine.load().num_running == 0
+    expected_outputs_ = admit_eight(engine, references("llama"), rng)
+    finished, _ = finish(engine)
+    check(engine, finished, expected_outputs_)
