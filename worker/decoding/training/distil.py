@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +33,10 @@ class Batch:
     top_columns: Tensor  #: [positions, kept]: columns of the draft's head; 0 where the draft lacks the token
     top_shares: Tensor  #: [positions, kept]: the target's probabilities, 0 where the draft lacks the token
     weights: Tensor  #: [positions]: 0 for padding
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 def make_batches(lessons: Sequence[Lesson], recipe: Recipe, epoch: int) -> list[list[Lesson]]:
@@ -153,15 +157,11 @@ class Distillation:
         for group in self._optimiser.param_groups:
             group["lr"] = self._recipe.learning_rate * self._warmth(self.step)
         device = self._draft.device
-        batch = collate(lessons, self._columns, self._recipe)
-        reduced = self._recipe.precision != "float32"
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=reduced):
-            logits = self._draft(input_ids=batch.token_ids[:, :-1].to(device), use_cache=False).logits
-        logits = logits.flatten(0, 1).float()
-        moved = Batch(
-            batch.token_ids, batch.top_columns.to(device), batch.top_shares.to(device), batch.weights.to(device)
-        )
-        loss = distillation_loss(logits, moved, self._recipe.hard_label_share)
+        batch = collate(lessons, self._columns, self._recipe).to(device)
+        recipe = self._recipe
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision != "float32"):
+            logits = self._draft(input_ids=batch.token_ids[:, :-1], use_cache=False).logits
+        loss = distillation_loss(logits.flatten(0, 1).float(), batch, recipe.hard_label_share)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MAX_NORM)
         self._optimiser.step()

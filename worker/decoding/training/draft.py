@@ -19,10 +19,10 @@ _LAYER: Final = re.compile(r"^(.*\.(?:layers|h)\.)(\d+)(\..+)$")
 def cut_draft(target: Any, layers: Sequence[int]) -> Any:
     """A model of `target`'s kind with these of its layers, ascending, and copies of everything else; in float32.
 
-    Only the layers can be trained: embeddings, final norm and head require no gradient. Raises UnsupportedModel where
-    the target's layers are not alike.
+    Only the layers can be trained: embeddings, final norm and head require no gradient. The head is never tied to the
+    embeddings, so that it can be turned. Raises UnsupportedModel where the target's layers are not alike.
     """
-    settings = target.config.to_dict()
+    settings = {**target.config.to_dict(), "tie_word_embeddings": False}
     if kinds := settings.get("layer_types"):
         settings["layer_types"] = [kinds[layer] for layer in layers]
     settings["num_hidden_layers"] = len(layers)
@@ -37,7 +37,6 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"layers of {target.config.model_type} cannot be taken out: {error}") from error
     draft.generation_config = target.generation_config
-    draft.tie_weights()
     for name, parameter in draft.named_parameters():
         parameter.requires_grad_(_LAYER.match(name) is not None)
     return draft.eval()
@@ -54,7 +53,6 @@ def save_draft(draft: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> 
     copy = AutoModelForCausalLM.from_config(draft.config, dtype=dtype)  # type: ignore[no-untyped-call]
     copy.load_state_dict(state)
     copy.generation_config = draft.generation_config
-    copy.tie_weights()
     copy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

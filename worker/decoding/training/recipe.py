@@ -16,7 +16,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_layers: int = Field(2, ge=1)  #: of the target's, spread from its first to its last
+    num_layers: int = Field(2, ge=1)  #: of the target's, its first ones
     layers: tuple[int, ...] | None = Field(None, min_length=1)  #: exactly these, counted from 0, instead
     num_draft_tokens_known: int = Field(8192, ge=0)  #: most frequent tokens, which the draft can propose; 0: all
     num_texts: int = Field(800, ge=1)  #: to train on
@@ -28,8 +28,8 @@ class Recipe(BaseModel):
     num_teacher_tokens: int = Field(32, ge=1)  #: likeliest tokens of the target that are kept at each position
     prompt_weight: float = Field(0.5, ge=0)  #: of a position inside the prompt; 1 is one of the answer
     hard_label_share: float = Field(0.5, ge=0, le=1)  #: of the loss that asks for the target's best token
-    num_epochs: int = Field(6, ge=1)
-    batch_tokens: int = Field(2048, ge=16)  #: of one step, padding included
+    num_epochs: int = Field(4, ge=1)
+    batch_tokens: int = Field(512, ge=16)  #: of one step, padding included
     learning_rate: float = Field(1e-3, gt=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0)
@@ -48,10 +48,7 @@ class Recipe(BaseModel):
             return self.layers
         if self.num_layers > num_target_layers:
             raise ConfigError(f"num_layers: the target has {num_target_layers}, found {self.num_layers}")
-        if self.num_layers == 1:
-            return (0,)
-        step = (num_target_layers - 1) / (self.num_layers - 1)
-        return tuple(round(i * step) for i in range(self.num_layers))
+        return tuple(range(self.num_layers))
 
 
 def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:

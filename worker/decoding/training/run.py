@@ -20,6 +20,7 @@ from worker.decoding.draft_vocabulary import restrict_head, write_draft_vocabula
 from worker.decoding.load import load_engine
 from worker.decoding.models import end_tokens, load_weights
 from worker.decoding.sources import find_weights
+from worker.decoding.training.aligning import fit_map, turn_head
 from worker.decoding.training.card import DraftCard, Judgement, Measured, total_of
 from worker.decoding.training.distil import Distillation
 from worker.decoding.training.draft import cut_draft, num_layers, save_draft
@@ -29,7 +30,7 @@ from worker.decoding.training.progress import Stages
 from worker.decoding.training.prompts import plan_requests, read_prompts
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.teaching import Lesson, TeacherNotes
-from worker.decoding.training.texts import TextStore, WrittenText
+from worker.decoding.training.texts import TextStore, WrittenText, read_file, replace_file
 from worker.decoding.training.timing import measure_passes_ms
 from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
 from worker.decoding.training.writing import TextWriter
@@ -83,11 +84,12 @@ class TrainingRun:
             return None
         layers = self._recipe.chosen_layers(num_layers(self._target))
         token_ids = self._choose_tokens(lessons)
-        weights = self._train(lessons, layers, token_ids)
+        mapping = self._align(lessons, layers)
+        weights = self._train(lessons, layers, mapping, token_ids)
         if weights is None:
             return None
-        self._save(layers, weights, token_ids)
-        judgement = self._judge(exam, layers, weights, token_ids)
+        self._save(layers, mapping, weights, token_ids)
+        judgement = self._judge(exam, layers, token_ids)
         card = DraftCard(
             name=self._order.name,
             draft_revision=find_weights(str(self._order.folder)).revision,
@@ -140,11 +142,19 @@ class TrainingRun:
             lessons, self._recipe.num_draft_tokens_known, target.config.vocab_size, end_tokens(target, self._tokenizer)
         )
 
+    def _align(self, lessons: Sequence[Lesson], layers: Sequence[int]) -> Tensor:
+        file = self._folder.state / "mapping.safetensors"
+        if not file.exists():
+            draft = cut_draft(self._target, layers).to(self._target.device, self._target.dtype)
+            with self._stages.show("head aligned on texts", len(lessons)) as advance:
+                replace_file(file, {"mapping": fit_map(draft, lessons, advance)})
+        return read_file(file)[0]["mapping"]
+
     def _train(
-        self, lessons: Sequence[Lesson], layers: Sequence[int], token_ids: Tensor | None
+        self, lessons: Sequence[Lesson], layers: Sequence[int], mapping: Tensor, token_ids: Tensor | None
     ) -> dict[str, Tensor] | None:
         """The trained weights; None when stopped."""
-        draft = self._draft(layers, None, token_ids).train()
+        draft = self._draft(layers, mapping, None, token_ids).train()
         columns = columns_of(token_ids, self._target.config.vocab_size)
         training = Distillation(draft, lessons, columns, self._recipe, self._folder.state_file)
         if training.step < training.num_steps:
@@ -163,17 +173,17 @@ class TrainingRun:
                     return None
         return training.trained()
 
-    def _save(self, layers: Sequence[int], weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
+    def _save(
+        self, layers: Sequence[int], mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None
+    ) -> None:
         dtype: torch.dtype = getattr(torch, self._settings.dtype)
-        save_draft(self._draft(layers, weights, None), self._tokenizer, self._order.folder, dtype)
+        save_draft(self._draft(layers, mapping, weights, None), self._tokenizer, self._order.folder, dtype)
         if token_ids is not None:
             write_draft_vocabulary(self._order.folder, token_ids)
 
-    def _judge(
-        self, exam: Sequence[Lesson], layers: Sequence[int], weights: dict[str, Tensor], token_ids: Tensor | None
-    ) -> Judgement:
+    def _judge(self, exam: Sequence[Lesson], layers: Sequence[int], token_ids: Tensor | None) -> Judgement:
         columns = columns_of(token_ids, self._target.config.vocab_size)
-        untrained = self._draft(layers, None, token_ids).to(self._target.dtype)
+        untrained = self._draft(layers, None, None, token_ids).to(self._target.dtype)
         # As it will be served: read back from the folder, in its dtype.
         draft = load_weights(str(self._order.folder), None, self._settings.dtype, self._device).model
         if token_ids is not None:
@@ -194,8 +204,12 @@ class TrainingRun:
             draft_pass_ms=round(draft_ms, 3),
         )
 
-    def _draft(self, layers: Sequence[int], weights: dict[str, Tensor] | None, token_ids: Tensor | None) -> Any:
+    def _draft(
+        self, layers: Sequence[int], mapping: Tensor | None, weights: dict[str, Tensor] | None, token_ids: Tensor | None
+    ) -> Any:
         draft = cut_draft(self._target, layers)
+        if mapping is not None:
+            turn_head(draft, mapping)
         if weights is not None:
             draft.load_state_dict(weights, strict=False)
         if token_ids is not None:

@@ -1,4 +1,4 @@
-"""What the target thinks of every position of its texts: the likeliest tokens and their log-probabilities, on disk.
+"""What the target thinks of every position of its texts: its last hidden state and its likeliest tokens, on disk.
 
 Computed once, a text at a time to several, so that training needs neither the target in memory nor its time.
 """
@@ -28,6 +28,7 @@ class Lesson:
     first_answer: int  #: index in `token_ids` of the first token of the answer
     top_ids: Tensor  #: [length - 1, kept], int64, likeliest first
     top_log_probs: Tensor  #: [length - 1, kept], float32, of the whole vocabulary's softmax
+    states: Tensor  #: [length - 1, hidden], bfloat16: what the target's head reads
 
 
 class TeacherNotes:
@@ -54,13 +55,11 @@ class TeacherNotes:
                 return False
             if self._file(i).exists():
                 continue
-            ids, log_probs = [], []
+            read: list[dict[str, Tensor]] = []
             for group in self._groups(shard):
-                for top_ids, top_log_probs in _read(target, group, self._num_kept):
-                    ids.append(top_ids)
-                    log_probs.append(top_log_probs)
+                read += _read(target, group, self._num_kept)
                 on_texts(len(group))
-            replace_file(self._file(i), {"top_ids": torch.cat(ids), "top_log_probs": torch.cat(log_probs)})
+            replace_file(self._file(i), {name: torch.cat([notes[name] for notes in read]) for name in read[0]})
         return True
 
     def lessons(self) -> list[Lesson]:
@@ -69,14 +68,11 @@ class TeacherNotes:
         for i, shard in enumerate(self._shards):
             tensors, _ = read_file(self._file(i))
             lengths = [len(self._tokens(text)) - 1 for text in shard]
-            parts = (
-                torch.split(tensors["top_ids"].long(), lengths),
-                torch.split(tensors["top_log_probs"].float(), lengths),
-            )
-            for text, top_ids, top_log_probs in zip(shard, *parts, strict=True):
+            whole = tensors["top_ids"].long(), tensors["top_log_probs"].float(), tensors["states"]
+            for text, *parts in zip(shard, *(torch.split(tensor, lengths) for tensor in whole), strict=True):
                 token_ids = torch.tensor(self._tokens(text))
                 first = max(0, len(token_ids) - len(text.output))
-                found.append(Lesson(text, token_ids, first, top_ids, top_log_probs))
+                found.append(Lesson(text, token_ids, first, *parts))
         return sorted(found, key=lambda lesson: lesson.text.number)
 
     def _file(self, shard: int) -> Path:
@@ -96,14 +92,17 @@ class TeacherNotes:
 
 
 @torch.inference_mode()
-def _read(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _read(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) -> Iterator[dict[str, Tensor]]:
     """Notes on each text of a group, whose last is the longest: padding stands behind, where no token sees it."""
     padded = torch.zeros(len(group), len(group[-1]), dtype=torch.long)
     for row, tokens in enumerate(group):
         padded[row, : len(tokens)] = torch.tensor(tokens)
-    logits = target(input_ids=padded.to(target.device), use_cache=False).logits
+    output = target(input_ids=padded.to(target.device), use_cache=False, output_hidden_states=True)
     for row, tokens in enumerate(group):
-        scores = logits[row, : len(tokens) - 1].float()
+        scores = output.logits[row, : len(tokens) - 1].float()
         top = scores.topk(min(num_kept, scores.shape[-1]), dim=-1)
-        log_probs = top.values - scores.logsumexp(dim=-1, keepdim=True)
-        yield top.indices.to("cpu", torch.int32), log_probs.to("cpu", torch.float16)
+        yield {
+            "top_ids": top.indices.to("cpu", torch.int32),
+            "top_log_probs": (top.values - scores.logsumexp(dim=-1, keepdim=True)).to("cpu", torch.float16),
+            "states": output.hidden_states[-1][row, : len(tokens) - 1].to("cpu", torch.bfloat16),
+        }

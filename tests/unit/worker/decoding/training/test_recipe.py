@@ -5,28 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
 from worker.decoding.training.recipe import Recipe, read_recipe
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "of", "chosen"),
-    [(1, 30, (0,)), (2, 30, (0, 29)), (3, 30, (0, 14, 29)), (4, 30, (0, 10, 19, 29)), (3, 3, (0, 1, 2)), (1, 1, (0,))],
-)
-def test_layers_are_spread_from_first_to_last(num_layers: int, of: int, chosen: tuple[int, ...]) -> None:
-    assert Recipe(num_layers=num_layers).chosen_layers(of) == chosen
-
-
-@given(st.integers(1, 80), st.data())
-def test_spread_layers_are_all_different_and_ascend(of: int, data: st.DataObject) -> None:
-    num = data.draw(st.integers(1, of))
-    chosen = Recipe(num_layers=num).chosen_layers(of)
-    assert len(chosen) == num
-    assert list(chosen) == sorted(set(chosen))
-    assert 0 <= chosen[0] <= chosen[-1] < of
+def test_the_first_layers_are_taken_unless_others_are_named() -> None:
+    assert Recipe(num_layers=1).chosen_layers(30) == (0,)
+    assert Recipe(num_layers=3).chosen_layers(3) == (0, 1, 2)
+    assert Recipe(num_layers=3, layers=(0, 29)).chosen_layers(30) == (0, 29)
 
 
 def test_layers_that_the_target_lacks_are_refused() -> None:

@@ -50,9 +50,12 @@ def test_notes_are_the_targets_own(target: Any, texts: list[WrittenText], tmp_pa
         assert list(wanted[lesson.first_answer :]) == list(lesson.text.output[-LONGEST:])
         with torch.inference_mode():
             logits = target(input_ids=lesson.token_ids[None, :-1], use_cache=False).logits[0]
+            again = target.get_output_embeddings()(lesson.states.double())
         expected = logits.float().log_softmax(dim=-1).topk(KEPT, dim=-1)
         assert torch.equal(lesson.top_ids[:, 0], expected.indices[:, 0])
         torch.testing.assert_close(lesson.top_log_probs, expected.values, atol=0.02, rtol=2e-3)
+        # The states are what the head reads, rounded to bfloat16.
+        torch.testing.assert_close(again, logits, atol=0.02 * float(logits.abs().max()), rtol=0)
 
 
 def test_stopped_reading_goes_on_where_it_was(target: Any, texts: list[WrittenText], tmp_path: Path) -> None:
