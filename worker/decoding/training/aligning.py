@@ -27,10 +27,9 @@ def fit_map(draft: Any, lessons: Sequence[Lesson], on_text: Callable[[], None]) 
     seen = torch.zeros(hidden, hidden, dtype=torch.float64)
     shared = torch.zeros(hidden, hidden, dtype=torch.float64)
     for lesson in lessons:
-        output = draft(
-            input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False, output_hidden_states=True
-        )
-        states = output.hidden_states[-1][0].to("cpu", torch.float64)
+        # Without its head, which costs more than a few layers.
+        output = draft.base_model(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False)
+        states = output.last_hidden_state[0].to("cpu", torch.float64)
         seen += states.T @ states
         shared += states.T @ lesson.states.double()
         on_text()
