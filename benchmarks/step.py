@@ -1,4 +1,4 @@
-"""Where a pass of the target goes: linear layers, head, attention, the rest of the calls, and Python between them.
+"""Where a pass of the target goes: linear layers with the head, attention, norms and gates, the cache, Python.
 
     python -m benchmarks.step                    # SmolLM2 in bf16, batch 1, 4, 8, 16
     python -m benchmarks.step --source FOLDER --shape 1x1 --shape 8x9
@@ -28,7 +28,7 @@ from worker.decoding.passes import Read
 from worker.decoding.target import Target
 
 CONTEXT = 256
-PARTS = ("linear layers", "attention", "norms, rotation, gates", "cache", "other calls", "Python between calls")
+PARTS = ("linear", "attention", "pointwise", "cache", "other calls", "Python")
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     shapes = [tuple(map(int, shape.split("x"))) for shape in options.shape or ("1x1", "4x1", "8x1", "16x1", "1x9")]
     found = {f"{batch}x{width}": _measure(target, batch, width, options.samples) for batch, width in shapes}
     table = Table(title=f"One pass of {options.source}, context {CONTEXT}, {target.identity.device}")
-    for column in ("batch x width", "ms", *PARTS):
+    for column in ("shape", "ms", *PARTS):
         table.add_column(column, justify="right")
     for shape, measured in found.items():
         table.add_row(shape, f"{measured['ms']:.1f}", *(f"{measured['shares'][part]:.0%}" for part in PARTS))
@@ -70,19 +70,19 @@ def _measure(target: Target, batch: int, width: int, num_samples: int) -> dict[s
     seconds: dict[str, float] = defaultdict(float)
     for event in profiled.key_averages():
         seconds[_part(event.key)] += event.self_cpu_time_total / 1e6
-    seconds["Python between calls"] = max(0.0, traced - sum(seconds.values()))
+    seconds["Python"] = max(0.0, traced - sum(seconds.values()))
     return {"ms": 1000 * whole, "shares": {part: seconds[part] / traced for part in PARTS}}
 
 
 def _part(call: str) -> str:
     if "linear" in call or call in ("aten::addmm", "aten::mm"):
-        return "linear layers"
+        return "linear"
     if "attention" in call:
         return "attention"
     if call in ("aten::index_copy_", "aten::index_select", "aten::embedding"):
         return "cache"
     names = ("norm", "mul", "silu", "gelu", "complex", "real", "rsqrt", "pow", "mean", "sum", "div", "add", "_to_copy")
-    return "norms, rotation, gates" if any(name in call for name in names) else "other calls"
+    return "pointwise" if any(name in call for name in names) else "other calls"
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class TargetSettings(_Section):
     )  #: tokens of prompt and output together; unset: the model's own, at most 8192
     max_cache_bytes: int | None = Field(
         None, ge=1 << 20
-    )  #: for keys and values of all running jobs; unset: half of what the device has left behind the models
+    )  #: for the target's keys and values of all running jobs; unset: half of what the models leave, less drafts' share
     num_threads: int | None = Field(None, ge=1)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.load_draft_model import load_draft_model
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.memory import available_bytes
@@ -14,7 +16,7 @@ from worker.decoding.target import Target
 
 log = logging.getLogger(__name__)
 
-#: Of the memory that the models leave: the rest is for drafters' keys and values, logits, and everybody else.
+#: Of the memory that the models leave, for keys and values of target and drafts: the rest is for logits and all else.
 CACHE_SHARE = 0.5
 
 
@@ -27,10 +29,13 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
     drafters = {
         name: _load_drafter(name, settings, models, target, num_slots) for name, settings in models.drafters.items()
     }
-    max_cache_bytes = models.target.max_cache_bytes or int(CACHE_SHARE * available_bytes(target.device))
+    own = target.model.kv_shape.bytes_per_token
+    drafted = sum(drafter.bytes_per_token for drafter in drafters.values() if isinstance(drafter, DraftModelDrafter))
+    share = CACHE_SHARE * own / (own + drafted)
+    max_cache_bytes = models.target.max_cache_bytes or int(share * available_bytes(target.device))
     log.info(
         "keys and values: %d bytes a token, at most %d MiB for %d slots",
-        target.model.kv_shape.bytes_per_token,
+        own,
         max_cache_bytes >> 20,
         num_slots,
         extra={"action": "cache_sized"},
@@ -47,6 +52,4 @@ def _load_drafter(
 ) -> Drafter:
     if isinstance(settings, LookupDrafterSettings):
         return LookupDrafter(name, settings)
-    from worker.decoding.drafters.load_draft_model import load_draft_model
-
     return load_draft_model(name, settings, models.target, target, num_slots=num_slots)

@@ -138,6 +138,11 @@ class DraftModelDrafter:
         self._cache = model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token of a text."""
+        return self._model.kv_shape.bytes_per_token
+
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """A sequence begins; its prompt is read when it first wants drafts."""
         self._held[job_id] = _Held(self._cache.acquire())
