@@ -1,0 +1,169 @@
+"""Whether look-up in a batch of 8 writes, in float32, what vanilla decoding writes alone.
+
+    python -m benchmarks.exactness --prompts FOLDER --num 200
+
+FOLDER holds TASK.jsonl files with a `prompt` a line. Passes of another shape round differently, so two texts may part
+where the target's two best tokens are as good as equal: each such place is listed with its gap, measured by a plain
+pass of transformers' own modules over the text that both share. Last line: JSON. Exit status 1 where a text parts
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.messages.job import Job
+from alphaloop.policy import Decision, Reason
+from alphaloop.settings.model import LookupDrafterSettings, ModelSettings, TargetSettings
+from benchmarks.suites import read_prompts
+from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
+from worker.decoding.engine import TransformersEngine
+from worker.decoding.load import load_engine
+from worker.decoding.models import load_weights
+from worker.engine import Generation, Sampling
+
+BATCH: Final = 8
+#: Logits that a pass of another shape may swap: rounding in float32 over 30 layers moves a logit by some 1e-5 of its
+#: size, which is about 20.
+NEAR_TIE: Final = 1e-3
+VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "exactness")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two texts part, and what the target alone thinks there."""
+
+    job_id: str
+    place: int  #: output tokens that are equal
+    gap: float  #: between the logits of the two tokens
+    below_best: float  #: from the highest logit to the lower of the two
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.below_best < NEAR_TIE
+
+
+def first_difference(reference: Any, prompt: Sequence[int], one: Generation, two: Generation) -> Difference | None:
+    """None where the texts are equal. `reference`: the transformers model, as it was loaded."""
+    if one.token_ids == two.token_ids:
+        return None
+    pairs = zip(one.token_ids, two.token_ids, strict=False)
+    place = next((i for i, pair in enumerate(pairs) if len(set(pair)) > 1), None)
+    if place is None:
+        # One goes on behind the end of the other: the same tokens ended one text and not the other.
+        return Difference(one.job_id, min(len(one.token_ids), len(two.token_ids)), float("inf"), float("inf"))
+    shared = torch.tensor([[*prompt, *one.token_ids[:place]]])
+    with torch.inference_mode():
+        logits = reference(input_ids=shared, use_cache=False, logits_to_keep=1).logits[0, 0]
+    found = [float(logits[text.token_ids[place]]) for text in (one, two)]
+    return Difference(one.job_id, place, abs(found[0] - found[1]), float(logits.max()) - min(found))
+
+
+def lookup(num_draft_tokens: int) -> Decision:
+    """Speculative with the look-up drafter."""
+    return Decision(Mode.SPECULATIVE, "lookup", "", num_draft_tokens, Reason.FORCED, "exactness")
+
+
+def decode(
+    engine: TransformersEngine, jobs: Sequence[Job], sampling: Sampling, decision: Decision, *, batch: int
+) -> Iterator[Generation]:
+    """Every job's text as it finishes, at most `batch` at a time."""
+    waiting = list(jobs)
+    while waiting or engine.load().num_running:
+        while waiting and engine.load().num_running < batch:
+            engine.admit(engine.prepare(waiting.pop(0), sampling), decision)
+        yield from engine.step().finished
+
+
+def main() -> None:
+    """Decode, compare, list, and print the JSON line."""
+    options = _options()
+    console = Console(stderr=True)
+    target = TargetSettings(source=options.source, dtype="float32", device="cpu")
+    engine = load_engine(ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()}), num_slots=BATCH)
+    reference = load_weights(options.source, None, "float32", torch.device("cpu")).model
+    jobs = _jobs(options)
+    sampling = Sampling(max_tokens=options.max_tokens, temperature=0.0)
+    texts: list[dict[str, Generation]] = []
+    with Progress(console=console) as progress:
+        for name, decision, batch in (("vanilla, alone", VANILLA, 1), (f"look-up, {BATCH}", lookup(options.k), BATCH)):
+            bar = progress.add_task(name, total=len(jobs))
+            texts.append({})
+            for generation in decode(engine, jobs, sampling, decision, batch=batch):
+                texts[-1][generation.job_id] = generation
+                progress.advance(bar)
+    differences = []
+    for job in jobs:
+        prompt = engine.prepare(job, sampling).token_ids
+        if (found := first_difference(reference, prompt, *(side[job.job_id] for side in texts))) is not None:
+            differences.append(found)
+            console.print(
+                f"{found.job_id}: differs at token {found.place}, gap {found.gap:.1e}, {found.below_best:.1e} below "
+                f"the best: {'near-tie' if found.is_near_tie else 'NOT A TIE'}"
+            )
+    num_wrong = sum(not found.is_near_tie for found in differences)
+    counts = [generation.counts for generation in texts[1].values()]
+    result = {
+        "engine": engine.identity.engine, "device": engine.identity.device, "target": options.source,
+        "prompts": len(jobs), "max_tokens": options.max_tokens, "k": options.k, "batch": BATCH, "seed": options.seed,
+        "tokens": sum(len(generation.token_ids) for generation in texts[0].values()),
+        "drafts_tested": sum(one.num_trials for one in counts),
+        "drafts_accepted": sum(one.num_accepted for one in counts),
+        "identical": len(jobs) - len(differences), "near_ties": len(differences) - num_wrong, "wrong": num_wrong,
+        "differences": [asdict(found) for found in differences],
+    }  # fmt: skip
+    print(json.dumps(result))
+    sys.exit(bool(num_wrong))
+
+
+def _jobs(options: argparse.Namespace) -> list[Job]:
+    """`num` prompts, as many of every task as of any other, as far as they go."""
+    tasks = sorted(file.stem for file in options.prompts.glob("*.jsonl"))
+    if not tasks:
+        sys.exit(f"{options.prompts}: expected TASK.jsonl files, found none")
+    share = -(-options.num // len(tasks))
+    chosen = [
+        (task, number, prompt)
+        for task in tasks
+        for number, prompt in enumerate(
+            read_prompts(options.prompts, task, share, seed=options.seed, max_characters=options.max_characters)
+        )
+    ]
+    random.Random(options.seed).shuffle(chosen)
+    return [
+        parse_job(
+            json.dumps({"job_id": f"{task}-{number}", "task": task, "prompt": prompt}).encode(),
+            Origin("exactness", f"jobs.{task}", 0, number),
+            task=task,
+        )
+        for task, number, prompt in chosen[: options.num]
+    ]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True, help="folder of TASK.jsonl files")
+    parser.add_argument("--num", type=int, default=200, help="prompts, spread over the tasks")
+    parser.add_argument("--source", default=TargetSettings().source)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--k", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-characters", type=int, default=3500)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
