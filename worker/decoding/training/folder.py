@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from alphaloop.embedded.lock import FolderLock
-from alphaloop.errors import ConfigError
+from alphaloop.errors import ConfigError, StartFailed
 
 _FORMAT: Final = 1
 
@@ -27,7 +27,10 @@ class RunFolder:
             self.state.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{folder}: {error.strerror or error}") from error
-        self._lock = FolderLock(self.state / "lock", what="a training run", wait_s=0.0)
+        try:
+            self._lock = FolderLock(self.state / "lock", what="a training run", wait_s=0.0)
+        except StartFailed as error:
+            raise ConfigError(error.message, hint="let it end, or give another folder") from None
         try:
             self._agree({"format": _FORMAT, **plan})
         except BaseException:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
 from alphaloop.settings.model import ModelSettings
 from worker.decoding.device import find_device
@@ -56,7 +57,7 @@ class TrainingRun:
     """One order being carried out."""
 
     def __init__(self, order: Order, stages: Stages, should_stop: Callable[[], bool]) -> None:
-        """Open the folder. Raises ConfigError, StartFailed, ModelNotFound or UnsupportedModel."""
+        """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel."""
         self._order = order
         self._recipe = order.recipe
         self._stages = stages
@@ -67,6 +68,7 @@ class TrainingRun:
         self._device = find_device(self._settings.device)
         loaded = load_weights(self._settings.source, self._settings.revision, self._settings.dtype, self._device)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
+        self._layers = self._recipe.chosen_layers(num_layers(self._target))
         self._folder = RunFolder(order.folder, _plan(order, self._revision))
 
     def close(self) -> None:
@@ -82,14 +84,13 @@ class TrainingRun:
         lessons, exam = self._teach("lessons", trained), self._teach("exam", held_out)
         if lessons is None or exam is None:
             return None
-        layers = self._recipe.chosen_layers(num_layers(self._target))
         token_ids = self._choose_tokens(lessons)
-        mapping = self._align(lessons, layers)
-        weights = self._train(lessons, layers, mapping, token_ids)
+        mapping = self._align(lessons)
+        weights = self._train(lessons, mapping, token_ids)
         if weights is None:
             return None
-        self._save(layers, mapping, weights, token_ids)
-        judgement = self._judge(exam, layers, token_ids)
+        self._save(mapping, weights, token_ids)
+        judgement = self._judge(exam, token_ids)
         card = DraftCard(
             name=self._order.name,
             draft_revision=find_weights(str(self._order.folder)).revision,
@@ -120,10 +121,14 @@ class TrainingRun:
                 if not writer.write(missing, self._should_stop, advance):
                     return None
         texts = store.all()
-        return (
-            [text for text in texts if text.number >= num_held_out],
-            [text for text in texts if text.number < num_held_out],
-        )
+        trained = [text for text in texts if text.number >= num_held_out]
+        held_out = [text for text in texts if text.number < num_held_out]
+        if not trained or not held_out:
+            raise ConfigError(
+                f"expected texts to train on and to judge with, found {len(trained)} and {len(held_out)}",
+                hint="the target wrote nothing, or no prompt fits its context",
+            )
+        return trained, held_out
 
     def _teach(self, name: str, texts: Sequence[WrittenText]) -> list[Lesson] | None:
         recipe = self._recipe
@@ -142,19 +147,17 @@ class TrainingRun:
             lessons, self._recipe.num_draft_tokens_known, target.config.vocab_size, end_tokens(target, self._tokenizer)
         )
 
-    def _align(self, lessons: Sequence[Lesson], layers: Sequence[int]) -> Tensor:
+    def _align(self, lessons: Sequence[Lesson]) -> Tensor:
         file = self._folder.state / "mapping.safetensors"
         if not file.exists():
-            draft = cut_draft(self._target, layers).to(self._target.device, self._target.dtype)
+            draft = cut_draft(self._target, self._layers).to(self._target.device, self._target.dtype)
             with self._stages.show("head aligned on texts", len(lessons)) as advance:
                 replace_file(file, {"mapping": fit_map(draft, lessons, advance)})
         return read_file(file)[0]["mapping"]
 
-    def _train(
-        self, lessons: Sequence[Lesson], layers: Sequence[int], mapping: Tensor, token_ids: Tensor | None
-    ) -> dict[str, Tensor] | None:
+    def _train(self, lessons: Sequence[Lesson], mapping: Tensor, token_ids: Tensor | None) -> dict[str, Tensor] | None:
         """The trained weights; None when stopped."""
-        draft = self._draft(layers, mapping, None, token_ids).train()
+        draft = self._draft(mapping, None, token_ids).train()
         columns = columns_of(token_ids, self._target.config.vocab_size)
         training = Distillation(draft, lessons, columns, self._recipe, self._folder.state_file)
         if training.step < training.num_steps:
@@ -173,17 +176,15 @@ class TrainingRun:
                     return None
         return training.trained()
 
-    def _save(
-        self, layers: Sequence[int], mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None
-    ) -> None:
+    def _save(self, mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
         dtype: torch.dtype = getattr(torch, self._settings.dtype)
-        save_draft(self._draft(layers, mapping, weights, None), self._tokenizer, self._order.folder, dtype)
+        save_draft(self._draft(mapping, weights, None), self._tokenizer, self._order.folder, dtype)
         if token_ids is not None:
             write_draft_vocabulary(self._order.folder, token_ids)
 
-    def _judge(self, exam: Sequence[Lesson], layers: Sequence[int], token_ids: Tensor | None) -> Judgement:
+    def _judge(self, exam: Sequence[Lesson], token_ids: Tensor | None) -> Judgement:
         columns = columns_of(token_ids, self._target.config.vocab_size)
-        untrained = self._draft(layers, None, None, token_ids).to(self._target.dtype)
+        untrained = self._draft(None, None, token_ids).to(self._target.dtype)
         # As it will be served: read back from the folder, in its dtype.
         draft = load_weights(str(self._order.folder), None, self._settings.dtype, self._device).model
         if token_ids is not None:
@@ -204,10 +205,8 @@ class TrainingRun:
             draft_pass_ms=round(draft_ms, 3),
         )
 
-    def _draft(
-        self, layers: Sequence[int], mapping: Tensor | None, weights: dict[str, Tensor] | None, token_ids: Tensor | None
-    ) -> Any:
-        draft = cut_draft(self._target, layers)
+    def _draft(self, mapping: Tensor | None, weights: dict[str, Tensor] | None, token_ids: Tensor | None) -> Any:
+        draft = cut_draft(self._target, self._layers)
         if mapping is not None:
             turn_head(draft, mapping)
         if weights is not None:
