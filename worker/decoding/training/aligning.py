@@ -22,11 +22,16 @@ _RIDGE: Final = 1e-3
 
 @torch.inference_mode()
 def fit_map(draft: Any, lessons: Sequence[Lesson], on_text: Callable[[], None]) -> Tensor:
-    """W [hidden, hidden], float32: the target's state is about W times the draft's, both behind their final norm."""
-    hidden = lessons[0].states.shape[-1]
+    """W [hidden, hidden], float32: the target's state is about W times the draft's, both behind their final norm.
+
+    Lessons without states are passed over.
+    """
+    hidden = draft.config.hidden_size
     seen = torch.zeros(hidden, hidden, dtype=torch.float64)
     shared = torch.zeros(hidden, hidden, dtype=torch.float64)
     for lesson in lessons:
+        if lesson.states is None:
+            continue
         # Without its head, which costs more than a few layers.
         output = draft.base_model(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False)
         states = output.last_hidden_state[0].to("cpu", torch.float64)

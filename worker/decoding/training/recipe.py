@@ -20,11 +20,12 @@ class Recipe(BaseModel):
     layers: tuple[int, ...] | None = Field(None, min_length=1)  #: exactly these, counted from 0, instead
     num_draft_tokens_known: int = Field(8192, ge=0)  #: most frequent tokens, which the draft can propose; 0: all
     num_texts: int = Field(800, ge=1)  #: to train on
+    num_taught: int = Field(200, ge=1)  #: of them, read by the target again; the others teach only their own tokens
     num_held_out: int = Field(64, ge=1)  #: further ones, only to judge
     max_prompt_tokens: int = Field(96, ge=1)  #: of a prompt that the target writes itself
     max_answer_tokens: int = Field(192, ge=1)
     max_length: int = Field(512, ge=8)  #: tokens of a text that are trained on, its last ones
-    batch_size: int = Field(24, ge=1)  #: texts written side by side
+    batch_size: int = Field(48, ge=1)  #: texts written side by side
     num_teacher_tokens: int = Field(32, ge=1)  #: likeliest tokens of the target that are kept at each position
     prompt_weight: float = Field(0.5, ge=0)  #: of a position inside the prompt; 1 is one of the answer
     hard_label_share: float = Field(0.5, ge=0, le=1)  #: of the loss that asks for the target's best token

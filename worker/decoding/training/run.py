@@ -30,7 +30,7 @@ from worker.decoding.training.judging import judge
 from worker.decoding.training.progress import Stages
 from worker.decoding.training.prompts import plan_requests, read_prompts
 from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.teaching import Lesson, TeacherNotes
+from worker.decoding.training.teaching import Lesson, TeacherNotes, plain_lesson
 from worker.decoding.training.texts import TextStore, WrittenText, read_file, replace_file
 from worker.decoding.training.timing import measure_passes_ms
 from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
@@ -81,11 +81,16 @@ class TrainingRun:
         if written is None:
             return None
         trained, held_out = written
-        lessons, exam = self._teach("lessons", trained), self._teach("exam", held_out)
-        if lessons is None or exam is None:
+        recipe = self._recipe
+        taught, exam = self._teach("lessons", trained[: recipe.num_taught]), self._teach("exam", held_out)
+        if taught is None or exam is None:
             return None
+        lessons = taught + [
+            plain_lesson(text, max_length=recipe.max_length, num_kept=taught[0].top_ids.shape[-1])
+            for text in trained[recipe.num_taught :]
+        ]
         token_ids = self._choose_tokens(lessons)
-        mapping = self._align(lessons)
+        mapping = self._align(taught)
         weights = self._train(lessons, mapping, token_ids)
         if weights is None:
             return None

@@ -28,7 +28,16 @@ class Lesson:
     first_answer: int  #: index in `token_ids` of the first token of the answer
     top_ids: Tensor  #: [length - 1, kept], int64, likeliest first
     top_log_probs: Tensor  #: [length - 1, kept], float32, of the whole vocabulary's softmax
-    states: Tensor  #: [length - 1, hidden], bfloat16: what the target's head reads
+    states: Tensor | None  #: [length - 1, hidden], bfloat16: what the target's head reads; None: not read again
+
+
+def plain_lesson(text: WrittenText, *, max_length: int, num_kept: int) -> Lesson:
+    """A text that the target did not read again: each token of it is the only one to learn at its place."""
+    token_ids = torch.tensor(text.token_ids[-max_length:])
+    top_ids = torch.zeros(len(token_ids) - 1, num_kept, dtype=torch.long)
+    top_log_probs = torch.full(top_ids.shape, -torch.inf)
+    top_ids[:, 0], top_log_probs[:, 0] = token_ids[1:], 0.0
+    return Lesson(text, token_ids, max(0, len(token_ids) - len(text.output)), top_ids, top_log_probs, None)
 
 
 class TeacherNotes:

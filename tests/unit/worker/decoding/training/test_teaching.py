@@ -11,7 +11,7 @@ import torch
 
 from worker.decoding.device import find_device
 from worker.decoding.models import load_weights
-from worker.decoding.training.teaching import TeacherNotes
+from worker.decoding.training.teaching import TeacherNotes, plain_lesson
 from worker.decoding.training.texts import WrittenText
 from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
 
@@ -50,6 +50,7 @@ def test_notes_are_the_targets_own(target: Any, texts: list[WrittenText], tmp_pa
         assert list(wanted[lesson.first_answer :]) == list(lesson.text.output[-LONGEST:])
         with torch.inference_mode():
             logits = target(input_ids=lesson.token_ids[None, :-1], use_cache=False).logits[0]
+            assert lesson.states is not None
             again = target.get_output_embeddings()(lesson.states.double())
         expected = logits.float().log_softmax(dim=-1).topk(KEPT, dim=-1)
         assert torch.equal(lesson.top_ids[:, 0], expected.indices[:, 0])
@@ -68,6 +69,15 @@ def test_stopped_reading_goes_on_where_it_was(target: Any, texts: list[WrittenTe
     for a, b in zip(whole.lessons(), parts.lessons(), strict=True):
         assert torch.equal(a.top_ids, b.top_ids)
         assert torch.equal(a.top_log_probs, b.top_log_probs)
+
+
+def test_a_plain_lesson_teaches_the_texts_own_tokens() -> None:
+    lesson = plain_lesson(WrittenText(3, "any", (9, 8, 7, 6), (5, 4)), max_length=4, num_kept=2)
+    assert lesson.token_ids.tolist() == [7, 6, 5, 4]
+    assert lesson.first_answer == 2
+    assert lesson.top_ids[:, 0].tolist() == [6, 5, 4]
+    assert lesson.top_log_probs.exp().tolist() == [[1.0, 0.0]] * 3
+    assert lesson.states is None
 
 
 def test_the_vocabulary_holds_what_the_target_is_likeliest_to_say(
