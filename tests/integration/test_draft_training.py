@@ -33,7 +33,8 @@ from worker.decoding.training.run import Order, TrainingRun
 
 RECIPE: Final = Recipe(
     num_layers=1, num_draft_tokens_known=200, num_texts=48, num_taught=20, num_held_out=16, max_prompt_tokens=8,
-    max_answer_tokens=24, batch_size=8, num_epochs=10, batch_tokens=256, learning_rate=3e-3, precision="float32", num_teacher_tokens=16,
+    max_answer_tokens=24, batch_size=8, num_epochs=10, batch_tokens=256, learning_rate=3e-3, precision="float32",
+    num_teacher_tokens=16,
 )  # fmt: skip
 
 
