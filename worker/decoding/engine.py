@@ -176,6 +176,7 @@ class TransformersEngine:
         self._most_running = half
         for sequence in batch[:half]:
             self._open_drafter(sequence)
+        self._close_gaps()
         try:
             self._cache.trim()
         except Exception as error:  # the cache is empty then, and the texts are read again
