@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
-GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
+GREEDY: Final = Sampling(max_tokens=20, temperature=0.0)
 TICKET: Final = (
     "Ticket 4471. Opened by Mara Lindqvist, warehouse Trondheim, 3 March. The label printer at gate B prints every "
     "second label upside down since the update. Restarting the printer helps for about ten minutes. Gate A has the "
@@ -100,7 +100,7 @@ def test_vanilla_writes_the_argmax_of_the_models_own_plain_pass(
     engine: TransformersEngine, reference: Any, jobs: list[Job]
 ) -> None:
     """Every token of a text is the best one under one pass over the whole text, without cache, slots or batch."""
-    for job in jobs[:3]:
+    for job in jobs[:2]:
         (generation,) = decode(engine, [job], GREEDY, VANILLA, batch=1)
         prompt = engine.prepare(job, GREEDY).token_ids
         with torch.inference_mode():

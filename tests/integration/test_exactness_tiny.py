@@ -157,8 +157,9 @@ ADJUSTED: Final[tuple[Callable[[Sampling, random.Random], Sampling], ...]] = (
 )
 
 
-@pytest.mark.parametrize("num_slots", [1, 8])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "num_slots"), [("llama", 1), ("gemma3_text", 1), *((family, 8) for family in FAMILIES)]
+)
 def test_adjusted_and_seeded_texts_are_the_same_in_every_mode(
     tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, num_slots: int,
     rng: random.Random,
@@ -171,7 +172,7 @@ def test_adjusted_and_seeded_texts_are_the_same_in_every_mode(
         rules = [(rule, decided) for rule in ADJUSTED for decided in decisions(rng, 6)]
     text = "ab ab ab" + some_text(rng, 12)
     work = [
-        (make_job(text, i), rule(replace(GREEDY, max_tokens=14), rng), decided)
+        (make_job(text, i), rule(replace(GREEDY, max_tokens=10), rng), decided)
         for i, (rule, decided) in enumerate(rules)
     ]
     # Some end at a token of their own: the one in the middle of what they write otherwise.
