@@ -87,8 +87,8 @@ def _tasks(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pair(options: argparse.Namespace) -> dict[str, Any]:
-    ours = [("ours", "vanilla"), *(("ours", f"draft:{k}") for k in (2, 3, 5))]
-    theirs = [("transformers", "vanilla"), ("transformers", "assisted:3"), ("transformers", "assisted:dynamic")]
+    ours = [("ours", "vanilla"), *(("ours", f"draft:{k}") for k in (2, 4))]
+    theirs = [("transformers", f"{mode}") for mode in ("vanilla", "assisted:3", "assisted:dynamic")]
     vllm = [("vllm", "vanilla"), ("vllm-draft", "draft")]
     wanted = {name for name, _ in (*ours, *theirs, *vllm)}
     contestants = _contestants(options.pair[0], options.pair[1], options, wanted)
@@ -118,7 +118,7 @@ def _contestants(
     )
     vllm: dict[str, Any] = {"model": target, "max_model_len": 4096, "max_num_seqs": 16}
     made = {"ours": Contestant("ours", "ours", [settings.model_dump_json(), "16"])}
-    if "transformers" in wanted:
+    if "transformers" in wanted and "transformers" in options.peer:
         made["transformers"] = Contestant(
             "transformers", "transformers_generate", [target, draft or "", str(options.threads)]
         )
@@ -127,7 +127,7 @@ def _contestants(
         "vllm-ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         "vllm-draft": {"method": "draft_model", "model": draft, "num_speculative_tokens": 3},
     }
-    if options.vllm_python:
+    if options.vllm_python and "vllm" in options.peer:
         for name in sorted(wanted & speculative.keys()):
             more = {"speculative_config": speculative[name]} if speculative[name] else {}
             made[name] = Contestant(name, "vllm_generate", [json.dumps(vllm | more)], python=options.vllm_python)
@@ -222,6 +222,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draft-of-target", default=None, help="folder of a draft for it")
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFT"), help="folders, for the suite pair")
     parser.add_argument("--task", action="append", help="only these tasks")
+    parser.add_argument(
+        "--peer", action="append", choices=("transformers", "vllm"), help="only these, where memory is short"
+    )
     parser.add_argument("--num", type=int, default=6, help="prompts a task, rounds a batch size")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
@@ -230,6 +233,7 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if "pair" in options.suite and not options.pair:
         parser.error("the suite pair needs --pair TARGET DRAFT")
+    options.peer = options.peer or ["transformers", "vllm"]
     if options.target is None:
         options.target = str(_smollm2())
     return options
