@@ -104,7 +104,7 @@ class TransformersEngine:
         finished = [sequence for sequence in batch if sequence.finish_reason]
         for sequence in finished:
             self._drop(sequence)
-        self._close_gaps()
+        self._cache.close_gaps(self._running)
         wall_s = time.perf_counter() - began
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
@@ -115,7 +115,7 @@ class TransformersEngine:
         for sequence in (*self._running, *self._parked):
             if sequence.job_id == job_id:
                 self._drop(sequence)
-                self._close_gaps()
+                self._cache.close_gaps(self._running)
                 return True
         return False
 
@@ -154,14 +154,6 @@ class TransformersEngine:
         if not self._running and not self._parked:
             self._most_running = self._num_slots
 
-    def _close_gaps(self) -> None:
-        """Have the running sequences side by side: what lies between two of them would be carried along."""
-        for sequence in sorted(self._running, key=lambda sequence: -sequence.slot):
-            slot = self._cache.lower(sequence.slot)
-            if slot == sequence.slot:
-                return
-            sequence.slot = slot
-
     def _make_room(self, batch: list[Sequence]) -> None:
         """Have the younger half of a batch that memory was too small for leave its slots."""
         half = (len(batch) + 1) // 2
@@ -176,7 +168,7 @@ class TransformersEngine:
         self._most_running = half
         for sequence in batch[:half]:
             self._open_drafter(sequence)
-        self._close_gaps()
+        self._cache.close_gaps(self._running)
         try:
             self._cache.trim()
         except Exception as error:  # the cache is empty then, and the texts are read again

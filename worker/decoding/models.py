@@ -26,8 +26,8 @@ from worker.engine import EngineIdentity
 log = logging.getLogger(__name__)
 
 LONGEST_DEFAULT_CONTEXT: Final = 8192
-# These change the frequencies of all positions with the longest one seen, so a batch would depend on its neighbours.
 _TRANSFORMERS: Final = f"transformers-{transformers.__version__}"
+# These change the frequencies of all positions with the longest one seen, so a batch would depend on its neighbours.
 UNSTABLE_ROPE: Final = frozenset({"dynamic", "longrope"})
 
 

@@ -7,9 +7,9 @@ being counted, and the next pass overwrites them. Rows may be ragged, and join o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,12 @@ class KvShape:
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in all layers."""
         return self.num_layers * 2 * self.num_heads * self.head_dim * self.dtype.itemsize
+
+
+class Holder(Protocol):
+    """What has a slot, and may be told that it is another now."""
+
+    slot: int
 
 
 class SlotCache:
@@ -91,6 +97,14 @@ class SlotCache:
         self.lengths[lowest] = length
         self._free = sorted([*self._free, slot], reverse=True)
         return lowest
+
+    def close_gaps(self, holders: Iterable[Holder]) -> None:
+        """Have the slots of all `holders` side by side: what lies between two that a pass reads is carried along."""
+        for holder in sorted(holders, key=lambda holder: -holder.slot):
+            slot = self.lower(holder.slot)
+            if slot == holder.slot:
+                return
+            holder.slot = slot
 
     @torch.inference_mode()
     def keep(self, slot: int, columns: Sequence[int]) -> None:

@@ -72,11 +72,16 @@ def verify_sampled(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Ver
 
 def draw(weights: Tensor, uniform: Tensor) -> int:
     """Index drawn in proportion to `weights` [vocabulary], by inverting their cumulative sum at `uniform`."""
-    cumulative = weights.cumsum(0)
-    # `uniform` is below 1 by at least 2^-53, so no product rounds up to the whole sum. Sums taken in parallel may rise
+    return int(draw_rows(weights[None], uniform.reshape(1)))
+
+
+def draw_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The same for each row of `weights` [rows, vocabulary] at its own of `uniforms` [rows]: [rows]."""
+    cumulative = weights.cumsum(dim=-1)
+    # A uniform is below 1 by at least 2^-53, so no product rounds up to the whole sum. Sums taken in parallel may rise
     # by a bit where there is no weight.
-    place = torch.searchsorted(cumulative, uniform * cumulative[-1:], right=True)
-    return int(torch.where(weights[place] > 0, place, weights.argmax()))
+    places = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    return torch.where(weights.gather(1, places) > 0, places, weights.argmax(dim=-1, keepdim=True)).squeeze(1)
 
 
 def still_left(residual: Tensor, before: Tensor) -> Tensor:

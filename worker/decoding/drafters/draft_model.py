@@ -21,6 +21,7 @@ from torch.nn import functional
 from alphaloop.goodput import DrafterState
 from worker.decoding.passes import Read
 from worker.decoding.proposal import NOTHING, Ask, Proposal
+from worker.decoding.verify import draw_rows
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class DraftModelDrafter:
         for row in rows:
             row.held.keep(row.ask.text)
             self._cache.lengths[row.held.slot] = row.held.num_text
-        self._close_gaps()
+        self._cache.close_gaps(self._held.values())
         ready: list[int] = []
         logits = torch.empty(0)
         while rows and not ready:
@@ -201,14 +202,6 @@ class DraftModelDrafter:
                 row.held.num_text += len(read.token_ids)
             ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.ask.text)]
         return [rows[number] for number in ready], logits if len(ready) == len(rows) else logits[ready]
-
-    def _close_gaps(self) -> None:
-        """Have the slots in use side by side: a pass carries along what lies between two that it reads."""
-        for held in sorted(self._held.values(), key=lambda held: -held.slot):
-            slot = self._cache.lower(held.slot)
-            if slot == held.slot:
-                return
-            held.slot = slot
 
     def _read_drafts(self, rows: list[_Row]) -> Tensor:
         logits = self._read([Read(row.held.slot, row.tokens[-1:]) for row in rows])
@@ -269,11 +262,7 @@ def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
     """Draw the next token of rows whose distributions are cut alike, and keep what each was drawn from."""
     q = rows[0].ask.choice.probabilities(scores)
     uniforms = torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows])
-    cumulative = q.cumsum(dim=-1)
-    places = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(1)
-    # Rounding may land behind the last token with any weight; it may never land on a token without.
-    last = torch.where(q > 0, torch.arange(q.shape[-1], device=q.device), 0).amax(dim=-1)
-    tokens = torch.minimum(places, last)
+    tokens = draw_rows(q, uniforms)
     of_tokens = q.gather(1, tokens[:, None]).squeeze(1)
     for row, own, token, p in zip(rows, q, tokens.tolist(), of_tokens.tolist(), strict=True):
         row.tokens.append(token)

@@ -22,6 +22,7 @@ from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
 from worker.decoding.passes import Read
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import Choice
+from worker.decoding.slots import SlotCache
 from worker.decoding.verify import draw
 from worker.engine import Sampling
 
@@ -63,6 +64,8 @@ class Slots:
             self.held[lowest], self.held[slot] = self.held[slot], []
             self.lengths[lowest] = self.lengths[slot]
         return lowest
+
+    close_gaps = SlotCache.close_gaps
 
 
 class Model:
