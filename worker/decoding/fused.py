@@ -45,16 +45,13 @@ class FusedDecoder:
 
     def __init__(self, model: Any, num_positions: int) -> None:
         config, inner = model.config, model.model
-        attention = inner.layers[0].self_attn
         self.window: int | None = config.sliding_window if _kinds(config) != {"full_attention"} else None
         self._embeddings: Tensor = inner.embed_tokens.weight.detach()
         # Rounded as transformers rounds it.
         scale = getattr(inner.embed_tokens, "embed_scale", None)
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
-        self.kv_shape = KvShape(
-            len(inner.layers), config.num_key_value_heads, attention.head_dim, self._embeddings.dtype
-        )
+        self.kv_shape = KvShape.of(config, self._embeddings.dtype)
         self._kinds = [_kind(config, index) for index in range(len(inner.layers))]
         self._num_outputs: int = model.lm_head.weight.shape[0]
         self._head = PackedLinear(*_weights(model.lm_head))

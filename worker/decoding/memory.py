@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from worker.decoding.slots import KvShape
+
 # Version 1 says "no limit" with the largest number of whole pages.
 _UNLIMITED_BYTES: Final = 1 << 60
 _LOGITS_BYTES: Final = 4  #: float32
@@ -21,10 +23,7 @@ _PROBABILITY_BYTES: Final = 8  #: float64, in which a sampled job is verified
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """Bytes of one position of one sequence in the slot cache; `config` is the model's."""
-    text = config.get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    num_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return 2 * int(text.num_hidden_layers) * int(num_heads) * int(head_dim) * dtype.itemsize
+    return KvShape.of(config, dtype).bytes_per_token
 
 
 def pass_bytes(vocabulary: int, num_rows: int) -> int:

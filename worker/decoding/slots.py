@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ class KvShape:
     num_heads: int  #: heads of the keys, and as many of the values
     head_dim: int
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, config: Any, dtype: torch.dtype) -> KvShape:
+        """The shape that a transformers config describes."""
+        text = config.get_text_config()
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        num_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        return cls(int(text.num_hidden_layers), int(num_heads), int(head_dim), dtype)
 
     @property
     def bytes_per_token(self) -> int:

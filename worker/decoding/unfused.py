@@ -19,10 +19,7 @@ class UnfusedDecoder:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        config = model.config
-        num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.kv_shape = KvShape(config.num_hidden_layers, num_heads, head_dim, model.dtype)
+        self.kv_shape = KvShape.of(model.config, model.dtype)
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
