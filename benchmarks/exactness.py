@@ -23,9 +23,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.messages.job import Job
-from alphaloop.policy import Decision, Reason
 from alphaloop.settings.model import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.suites import read_prompts
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField
-from alphaloop.goodput import DrafterState
 from alphaloop.messages import Job
-from alphaloop.policy import Decision
 from worker.decoding.prompts import fit_job
 from worker.decoding.text import TextStream
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta

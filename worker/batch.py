@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed
-from alphaloop.policy import Decision
 from worker.claiming import ClaimedJob
 from worker.engine import Engine, Generation, Step
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from alphaloop.goodput import DrafterState, PolicyLimits
+from alphaloop.deciding.goodput import DrafterState, PolicyLimits
+from alphaloop.deciding.policy import Decision, DecisionContext, decide
 from alphaloop.messages import Decoding, Purpose
-from alphaloop.policy import Decision, DecisionContext, decide
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.history import HistoryStore

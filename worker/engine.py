@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
-from alphaloop.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
-from alphaloop.policy import Decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
 from alphaloop.kafka.topics import CONTROL
 from alphaloop.messages import Status, dead_letter
-from alphaloop.policy import Decision
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from worker import outcomes

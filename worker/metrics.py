@@ -12,7 +12,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from alphaloop import __version__
-from alphaloop.policy import Decision
+from alphaloop.deciding.policy import Decision
 from alphaloop.store.outcomes import Outcome
 from worker.costs import LiveCosts
 from worker.engine import EngineIdentity, Step

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
+from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import DecodingReport, Failure, Result, Status, Timings, Usage
-from alphaloop.policy import Decision
 from alphaloop.store.outcomes import DecodeRun, Outcome
 from worker.claiming import ClaimedJob
 from worker.engine import EngineIdentity, Generation

@@ -13,9 +13,9 @@ from alphaloop.acceptance import Interval, wilson
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json, share_with_interval, table
+from alphaloop.deciding.goodput import DrafterState, Evidence
+from alphaloop.deciding.policy import Decision, DecisionContext, decide
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.goodput import DrafterState, Evidence
-from alphaloop.policy import Decision, DecisionContext, decide
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database

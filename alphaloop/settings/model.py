@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag
 
-from alphaloop.goodput import PolicyLimits
+from alphaloop.deciding.goodput import PolicyLimits
 from alphaloop.messages.job import Decoding
 from alphaloop.messages.text import TaskName
 
@@ -163,7 +163,7 @@ class WorkerSettings(_Section):
 
 
 class PolicySettings(_Section):
-    """`[policy]` of configs/worker.toml; the same dials as alphaloop.policy.PolicyLimits."""
+    """`[policy]` of configs/worker.toml; the same dials as alphaloop.deciding.policy.PolicyLimits."""
 
     explore_share: Share = 0.02
     cold_explore_share: Share = 0.25

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlalchemy import Connection, func, insert, select
 
-from alphaloop.policy import Decision, Reason
+from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.store.database import Database
 from alphaloop.tables import decisions
 

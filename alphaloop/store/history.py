@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import ColumnElement, Select, func, select, tuple_
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.goodput import Evidence
+from alphaloop.deciding.goodput import Evidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.tables import acceptance_hourly

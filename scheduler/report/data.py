@@ -34,7 +34,7 @@ class TaskLine(_Part):
     mode: Literal["speculative", "vanilla"] | None = Field(description="The choice in force; null before any.")
     drafter: str | None = Field(description="The drafter in use, else the one with most evidence.")
     num_draft_tokens: int = Field(description="k in force; 0 is vanilla.")
-    reason: str = Field(description="alphaloop.policy.Reason, one word.")
+    reason: str = Field(description="alphaloop.deciding.policy.Reason, one word.")
     explanation: str = ""
     num_speculative_jobs: int = Field(description="Jobs behind the acceptance figures.")
     acceptance_from: Literal["traffic", "probes"] | None = None

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from alphaloop.cost import CostKind
+from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
-from alphaloop.policy import Decision
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, lookup_decision, make_job

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.cost import CostKind, CostPoint
+from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode
-from alphaloop.policy import Decision, Reason
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import NOT_A_CHOICE, Choice, DecisionLog

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.dialects import postgresql
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.goodput import Evidence
+from alphaloop.deciding.goodput import Evidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.history import HistoryStore, evidence_query

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.cost import CostPoint
+from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
-from alphaloop.policy import Decision, Reason
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.kafka.topics import RESULTS, jobs_topic
 from alphaloop.messages import Body, Job, Mode, Result, Status, encode_job
-from alphaloop.policy import Decision, Reason
 from alphaloop.settings import Settings, TargetSettings
 from alphaloop.store.database import Database
 from tests.fixtures.missing import missing

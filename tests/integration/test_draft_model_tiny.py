@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 
-from alphaloop.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.draft_vocabulary import restrict_head
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from alphaloop.policy import Decision
+from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import MOST, ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted

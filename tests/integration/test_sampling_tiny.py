@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from alphaloop.goodput import DrafterState
-from alphaloop.policy import Decision
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from alphaloop.policy import Decision
+from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.engine import PreparedJob, Sampling

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import torch
 
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, JobTooLarge
-from alphaloop.goodput import DrafterState
 from alphaloop.messages import Job
-from alphaloop.policy import Decision
 from worker.decoding import measuring
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from alphaloop.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState
 from worker.engine import Sampling
 
 if TYPE_CHECKING:

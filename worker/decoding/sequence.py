@@ -7,8 +7,8 @@ from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Purpose
-from alphaloop.policy import Decision
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import Choice
 from worker.decoding.target import Target

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from alphaloop.cli.outcomes import Refusal
+from alphaloop.deciding.policy import Reason
 from alphaloop.demo.display import TrafficProgress, final_table
 from alphaloop.demo.prompts import TASKS
 from alphaloop.messages import DecodingReport, Mode, Result, Status, Timings, Usage
-from alphaloop.policy import Reason
 
 
 def rendered(what: Any) -> list[str]:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.goodput import DrafterState, Evidence, JobSize, PolicyLimits, weigh
+from alphaloop.deciding.goodput import DrafterState, Evidence, JobSize, PolicyLimits, weigh
+from alphaloop.deciding.policy import Decision, DecisionContext, Reason, decide
 from alphaloop.messages import Decoding, Mode, Purpose
-from alphaloop.policy import Decision, DecisionContext, Reason, decide
 
 LOOKUP = DrafterState("lookup", "r1", 8)
 LIMITS = PolicyLimits()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from alphaloop.deciding.goodput import PolicyLimits
 from alphaloop.errors import ConfigError
-from alphaloop.goodput import PolicyLimits
 from alphaloop.settings import PolicySettings, Settings, find_configs, load_settings, read_tasks
 from alphaloop.settings.reference import settings_reference
 

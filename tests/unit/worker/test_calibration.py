@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
-from alphaloop.goodput import DrafterState
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from worker.calibration import NUM_PASSES, Plan, Shape, calibrate, plan

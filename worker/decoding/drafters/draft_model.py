@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alphaloop.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.passes import Read
 from worker.decoding.proposal import NOTHING, Ask, Proposal
 from worker.decoding.verify import draw_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from alphaloop.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings.model import DraftModelDrafterSettings, TargetSettings
 from worker.decoding.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens

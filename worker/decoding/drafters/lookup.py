@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alphaloop.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings.model import LookupDrafterSettings
 from worker.decoding.drafters.continuations import Rule, grow
 from worker.decoding.drafters.earlier_results import EarlierResults

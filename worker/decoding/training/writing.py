@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Job, Mode
-from alphaloop.policy import Decision, Reason
 from worker.decoding.training.prompts import Request, answer_prompt
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.texts import TextStore, WrittenText

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from alphaloop.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState
 from worker.decoding import randomness
 from worker.decoding.drafters import draft_model
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens

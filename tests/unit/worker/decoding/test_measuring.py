@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
-from alphaloop.goodput import DrafterState
 from alphaloop.settings.model import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms
