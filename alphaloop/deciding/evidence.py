@@ -1,0 +1,200 @@
+"""What is remembered of an evidence key: sums over jobs that fade, so that reading them costs the same at any history.
+
+Every sum weighs a job with w, which halves every half-life of its age. First-order sums (Σ w·x) fade by f, second-order
+sums (Σ w²·x·y, names ending in `_w2`) by f². Jobs, not tokens, are the unit of variance: a text that quotes its prompt
+is accepted in runs, so the second-order sums hold squares and products of whole jobs.
+
+A key is remembered twice (`Memory`), because nobody knows beforehand how long the past stays true:
+
+* `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
+* `lately`: fades with time and, for every job that is added, by 2^(-1/16). About the last two dozen jobs.
+
+Whoever reads compares the two and discounts what is older by as much as what is newer contradicts it
+(posterior.py). Both are updated by one multiplication and one addition a column, which SQL does as well as Python:
+
+    all    = all · 2^(-Δt/half_life)                    + job      (… _w2 columns: the factor squared)
+    lately = lately · 2^(-Δt/half_life) · 2^(-jobs/16)  + job      (likewise)
+
+A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any, Final
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.errors import AlphaloopError
+
+#: After so many jobs, `Memory.lately` weighs a job half.
+HALF_LIFE_JOBS: Final = 16.0
+
+
+class InconsistentEvidence(AlphaloopError, ValueError):
+    """Sums of different moments were to be added, or more was to be taken away than is there."""
+
+    code = "inconsistent_evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceSums:
+    """Faded sums over jobs of one key, all at the same moment. Tuples hold one number a draft position, from the first.
+
+    Each job's prefill, one round with one token, is left out of `rounds` and `tokens`.
+    """
+
+    as_of: datetime
+    jobs: float = 0.0  #: Σ w
+    jobs_w2: float = 0.0  #: Σ w²
+    rounds: float = 0.0
+    offered: float = 0.0  #: rounds with a proposal
+    tokens: float = 0.0  #: of the rounds
+    output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens
+    output_tokens_sq: float = 0.0  #: Σ w·t²: first order, so that mean and spread of a job's length follow
+    prompt_tokens: float = 0.0  #: Σ w·p over jobs with prompts of p tokens
+    proposed: tuple[float, ...] = ()
+    chances: tuple[float, ...] = ()  #: rounds in which i could have been proposed: accepted through i - 1, at k ≥ i
+    trials: tuple[float, ...] = ()
+    accepts: tuple[float, ...] = ()
+    chances_w2: tuple[float, ...] = ()  #: Σ w²·c²
+    trials_w2: tuple[float, ...] = ()  #: Σ w²·n²
+    accepts_w2: tuple[float, ...] = ()  #: Σ w²·a²
+    accepts_trials_w2: tuple[float, ...] = ()  #: Σ w²·a·n
+    trials_chances_w2: tuple[float, ...] = ()  #: Σ w²·n·c
+
+    @classmethod
+    def of_job(
+        cls, counts: AcceptanceCounts, num_draft_tokens: int, decoded_at: datetime, num_tokens: int,
+        num_prompt_tokens: int = 0,
+    ) -> EvidenceSums:  # fmt: skip
+        """One job decoded at draft length k = `num_draft_tokens`, its `num_tokens` with the prefill's one."""
+        rounds = max(counts.rounds - 1, 0)
+        positions = range(min(num_draft_tokens, len(counts.trials) + 1) if rounds else 0)
+        through = (rounds, *counts.accepts)
+        chances = [float(through[i]) for i in positions]
+        trials, accepts = _padded(counts.trials, len(chances)), _padded(counts.accepts, len(chances))
+        # A job whose prefill was censored has no round to compare a trial with.
+        chances = [max(c, n) for c, n in zip(_padded(chances, len(trials)), trials, strict=True)]
+        return cls(
+            as_of=decoded_at,
+            jobs=1.0,
+            jobs_w2=1.0,
+            rounds=float(rounds),
+            offered=float(counts.rounds - counts.num_empty_rounds),
+            tokens=float(max(num_tokens - 1, 0)),
+            output_tokens=float(num_tokens),
+            output_tokens_sq=float(num_tokens**2),
+            prompt_tokens=float(num_prompt_tokens),
+            proposed=_padded(counts.proposed, len(chances)),
+            chances=tuple(chances),
+            trials=trials,
+            accepts=accepts,
+            chances_w2=tuple(c * c for c in chances),
+            trials_w2=tuple(n * n for n in trials),
+            accepts_w2=tuple(a * a for a in accepts),
+            accepts_trials_w2=tuple(a * n for a, n in zip(accepts, trials, strict=True)),
+            trials_chances_w2=tuple(n * c for n, c in zip(trials, chances, strict=True)),
+        )
+
+    def faded(self, now: datetime, half_life: timedelta) -> EvidenceSums:
+        """The same jobs, weighed at `now`. Fading twice is fading once: faded(t1).faded(t2) equals faded(t2)."""
+        return self.scaled(0.5 ** ((now - self.as_of) / half_life), as_of=now)
+
+    def scaled(self, factor: float, *, as_of: datetime | None = None) -> EvidenceSums:
+        """Every job's weight times `factor` ≥ 0."""
+        if factor == 1.0 and as_of in (None, self.as_of):
+            return self
+        sums: dict[str, Any] = {
+            name: _times(getattr(self, name), factor**2 if name in SECOND_ORDER else factor) for name in SUMS
+        }
+        return EvidenceSums(as_of or self.as_of, **sums)
+
+    def __add__(self, other: EvidenceSums) -> EvidenceSums:
+        """Both jobs' sums; raises InconsistentEvidence unless they are as of the same moment: fade them first."""
+        if self.as_of != other.as_of:
+            raise InconsistentEvidence(
+                f"expected sums of the same moment, found {self.as_of.isoformat()} and {other.as_of.isoformat()}",
+                hint="fade both to one moment",
+            )
+        return EvidenceSums(
+            self.as_of, **{name: _plus(getattr(self, name), getattr(other, name), 1.0) for name in SUMS}
+        )
+
+    def __sub__(self, other: EvidenceSums) -> EvidenceSums:
+        """What is left without `other`, whose jobs are all in here, weighed no more than here.
+
+        Of second-order sums it is an upper bound, since (v - w)² ≤ v² - w² where w ≤ v. Rounding never goes below 0.
+        """
+        if self.as_of != other.as_of or other.jobs > self.jobs * (1 + 1e-6) + 1e-9:
+            raise InconsistentEvidence(
+                f"expected to take away part of {self.jobs:.3f} jobs as of {self.as_of.isoformat()}, "
+                f"found {other.jobs:.3f} as of {other.as_of.isoformat()}"
+            )
+        return EvidenceSums(
+            self.as_of, **{name: _plus(getattr(self, name), getattr(other, name), -1.0) for name in SUMS}
+        )
+
+    @property
+    def effective_jobs(self) -> float:
+        """Number of equally weighed jobs with the same variance: (Σ w)² / Σ w² (Kish 1965). 0 without any."""
+        return self.jobs**2 / self.jobs_w2 if self.jobs_w2 > 0 else 0.0
+
+    @property
+    def mean_output_tokens(self) -> float | None:
+        """Mean tokens a job; None without jobs."""
+        return self.output_tokens / self.jobs if self.jobs > 0 else None
+
+    @property
+    def mean_prompt_tokens(self) -> float | None:
+        """Mean tokens of a prompt; None without jobs."""
+        return self.prompt_tokens / self.jobs if self.jobs > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is remembered of a key: everything, and what came lately, which is part of it."""
+
+    all: EvidenceSums
+    lately: EvidenceSums
+
+    @classmethod
+    def empty(cls, as_of: datetime) -> Memory:
+        """Nothing yet."""
+        return cls(EvidenceSums(as_of), EvidenceSums(as_of))
+
+    def with_job(self, job: EvidenceSums, half_life: timedelta) -> Memory:
+        """Also this job (or several, added up), which ended at `job.as_of`."""
+        now = max(self.all.as_of, job.as_of)
+        job = job.faded(now, half_life)
+        fade = 0.5 ** (job.jobs / HALF_LIFE_JOBS)
+        return Memory(self.all.faded(now, half_life) + job, self.lately.faded(now, half_life).scaled(fade) + job)
+
+    def faded(self, now: datetime, half_life: timedelta) -> Memory:
+        """The same at another moment."""
+        return Memory(self.all.faded(now, half_life), self.lately.faded(now, half_life))
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.all + other.all, self.lately + other.lately)
+
+
+#: Names of the sums, in the order in which they stand.
+SUMS: Final = tuple(field.name for field in fields(EvidenceSums) if field.name != "as_of")
+#: Those that fade by the square of the factor.
+SECOND_ORDER: Final = frozenset(name for name in SUMS if name.endswith("_w2"))
+
+
+def _times(value: Any, factor: float) -> Any:
+    return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
+
+
+def _plus(left: Any, right: Any, sign: float) -> Any:
+    if isinstance(left, tuple):
+        return tuple(max(0.0, a + sign * b) for a, b in zip_longest(left, right, fillvalue=0.0))
+    return max(0.0, left + sign * right)
+
+
+def _padded(values: Sequence[float], length: int) -> tuple[float, ...]:
+    return (*map(float, values), *(0.0,) * max(0, length - len(values)))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, InconsistentEvidence, Memory
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HALF_LIFE = timedelta(days=3)
+
+
+def counted(accepted: list[int], k: int) -> AcceptanceCounts:
+    """A prefill, then a round of k tokens for each number of accepted ones."""
+    counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
+    for n in accepted:
+        counts = counts.with_round(k, n, num_emitted=n + 1)
+    return counts
+
+
+def job(accepted: list[int], k: int, at: datetime = NOON, num_prompt_tokens: int = 30) -> EvidenceSums:
+    counts = counted(accepted, k)
+    return EvidenceSums.of_job(counts, k, at, counts.num_tokens, num_prompt_tokens)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> EvidenceSums:
+    k = draw(st.integers(1, 6))
+    accepted = draw(st.lists(st.integers(0, k), max_size=8))
+    return job(accepted, k, NOON + timedelta(hours=draw(st.integers(-400, 400))))
+
+
+def close(left: EvidenceSums, right: EvidenceSums) -> bool:
+    def numbers(sums: EvidenceSums, name: str, length: int) -> list[float]:
+        value = getattr(sums, name)
+        return [*value, *[0.0] * (length - len(value))] if isinstance(value, tuple) else [value]
+
+    def length(name: str) -> int:
+        return max(len(v) if isinstance(v := getattr(s, name), tuple) else 1 for s in (left, right))
+
+    return left.as_of == right.as_of and all(
+        numbers(left, name, length(name)) == pytest.approx(numbers(right, name, length(name)), rel=1e-9, abs=1e-9)
+        for name in SUMS
+    )
+
+
+def test_a_job_is_what_its_rounds_were_with_the_prefill_left_out() -> None:
+    sums = job([2, 0, 3, 1], 3)
+    assert (sums.jobs, sums.rounds, sums.offered, sums.tokens) == (1, 4, 4, 10)
+    assert (sums.output_tokens, sums.output_tokens_sq, sums.prompt_tokens) == (11, 121, 30)
+    assert sums.chances == (4, 3, 2)
+    assert sums.trials == (4, 3, 2)
+    assert sums.accepts == (3, 2, 1)
+    assert sums.trials_w2 == (16, 9, 4)
+    assert sums.accepts_trials_w2 == (12, 6, 2)
+
+
+def test_a_drafter_that_ends_early_had_the_chance_to_go_on() -> None:
+    counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
+    for num_proposed, num_accepted in ((2, 2), (0, 0), (1, 1)):
+        counts = counts.with_round(num_proposed, num_accepted, num_emitted=num_accepted + 1)
+    sums = EvidenceSums.of_job(counts, 8, NOON, counts.num_tokens)
+    assert sums.chances == (3, 2, 1)  # the third token could have been proposed once, and was not
+    assert sums.trials == (2, 1, 0)
+    assert sums.offered == 2
+
+
+def test_short_drafts_say_nothing_of_positions_behind_them() -> None:
+    assert len(job([2, 2], 2).chances) == 2
+
+
+@given(one=jobs(), hours=st.tuples(st.integers(0, 500), st.integers(0, 500)))
+def test_fading_twice_is_fading_once(one: EvidenceSums, hours: tuple[int, int]) -> None:
+    first, second = one.as_of + timedelta(hours=hours[0]), one.as_of + timedelta(hours=sum(hours))
+    assert close(one.faded(first, HALF_LIFE).faded(second, HALF_LIFE), one.faded(second, HALF_LIFE))
+
+
+@given(found=st.lists(jobs(), max_size=6), order=st.randoms(use_true_random=False))
+def test_the_sum_over_all_does_not_depend_on_the_order_of_arrival(
+    found: list[EvidenceSums], order: random.Random
+) -> None:
+    shuffled = found[:]
+    order.shuffle(shuffled)
+
+    def remembered(arriving: list[EvidenceSums]) -> EvidenceSums:
+        memory = Memory.empty(NOON - timedelta(days=30))
+        for one in arriving:
+            memory = memory.with_job(one, HALF_LIFE)
+        return memory.all
+
+    assert close(remembered(found), remembered(shuffled))
+
+
+@given(found=st.lists(jobs(), max_size=40))
+def test_what_came_lately_is_part_of_all(found: list[EvidenceSums]) -> None:
+    memory = Memory.empty(NOON)
+    for one in found:
+        memory = memory.with_job(one, HALF_LIFE)
+    older = memory.all - memory.lately
+    for name in SUMS:
+        values = getattr(older, name)
+        assert all(v >= 0 for v in (values if isinstance(values, tuple) else (values,)))
+    assert older.jobs + memory.lately.jobs == pytest.approx(memory.all.jobs)
+
+
+def test_lately_is_a_few_dozen_jobs_however_many_there_were() -> None:
+    memory = Memory.empty(NOON)
+    for _ in range(300):
+        memory = memory.with_job(job([1, 2], 3), HALF_LIFE)
+    assert memory.all.jobs == pytest.approx(300)
+    assert memory.lately.jobs == pytest.approx(1 / (1 - 2 ** (-1 / 16)), rel=1e-3)
+    assert 40 < memory.lately.effective_jobs < 50
+    assert memory.all.effective_jobs == pytest.approx(300)
+
+
+def test_half_a_life_later_a_job_weighs_half_and_its_square_a_quarter() -> None:
+    faded = job([3, 3], 3).faded(NOON + HALF_LIFE, HALF_LIFE)
+    assert faded.jobs == pytest.approx(0.5)
+    assert faded.accepts_w2 == pytest.approx((1.0, 1.0, 1.0))
+    assert faded.effective_jobs == pytest.approx(1.0)
+
+
+def test_sums_of_different_moments_are_not_added() -> None:
+    later = replace(job([1], 2), as_of=NOON + timedelta(seconds=1))
+    with pytest.raises(InconsistentEvidence, match="same moment"):
+        _ = job([1], 2) + later
+    with pytest.raises(InconsistentEvidence, match="take away"):
+        _ = job([1], 2) - (job([1], 2) + job([1], 2))
