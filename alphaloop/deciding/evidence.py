@@ -55,15 +55,16 @@ class EvidenceSums:
     output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens
     output_tokens_sq: float = 0.0  #: Σ w·t²: first order, so that mean and spread of a job's length follow
     prompt_tokens: float = 0.0  #: Σ w·p over jobs with prompts of p tokens
+    accepted_w2: float = 0.0  #: Σ w²·A² with A = Σ_i accepts of the job
+    all_chances_w2: float = 0.0  #: Σ w²·C² with C = Σ_i chances of the job
+    accepted_chances_w2: float = 0.0  #: Σ w²·A·C: with the two before, how much jobs differ over all positions together
     proposed: tuple[float, ...] = ()
     chances: tuple[float, ...] = ()  #: rounds in which i could have been proposed: accepted through i - 1, at k ≥ i
     trials: tuple[float, ...] = ()
     accepts: tuple[float, ...] = ()
-    chances_w2: tuple[float, ...] = ()  #: Σ w²·c²
     trials_w2: tuple[float, ...] = ()  #: Σ w²·n²
     accepts_w2: tuple[float, ...] = ()  #: Σ w²·a²
     accepts_trials_w2: tuple[float, ...] = ()  #: Σ w²·a·n
-    trials_chances_w2: tuple[float, ...] = ()  #: Σ w²·n·c
 
     @classmethod
     def of_job(
@@ -88,15 +89,16 @@ class EvidenceSums:
             output_tokens=float(num_tokens),
             output_tokens_sq=float(num_tokens**2),
             prompt_tokens=float(num_prompt_tokens),
+            accepted_w2=sum(accepts) ** 2,
+            all_chances_w2=sum(chances) ** 2,
+            accepted_chances_w2=sum(accepts) * sum(chances),
             proposed=_padded(counts.proposed, len(chances)),
             chances=tuple(chances),
             trials=trials,
             accepts=accepts,
-            chances_w2=tuple(c * c for c in chances),
             trials_w2=tuple(n * n for n in trials),
             accepts_w2=tuple(a * a for a in accepts),
             accepts_trials_w2=tuple(a * n for a, n in zip(accepts, trials, strict=True)),
-            trials_chances_w2=tuple(n * c for n, c in zip(trials, chances, strict=True)),
         )
 
     def faded(self, now: datetime, half_life: timedelta) -> EvidenceSums:
