@@ -70,7 +70,7 @@ class Validation:
             raise InvalidField(
                 f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
             )
-        prepared = self._engine.prepare(job, _sampling(job, settings))
+        prepared = self._engine.prepare(job, sampling_of(job, settings))
         return ReadyJob(delivery, prepared, payload_digest(job))
 
     def task_decoding(self, task: str) -> Decoding:
@@ -89,7 +89,8 @@ class Validation:
         return self._tasks[task]
 
 
-def _sampling(job: Job, task: TaskSettings) -> Sampling:
+def sampling_of(job: Job, task: TaskSettings) -> Sampling:
+    """What the job asks for, and its task's settings where it says nothing."""
     body = job.body
     return Sampling(
         max_tokens=_given(body.max_tokens, task.max_tokens),

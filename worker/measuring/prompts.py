@@ -1,0 +1,131 @@
+"""The user's own prompts: from a file of JSON lines to jobs that the engine has tokenized.
+
+A line is read by the contract of the queue (alphaloop.cli.job_lines), with three liberties, because these prompts may
+never have been meant for it: a task need not be named nor known, `model` is ignored, and what says when or how a job is
+decoded means nothing here.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from alphaloop.cli.job_lines import BadLine, JobReader, Overrides
+from alphaloop.errors import ConfigError, MessageError
+from alphaloop.messages import Job, Purpose
+from alphaloop.settings import Settings, TaskSettings
+from worker.engine import Engine, PreparedJob
+from worker.validation import sampling_of
+
+MIN_PROMPTS: Final = 10
+#: From here on a file is traffic, not a sample of it.
+MAX_FILE_BYTES: Final = 256 << 20
+NO_TASK: Final = "prompts"
+NUM_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What is measured on."""
+
+    prepared: tuple[PreparedJob, ...]
+    notes: tuple[str, ...]  #: what a person should know about the choice
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A job and its place, `file:line`."""
+
+    where: str
+    job: Job
+
+
+def read_lines(
+    file: Path, settings: Settings, *, task: str | None, max_tokens: int | None, temperature: float | None
+) -> list[Line]:
+    """Every job of the file, `-` being standard input. Raises ConfigError with the first wrong lines."""
+    if task is not None and settings.tasks and task not in settings.tasks:
+        raise ConfigError(f"--task: expected one of {', '.join(sorted(settings.tasks))}, found {task!r}")
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    overrides = Overrides(
+        # Whatever model a line was written for, the configured target is what is measured.
+        body={"model": None, **{name: value for name, value in given.items() if value is not None}},
+        # Not traffic: a drafter that remembers earlier results would find each text in the one before.
+        top={"purpose": Purpose.PROBE.value, "deadline": None, "decoding": "auto"},
+    )
+    reader = JobReader(settings.model_copy(update={"tasks": {}}), task=task or NO_TASK, overrides=overrides)
+    name = "standard input" if str(file) == "-" else str(file)
+    items = list(reader.read(_content(file).splitlines(), name))
+    if wrong := [item for item in items if isinstance(item, BadLine)]:
+        raise _refusal([(bad.where, bad.error) for bad in wrong], len(items))
+    return [Line(item.where, item.job) for item in items if not isinstance(item, BadLine)]
+
+
+def choose_prompts(
+    lines: Sequence[Line], engine: Engine, tasks: dict[str, TaskSettings], *, at_most: int, rng: random.Random
+) -> Prompts:
+    """Distinct prompts, `at_most` of them drawn at random, tokenized. Raises ConfigError where some cannot be decoded.
+
+    The same body twice is one prompt: bounds rest on prompts being independent of each other.
+    """
+    distinct = list({line.job.body.model_dump_json(): line for line in lines}.values())
+    notes = []
+    if len(distinct) < len(lines):
+        notes.append(f"{len(lines) - len(distinct)} lines repeat an earlier one and are left out")
+    if len(distinct) < MIN_PROMPTS:
+        raise ConfigError(
+            f"expected at least {MIN_PROMPTS} different prompts, found {len(distinct)}",
+            hint="30 to 100 of the prompts that you serve tell whether speculation pays for them",
+        )
+    if len(distinct) > at_most:
+        notes.append(f"{at_most} of {len(distinct)} prompts, drawn at random")
+        distinct = rng.sample(distinct, at_most)
+    prepared: list[PreparedJob] = []
+    wrong: list[tuple[str, MessageError]] = []
+    for number, line in enumerate(distinct):
+        # Draws follow from the job_id, so it must not change from run to run.
+        job = line.job.model_copy(update={"job_id": f"measured-{number}"})
+        try:
+            prepared.append(engine.prepare(job, sampling_of(job, tasks.get(job.task, TaskSettings()))))
+        except MessageError as error:
+            wrong.append((line.where, error))
+    if wrong:
+        raise _refusal(wrong, len(distinct))
+    return Prompts(tuple(prepared), tuple(notes))
+
+
+def _content(file: Path) -> bytes:
+    if str(file) == "-":
+        content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        size = len(content)
+    else:
+        try:
+            size = file.stat().st_size
+            content = file.read_bytes() if size <= MAX_FILE_BYTES else b""
+        except OSError as error:
+            raise ConfigError(
+                f"{file}: {error.strerror or error}", hint="--prompts takes a JSONL file, or - for standard input"
+            ) from None
+    if size > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"{file}: expected at most {MAX_FILE_BYTES >> 20} MiB, found {size >> 20}",
+            hint="30 to 100 prompts are enough: take a sample",
+        )
+    return content
+
+
+def _refusal(wrong: Iterable[tuple[str, MessageError]], num_lines: int) -> ConfigError:
+    told = [
+        f"{where}: {error.field}: {error.message}" if error.field else f"{where}: {error.message}"
+        for where, error in wrong
+    ]
+    shown = "\n  ".join(told[:NUM_SHOWN])
+    more = f"\n  and {len(told) - NUM_SHOWN} more" if len(told) > NUM_SHOWN else ""
+    return ConfigError(
+        f"{len(told)} of {num_lines} prompts cannot be measured:\n  {shown}{more}",
+        hint="a line is {\"prompt\": …}, a job, or a line of an OpenAI batch file; see docs/guides/enqueue.md",
+    )
