@@ -1,0 +1,1 @@
+"""The decision problem, simulated: streams with known acceptance, rules that decide, and an oracle that knows."""

@@ -1,0 +1,204 @@
+"""One rule on one stream, batch after batch, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from alphaloop.acceptance import AcceptanceCounts
+from benchmarks.policy.oracle import Oracle
+from benchmarks.policy.rounds import Costs, Outcomes, Round, play_rounds, read_ms, real_costs, replay
+from benchmarks.policy.stream import Block, Cell, Floats, Ints, Stream
+
+BEGINNING = datetime(2026, 1, 5, tzinfo=UTC)
+
+
+class Why(StrEnum):
+    """What a batch was decoded for; all but `chosen` is the stated budget."""
+
+    CHOSEN = "chosen"
+    CONTROL = "control"
+    EXPLORING = "exploring"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a rule sees before it decides."""
+
+    cell: Cell
+    num_jobs: int
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a batch is decoded. Vanilla is no drafter and k = 0."""
+
+    drafter: str | None = None
+    num_draft_tokens: int = 0
+    why: Why = Why.CHOSEN
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a rule sees afterwards."""
+
+    outcomes: Outcomes
+    index: int
+    num_tokens: tuple[int, ...]  #: by job
+
+    @property
+    def ms(self) -> float:
+        """The batch's time, prompts included."""
+        return float(self.outcomes.ms[self.index])
+
+    @property
+    def rounds_ms(self) -> float:
+        """Its time without prompts."""
+        return float(self.outcomes.ms[self.index] - self.outcomes.read_ms[self.index])
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that the batch took, prompts left out."""
+        return int(self.outcomes.rounds[self.index].max())
+
+    def counts(self) -> Iterator[AcceptanceCounts]:
+        """By job, as the engine counts: the prefill is a round without a proposal."""
+        i, out = self.index, self.outcomes
+        rows = (out.rounds[i], out.empty[i], out.cropped[i], out.proposed[i], out.trials[i], out.accepts[i])
+        for rounds, empty, cropped, proposed, trials, accepts in zip(*(row.tolist() for row in rows), strict=True):
+            no_proposal = empty if proposed else rounds
+            yield AcceptanceCounts(
+                rounds + 1, no_proposal + 1, cropped, tuple(proposed), tuple(trials), tuple(accepts)
+            )  # fmt: skip
+
+
+class Rule(Protocol):
+    """Decides batch by batch."""
+
+    def choose(self, batch: Batch) -> Choice:
+        """How to decode it."""
+
+    def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
+        """What came of it."""
+
+    def restart(self) -> None:
+        """The process ends and begins anew: what it held in memory is lost."""
+
+
+@runtime_checkable
+class RoundRule(Protocol):
+    """Decides round by round, with one drafter."""
+
+    drafter: str
+
+    def begin(self, batch: Batch, confidence: object) -> None:
+        """A batch begins; `confidence` is what its draft will say, [jobs][rounds][positions]."""
+
+    def lengths(self, jobs: Sequence[int], numbers: Sequence[int]) -> tuple[int, Sequence[int]]:
+        """Tokens to draft, and of them into the pass, by running job."""
+
+    def follow(self, done: Round) -> None:
+        """What a round came to."""
+
+    def restart(self) -> None:
+        """As `Rule.restart`."""
+
+
+class Played:
+    """A stream, and every (drafter, k) replayed on it at most once, whichever rules ask."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._outcomes: dict[tuple[int, str | None, int], Outcomes] = {}
+        self._tokens = [[tuple(row) for row in block.needed.tolist()] for block in stream.blocks]
+
+    def outcomes(self, block: Block, drafter: str | None, k: int) -> Outcomes:
+        """The block decoded so."""
+        key = (block.step, drafter, k)
+        if key not in self._outcomes:
+            scenario = self.stream.scenario
+            self._outcomes[key] = replay(block, self.stream.device, scenario.draft_tokens, drafter, k)
+        return self._outcomes[key]
+
+    def decoded(self, block: Block, index: int, choice: Choice) -> Decoded:
+        """One batch of it."""
+        outcomes = self.outcomes(block, choice.drafter, choice.num_draft_tokens)
+        return Decoded(outcomes, index, self._tokens[block.step][index])
+
+    def fixed_ms(self, drafter: str | None, k: int) -> Floats:
+        """All batches at one setting."""
+        return np.concatenate([self.outcomes(block, drafter, k).ms for block in self.stream.blocks])
+
+    def oracle_ms(self, oracle: Oracle) -> Floats:
+        """All batches, each at what is best for its cell in expectation."""
+        actions = self.stream.scenario.actions
+        parts = []
+        for block in self.stream.blocks:
+            best = oracle.best(block.step)[block.cell_of]
+            ms = np.zeros(len(best))
+            for number in np.unique(best):
+                rows = best == number
+                ms[rows] = self.outcomes(block, *actions[number]).ms[rows]
+            parts.append(ms)
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a rule did, batch by batch."""
+
+    ms: Floats
+    is_budget: Ints  #: 1 where control or exploration
+    actions: Ints  #: number of the scenario's action; -1 where lengths changed from round to round
+
+
+def play(played: Played, rule: Rule | RoundRule) -> Trace:
+    """The rule decides the stream's batches in order."""
+    if isinstance(rule, RoundRule):
+        return _play_rounds(played, rule)
+    numbers = {action: number for number, action in enumerate(played.stream.scenario.actions)}
+    ms: list[float] = []
+    budget: list[int] = []
+    actions: list[int] = []
+    for block, index, batch in _batches(played.stream, rule):
+        choice = rule.choose(batch)
+        decoded = played.decoded(block, index, choice)
+        rule.observe(batch, choice, decoded)
+        ms.append(decoded.ms)
+        budget.append(choice.why is not Why.CHOSEN)
+        actions.append(numbers[choice.drafter, choice.num_draft_tokens])
+    return Trace(np.array(ms), np.array(budget, dtype=np.int64), np.array(actions, dtype=np.int64))
+
+
+def _play_rounds(played: Played, rule: RoundRule) -> Trace:
+    ms = []
+    stream = played.stream
+    read: dict[int, Floats] = {}
+    costs: dict[int, Costs] = {}
+    for block, index, batch in _batches(stream, rule):
+        if block.step not in read:
+            table, costs[block.step] = real_costs(stream.device, block, stream.scenario.draft_tokens)
+            read[block.step] = read_ms(block, table, rule.drafter)
+        rule.begin(batch, block.drafts[rule.drafter].confidence[index])
+        took = play_rounds(
+            block, costs[block.step], index, rule.drafter, lengths=rule.lengths, observe=rule.follow
+        )  # fmt: skip
+        ms.append(took + float(read[block.step][index]))
+    none = np.zeros(len(ms), dtype=np.int64)
+    return Trace(np.array(ms), none, none - 1)
+
+
+def _batches(stream: Stream, rule: Rule | RoundRule) -> Iterator[tuple[Block, int, Batch]]:
+    for block in stream.blocks:
+        if block.is_start and block.phase.restart:
+            rule.restart()
+        cells = block.cell_of.tolist()
+        num_jobs = block.shape[1]
+        for index, hours in enumerate(block.hours.tolist()):
+            yield block, index, Batch(block.cells[cells[index]], num_jobs, BEGINNING + timedelta(hours=hours))

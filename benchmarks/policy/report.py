@@ -1,0 +1,121 @@
+"""Tables and the JSON line."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from alphaloop.acceptance import Z95
+from benchmarks.policy.compare import Score
+from benchmarks.policy.scenario import Scenario
+
+Scores = Sequence[Mapping[str, Score]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over seeds with its 95 % bounds."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Mean:
+        """Normal bounds; those of one seed are the value itself."""
+        mean = statistics.fmean(values)
+        margin = Z95 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        return cls(mean, mean - margin, mean + margin)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ±{self.high - self.mean:.3f}"
+
+
+def over_seeds(scores: Scores, rule: str, of: Callable[[Score], float]) -> Mean:
+    """One figure of one rule."""
+    return Mean.of([of(seed[rule]) for seed in scores])
+
+
+def is_static(rule: str) -> bool:
+    """Whether a rule is one (drafter, k)."""
+    return rule == "vanilla" or ":" in rule
+
+
+def best_static(scores: Scores) -> str | None:
+    """The best single setting of a scenario, with hindsight; None where none played."""
+    static = [rule for rule in scores[0] if is_static(rule)]
+    return max(static, key=lambda rule: over_seeds(scores, rule, lambda s: s.of_oracle).mean, default=None)
+
+
+def cold_share(scores: Scores, rule: str) -> float | None:
+    """Share of seeds whose new task was decided well in time; None where that is not judged."""
+    judged = [seed[rule].cold for seed in scores if seed[rule].cold is not None]
+    return sum(map(bool, judged)) / len(judged) if judged else None
+
+
+def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
+    """Goodput over the oracle's, a row a scenario; then what ours spent and how steady it was."""
+    rules = [rule for rule in next(iter(scores.values()))[0] if not is_static(rule)]
+    table = Table(title="Goodput over the clairvoyant oracle's, mean over seeds with 95 % bounds")
+    table.add_column("scenario")
+    for rule in [*(["ours, net"] if "ours" in rules else []), *rules, "vanilla", "best static"]:
+        table.add_column(rule, justify="right")
+    for scenario in scenarios:
+        found = scores[scenario.name]
+        row = [str(over_seeds(found, "ours", lambda s: s.of_oracle_net))] if "ours" in rules else []
+        row += [str(over_seeds(found, rule, lambda s: s.of_oracle)) for rule in rules]
+        row.append(str(over_seeds(found, "vanilla", lambda s: s.of_oracle)) if "vanilla" in found[0] else "")
+        best = best_static(found)
+        row.append(f"{over_seeds(found, best, lambda s: s.of_oracle)} {best}" if best else "")
+        table.add_row(scenario.name, *row)
+    console.print(table)
+    if "ours" in rules:
+        _print_ours(console, scenarios, scores)
+
+
+def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
+    table = Table(title="Ours: what it spent and how steady it was")
+    for column in ("scenario", "net of oracle", "of vanilla", "least of vanilla", "budget", "flaps/100", "cold"):
+        table.add_column(column, justify="right")
+    for scenario in scenarios:
+        found = scores[scenario.name]
+        cold = cold_share(found, "ours")
+        table.add_row(
+            scenario.name,
+            str(over_seeds(found, "ours", lambda s: s.of_oracle_net)),
+            str(over_seeds(found, "ours", lambda s: s.of_vanilla)),
+            f"{min(seed['ours'].of_vanilla for seed in found):.3f}",
+            f"{over_seeds(found, 'ours', lambda s: s.budget_share).mean:.1%}",
+            f"{over_seeds(found, 'ours', lambda s: s.flaps).mean:.2f}",
+            "" if cold is None else f"{cold:.0%}",
+        )
+    console.print(table)
+
+
+def as_json(scenarios: Sequence[Scenario], scores: Mapping[str, Scores], seeds: Sequence[int]) -> dict[str, Any]:
+    """Every rule's figures by scenario."""
+    found: dict[str, Any] = {"seeds": len(seeds), "first_seed": seeds[0], "scenarios": {}}
+    for scenario in scenarios:
+        of_it = scores[scenario.name]
+        rules = {}
+        for rule in of_it[0]:
+            ratio, net = (
+                over_seeds(of_it, rule, lambda s: s.of_oracle),
+                over_seeds(of_it, rule, lambda s: s.of_oracle_net),
+            )
+            rules[rule] = {
+                "of_oracle": [round(x, 4) for x in (ratio.mean, ratio.low, ratio.high)],
+                "of_oracle_net": [round(x, 4) for x in (net.mean, net.low, net.high)],
+                "of_vanilla": round(over_seeds(of_it, rule, lambda s: s.of_vanilla).mean, 4),
+                "budget_share": round(over_seeds(of_it, rule, lambda s: s.budget_share).mean, 4),
+                "flaps": round(over_seeds(of_it, rule, lambda s: s.flaps).mean, 3),
+                "cold": cold_share(of_it, rule),
+            }
+        found["scenarios"][scenario.name] = {"kind": scenario.kind, "rules": rules}
+    return found

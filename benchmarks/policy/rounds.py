@@ -1,0 +1,206 @@
+"""What decoding a block's batches takes and yields: whole blocks at one (drafter, k), or a batch round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alphaloop.cost import CostTable
+from benchmarks.policy.scenario import Device
+from benchmarks.policy.stream import Block, Floats, Ints
+
+#: Batches replayed together: their arrays then stay in the processor's cache.
+_CHUNK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """A block decoded at one (drafter, k). Counts leave the prefill's round out."""
+
+    ms: Floats  #: [batches]
+    read_ms: Floats  #: [batches], of it, reading prompts
+    rounds: Ints  #: [batches, jobs]
+    empty: Ints  #: [batches, jobs], rounds without a proposal
+    cropped: Ints  #: [batches, jobs]
+    proposed: Ints  #: [batches, jobs, k]
+    trials: Ints  #: [batches, jobs, k]
+    accepts: Ints  #: [batches, jobs, k]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """A table's times at whole widths, so that a round is looked up and not interpolated anew."""
+
+    passes: Floats  #: [sequences, positions - 1], the target
+    drafts: dict[str, Floats]  #: [sequences, k], proposals; nothing for k = 0
+
+    @classmethod
+    def of(cls, table: CostTable, most_sequences: int, draft_tokens: dict[str, int]) -> Costs:
+        """Up to so many sequences and draft tokens. A table without these parts is refused."""
+        widest = max(draft_tokens.values(), default=0) + 1
+        drafts = {d: _grid(table, d, most_sequences, k + 1) for d, k in draft_tokens.items()}
+        for grid in drafts.values():
+            grid[:, 0] = 0.0
+        return cls(_grid(table, None, most_sequences, widest), drafts)
+
+
+def _grid(table: CostTable, part: str | None, most_sequences: int, widest: int) -> Floats:
+    grid = np.zeros((most_sequences + 1, widest))
+    for batch in range(1, most_sequences + 1):
+        for width in range(1, widest + 1):
+            ms = table.part_ms(part, batch, width)
+            assert ms is not None, f"never measured: {part}"
+            grid[batch, width - 1] = ms
+    return grid
+
+
+def real_costs(device: Device, block: Block, draft_tokens: dict[str, int]) -> tuple[CostTable, Costs]:
+    """The device's true times in this block."""
+    key = tuple(sorted(block.phase.slower.items()))
+    return _real_costs(_Device(device), key, block.shape[1], tuple(sorted(draft_tokens.items())))
+
+
+class _Device:
+    """A device as a key: by identity, since its dictionaries have no hash."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def __hash__(self) -> int:
+        return id(self.device)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Device) and other.device is self.device
+
+
+@lru_cache(maxsize=256)
+def _real_costs(
+    device: _Device, slower: tuple[tuple[str, float], ...], batch: int, draft_tokens: tuple[tuple[str, int], ...]
+) -> tuple[CostTable, Costs]:
+    table = device.device.table(dict(slower))
+    return table, Costs.of(table, batch, dict(draft_tokens))
+
+
+def replay(block: Block, device: Device, draft_tokens: dict[str, int], drafter: str | None, k: int) -> Outcomes:
+    """Every batch of the block at this draft length; vanilla is k = 0."""
+    table, costs = real_costs(device, block, draft_tokens)
+    num_batches, batch = block.shape
+    by_job = [np.zeros((num_batches, batch), np.int64) for _ in range(3)]
+    by_position = [np.zeros((num_batches, batch, k), np.int64) for _ in range(3)]
+    out = Outcomes(np.zeros(num_batches), read_ms(block, table, drafter), *by_job, *by_position)
+    order = np.argsort(block.needed.max(axis=1), kind="stable")
+    for first in range(0, num_batches, _CHUNK):
+        _replay_rows(block, costs, drafter, k, order[first : first + _CHUNK], out)
+    return out
+
+
+def _replay_rows(block: Block, costs: Costs, drafter: str | None, k: int, rows: Ints, out: Outcomes) -> None:
+    wanted = block.needed[rows] - 1
+    most = int(wanted.max())
+    if drafter is None or k == 0:
+        accepted = np.zeros((*wanted.shape, most), dtype=np.int8)
+        offered = accepted
+    else:
+        drafts = block.drafts[drafter]
+        offered = np.minimum(drafts.offered[rows, :, :most], np.int8(k))
+        accepted = np.minimum(drafts.accepted[rows, :, :most], offered)
+    yields = accepted.astype(np.int16) + np.int16(1)
+    before = np.cumsum(yields, axis=-1, dtype=np.int32) - yields
+    used = before < wanted[..., None]
+    rounds = used.sum(axis=-1)
+    out.ms[rows] = out.read_ms[rows] + _rounds_ms(costs, drafter, k, used, offered, block.noise[rows, :most])
+    out.rounds[rows] = rounds
+    if k:
+        last = (rounds - 1)[..., None]
+        left = wanted - np.take_along_axis(before, last, -1)[..., 0]
+        is_cut = left <= np.take_along_axis(accepted, last, -1)[..., 0]
+        # A round cut short inside its accepted tokens is censored at the cut.
+        seen = [np.array(lengths) for lengths in (offered, accepted)]
+        for lengths in seen:
+            end = np.take_along_axis(lengths, last, -1)[..., 0]
+            np.put_along_axis(lengths, last, np.where(is_cut, left, end)[..., None].astype(np.int8), -1)
+        offered, accepted = seen
+        tested = np.minimum(offered, accepted + np.int8(1))
+        out.cropped[rows] = is_cut
+        out.empty[rows] = (used & (offered == 0)).sum(axis=-1)
+        for i in range(k):
+            out.proposed[rows, :, i] = (used & (offered > i)).sum(axis=-1)
+            out.trials[rows, :, i] = (used & (tested > i)).sum(axis=-1)
+            out.accepts[rows, :, i] = (used & (accepted > i)).sum(axis=-1)
+
+
+def _rounds_ms(
+    costs: Costs, drafter: str | None, k: int, used: NDArray[np.bool_], offered: NDArray[np.int8], noise: Floats
+) -> Floats:
+    """Milliseconds of all rounds of each batch: a round costs what is still running, at its mean width."""
+    running = used.sum(axis=1)
+    mean = (offered * used).sum(axis=1) / np.maximum(running, 1)
+    below = np.minimum(mean.astype(np.int64), costs.passes.shape[1] - 1)
+    above = np.minimum(below + 1, costs.passes.shape[1] - 1)
+    narrow, wide = costs.passes[running, below], costs.passes[running, above]
+    ms = narrow + (mean - below) * (wide - narrow)
+    if drafter is not None and k:
+        ms = ms + costs.drafts[drafter][running, k]
+    return np.asarray((ms * noise * (running > 0)).sum(axis=1), dtype=np.float64)
+
+
+def read_ms(block: Block, table: CostTable, drafter: str | None) -> Floats:
+    """Milliseconds that each batch's prompts take, one after the other; a drafter reads them too."""
+    by_cell = [
+        table.prefill_ms(None, cell.prompt_tokens)
+        + (table.prefill_ms(drafter, cell.prompt_tokens) if drafter is not None else 0.0)
+        for cell in block.cells
+    ]
+    return np.asarray(block.shape[1] * np.array(by_cell)[block.cell_of], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a batch, for rules that follow rounds. Lists are by running job."""
+
+    jobs: Sequence[int]  #: numbers of the jobs still running
+    num_verified: Sequence[int]  #: drafted tokens that went into the pass
+    num_accepted: Sequence[int]
+    ms: float
+
+
+def play_rounds(
+    block: Block, costs: Costs, index: int, drafter: str, *,
+    lengths: Callable[[Sequence[int], Sequence[int]], tuple[int, Sequence[int]]], observe: Callable[[Round], None],
+) -> float:  # fmt: skip
+    """Decode one batch round by round; milliseconds without its prompts.
+
+    `lengths(jobs, numbers)` says for the running jobs, which stand before their so-manieth round, how many tokens are
+    drafted for all and how many of them go into the target's pass for each.
+    """
+    num_jobs = block.shape[1]
+    accepted = block.drafts[drafter].accepted[index].tolist()
+    offered = block.drafts[drafter].offered[index].tolist()
+    noise = block.noise[index].tolist()
+    left = [n - 1 for n in block.needed[index].tolist()]
+    numbers = [0] * num_jobs
+    running = [j for j in range(num_jobs) if left[j] > 0]
+    total, step = 0.0, 0
+    passes, drafts = costs.passes, costs.drafts[drafter]
+    while running:
+        drafted, wanted = lengths(running, numbers)
+        verified = [min(w, offered[j][numbers[j]]) for j, w in zip(running, wanted, strict=True)]
+        got = [min(v, accepted[j][numbers[j]]) for j, v in zip(running, verified, strict=True)]
+        num_running = len(running)
+        mean = sum(verified) / num_running
+        below = int(mean)
+        ms = float(passes[num_running, below])
+        if mean > below:
+            ms += (mean - below) * float(passes[num_running, below + 1] - passes[num_running, below])
+        ms = (ms + float(drafts[num_running, drafted])) * noise[step]
+        total, step = total + ms, step + 1
+        observe(Round(running, verified, got, ms))
+        for j, a in zip(running, got, strict=True):
+            left[j] -= a + 1
+            numbers[j] += 1
+        running = [j for j in running if left[j] > 0]
+    return total

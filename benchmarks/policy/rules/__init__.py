@@ -1,0 +1,1 @@
+"""The rules that are compared: ours and those it has to beat."""
