@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 #: Tokens that a measured sequence already has, where nothing else is said.
 BASE_CONTEXT: Final = 256
@@ -49,8 +49,10 @@ class CostPoint:
         return self.median_ms * self.correction
 
 
-#: batch → (width, value), widths ascending.
-_Plane = Mapping[int, Sequence[tuple[int, float]]]
+#: (width, value), widths ascending.
+_Line: TypeAlias = Sequence[tuple[int, float]]
+#: Lines by batch size.
+_Plane: TypeAlias = Mapping[int, _Line]
 
 
 class CostTable:
@@ -79,38 +81,24 @@ class CostTable:
         """Whether the target was never measured."""
         return None not in self._rounds
 
+    def rounds(self, batch: int, context: float | None = None) -> RoundCosts:
+        """The costs of rounds of `batch` sequences; without a `context`, at the one with the most points."""
+        return RoundCosts(self._rounds, batch, context)
+
     def part_ms(self, drafter: str | None, batch: int, width: float, context: float | None = None) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured.
 
         Without a `context`, at the one with the most points. The width may be a mean over the sequences.
         """
-        surface = self._rounds.get(drafter)
-        return None if surface is None else surface.at(batch, width, context)
+        return self.rounds(batch, context).part_ms(drafter, width)
 
     def round_ms(
         self, drafter: str | None, batch: int, num_draft_tokens: int, *, proposing: float = 1.0,
         mean_proposed: float | None = None, context: float | None = None,
     ) -> float | None:  # fmt: skip
-        """Expected milliseconds of one round of `batch` sequences at k = `num_draft_tokens`; None when never measured.
-
-        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. `mean_proposed`
-        is how many tokens a sequence gets on average, k · proposing unless given. A pass holds what was proposed,
-        without padding, so its mean width decides. Sequences being independent, nobody proposes with probability
-        (1 - proposing)^batch, and the pass is 1 wide; otherwise it is 1 + mean_proposed / P(somebody) wide on average.
-        The drafter's own time is paid either way; one that was never measured makes the cost unknown rather than free.
-        """
-        if drafter is None or num_draft_tokens == 0:
-            return self.part_ms(None, batch, num_draft_tokens + 1, context)
-        nobody = (1 - proposing) ** batch
-        # Without anybody the width does not matter: it is weighed with 0.
-        mean = num_draft_tokens * proposing if mean_proposed is None else mean_proposed
-        mean_width = 1 + (mean / (1 - nobody) if nobody < 1 else num_draft_tokens)
-        narrow = self.part_ms(None, batch, 1, context)
-        wide = self.part_ms(None, batch, mean_width, context)
-        draft = self.part_ms(drafter, batch, num_draft_tokens + 1, context)
-        if narrow is None or wide is None or draft is None:
-            return None
-        return draft + (1 - nobody) * wide + nobody * narrow
+        """`RoundCosts.round_ms` of one batch size and context."""
+        here = self.rounds(batch, context)
+        return here.round_ms(drafter, num_draft_tokens, proposing=proposing, mean_proposed=mean_proposed)
 
     def prefill_ms(self, drafter: str | None, num_tokens: float) -> float:
         """Expected milliseconds to read one prompt: interpolated, by the token beyond the longest one measured.
@@ -124,6 +112,47 @@ class CostTable:
         return ms * num_tokens / longest if num_tokens > longest else _interpolate(prompts, num_tokens)
 
 
+class RoundCosts:
+    """The same, for one batch size and one context: what `decide` asks for once and then looks up many times."""
+
+    def __init__(self, surfaces: Mapping[str | None, _Surface], batch: int, context: float | None) -> None:
+        self._surfaces = surfaces
+        self._lines: dict[str | None, _Line] = {}
+        self._batch, self._context = batch, context
+
+    def part_ms(self, drafter: str | None, width: float) -> float | None:
+        """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
+        line = self._lines.get(drafter)
+        if line is None:
+            if drafter not in self._surfaces:
+                return None
+            line = self._lines[drafter] = self._surfaces[drafter].line(self._batch, self._context)
+        return _interpolate(line, width)
+
+    def round_ms(
+        self, drafter: str | None, num_draft_tokens: int, *, proposing: float = 1.0, mean_proposed: float | None = None
+    ) -> float | None:
+        """Expected milliseconds of one round at k = `num_draft_tokens`; None when never measured.
+
+        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. `mean_proposed`
+        is how many tokens a sequence gets on average, k · proposing unless given. A pass holds what was proposed,
+        without padding, so its mean width decides. Sequences being independent, nobody proposes with probability
+        (1 - proposing)^batch, and the pass is 1 wide; otherwise it is 1 + mean_proposed / P(somebody) wide on average.
+        The drafter's own time is paid either way; one that was never measured makes the cost unknown rather than free.
+        """
+        if drafter is None or num_draft_tokens == 0:
+            return self.part_ms(None, num_draft_tokens + 1)
+        nobody = (1 - proposing) ** self._batch
+        # Without anybody the width does not matter: it is weighed with 0.
+        mean = num_draft_tokens * proposing if mean_proposed is None else mean_proposed
+        mean_width = 1 + (mean / (1 - nobody) if nobody < 1 else num_draft_tokens)
+        narrow, wide = self.part_ms(None, 1), self.part_ms(None, mean_width)
+        draft = self.part_ms(drafter, num_draft_tokens + 1)
+        if narrow is None or wide is None or draft is None:
+            return None
+        return draft + (1 - nobody) * wide + nobody * narrow
+
+
 class _Surface:
     """One drafter's or the target's times over (context, batch, width)."""
 
@@ -134,16 +163,20 @@ class _Surface:
             (context, None if context == base else self._over_base(planes[context])) for context in sorted(planes)
         ]
 
-    def at(self, batch: int, width: float, context: float | None) -> float:
-        ms = _on_plane(self._base, batch, width)
+    def line(self, batch: int, context: float | None) -> _Line:
+        ms = _line(self._base, batch)
         if context is None or len(self._ratios) == 1:
             return ms
-        ratios = [(at, 1.0 if plane is None else _on_plane(plane, batch, width)) for at, plane in self._ratios]
-        return ms * _interpolate(ratios, context)
+        after = bisect_left(self._ratios, context, key=lambda ratio: ratio[0])
+        (far, one), (near, other) = self._ratios[min(after, len(self._ratios) - 1)], self._ratios[max(after - 1, 0)]
+        share = (context - near) / (far - near) if far > near else 0.0
+        ratio = _blend(_flat(other, batch), _flat(one, batch), share)
+        widths = sorted({width for width, _ in (*ms, *ratio)})
+        return [(width, _interpolate(ms, width) * _interpolate(ratio, width)) for width in widths]
 
     def _over_base(self, plane: _Plane) -> _Plane:
         return {
-            batch: [(width, ms / _on_plane(self._base, batch, width)) for width, ms in line]
+            batch: [(width, ms / _interpolate(_line(self._base, batch), width)) for width, ms in line]
             for batch, line in plane.items()
         }
 
@@ -165,15 +198,36 @@ def _order(point: CostPoint) -> tuple[str, str, int, int, int]:
     return (point.drafter or "", point.kind, point.context, point.batch, point.width)
 
 
-def _on_plane(plane: _Plane, batch: int, width: float) -> float:
-    return _interpolate([(b, _interpolate(plane[b], width)) for b in sorted(plane)], batch)
+def _line(plane: _Plane, batch: int) -> _Line:
+    """Values by width at one batch size, interpolated between the two nearest that were measured."""
+    if batch in plane:
+        return plane[batch]
+    sizes = sorted(plane)
+    after = bisect_left(sizes, batch)
+    if after in (0, len(sizes)):
+        return plane[sizes[min(after, len(sizes) - 1)]]
+    smaller, larger = sizes[after - 1], sizes[after]
+    return _blend(plane[smaller], plane[larger], (batch - smaller) / (larger - smaller))
 
 
-def _interpolate(points: Sequence[tuple[int, float]], x: float) -> float:
-    position = bisect_left(points, x, key=lambda point: point[0])
-    if position == 0:
-        return points[0][1]
-    if position == len(points):
-        return points[-1][1]
-    (x0, y0), (x1, y1) = points[position - 1], points[position]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+def _flat(plane: _Plane | None, batch: int) -> _Line:
+    return ((1, 1.0),) if plane is None else _line(plane, batch)
+
+
+def _blend(one: _Line, other: _Line, share: float) -> _Line:
+    """(1 - share) · one + share · other, at every width of either."""
+    if share == 0.0 or one is other:
+        return one
+    widths = sorted({width for width, _ in (*one, *other)})
+    return [(w, (1 - share) * _interpolate(one, w) + share * _interpolate(other, w)) for w in widths]
+
+
+def _interpolate(points: _Line, x: float) -> float:
+    x0, y0 = points[0]
+    if x <= x0:
+        return y0
+    for x1, y1 in points:
+        if x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+        x0, y0 = x1, y1
+    return y0
