@@ -55,9 +55,6 @@ class EvidenceSums:
     output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens
     output_tokens_sq: float = 0.0  #: Σ w·t²: first order, so that mean and spread of a job's length follow
     prompt_tokens: float = 0.0  #: Σ w·p over jobs with prompts of p tokens
-    accepted_w2: float = 0.0  #: Σ w²·A² with A = Σ_i accepts of the job
-    all_chances_w2: float = 0.0  #: Σ w²·C² with C = Σ_i chances of the job
-    accepted_chances_w2: float = 0.0  #: Σ w²·A·C: with the two before, how much jobs differ over all positions together
     proposed: tuple[float, ...] = ()
     chances: tuple[float, ...] = ()  #: rounds in which i could have been proposed: accepted through i - 1, at k ≥ i
     trials: tuple[float, ...] = ()
@@ -65,20 +62,26 @@ class EvidenceSums:
     trials_w2: tuple[float, ...] = ()  #: Σ w²·n²
     accepts_w2: tuple[float, ...] = ()  #: Σ w²·a²
     accepts_trials_w2: tuple[float, ...] = ()  #: Σ w²·a·n
+    chances_w2: tuple[float, ...] = ()  #: Σ w²·c²
+    accepts_chances_w2: tuple[float, ...] = ()  #: Σ w²·a·c
 
     @classmethod
     def of_job(
         cls, counts: AcceptanceCounts, num_draft_tokens: int, decoded_at: datetime, num_tokens: int,
-        num_prompt_tokens: int = 0,
+        num_prompt_tokens: int = 0, chances: Sequence[int] | None = None,
     ) -> EvidenceSums:  # fmt: skip
-        """One job decoded at draft length k = `num_draft_tokens`, its `num_tokens` with the prefill's one."""
+        """One job decoded at draft length k = `num_draft_tokens`, its `num_tokens` with the prefill's one.
+
+        `chances` by position says in how many rounds the draft length allowed each, where it changed within the job;
+        without it, it was the same in every round.
+        """
         rounds = max(counts.rounds - 1, 0)
-        positions = range(min(num_draft_tokens, len(counts.trials) + 1) if rounds else 0)
         through = (rounds, *counts.accepts)
-        chances = [float(through[i]) for i in positions]
-        trials, accepts = _padded(counts.trials, len(chances)), _padded(counts.accepts, len(chances))
+        usual = through[: min(num_draft_tokens, len(counts.trials) + 1)] if rounds else ()
+        allowed = _padded(usual if chances is None else chances, len(counts.trials))
+        trials, accepts = _padded(counts.trials, len(allowed)), _padded(counts.accepts, len(allowed))
         # A job whose prefill was censored has no round to compare a trial with.
-        chances = [max(c, n) for c, n in zip(_padded(chances, len(trials)), trials, strict=True)]
+        given = [max(c, n) for c, n in zip(allowed, trials, strict=True)]
         return cls(
             as_of=decoded_at,
             jobs=1.0,
@@ -89,16 +92,15 @@ class EvidenceSums:
             output_tokens=float(num_tokens),
             output_tokens_sq=float(num_tokens**2),
             prompt_tokens=float(num_prompt_tokens),
-            accepted_w2=sum(accepts) ** 2,
-            all_chances_w2=sum(chances) ** 2,
-            accepted_chances_w2=sum(accepts) * sum(chances),
-            proposed=_padded(counts.proposed, len(chances)),
-            chances=tuple(chances),
+            proposed=_padded(counts.proposed, len(given)),
+            chances=tuple(given),
             trials=trials,
             accepts=accepts,
             trials_w2=tuple(n * n for n in trials),
             accepts_w2=tuple(a * a for a in accepts),
             accepts_trials_w2=tuple(a * n for a, n in zip(accepts, trials, strict=True)),
+            chances_w2=tuple(c * c for c in given),
+            accepts_chances_w2=tuple(a * c for a, c in zip(accepts, given, strict=True)),
         )
 
     def faded(self, now: datetime, half_life: timedelta) -> EvidenceSums:
