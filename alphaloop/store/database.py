@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import psycopg
 from pydantic import SecretStr
@@ -18,7 +18,7 @@ from alphaloop.errors import ConfigError, SchemaMismatch, StoreError, StoreUnava
 
 #: The revisions of migrations/ that this code can run on, oldest first. A rolling upgrade migrates first and then
 #: replaces the processes, so the range covers the newest revision and those before it that still have all we need.
-SUPPORTED_REVISIONS: Final = ("0004",)
+SUPPORTED_REVISIONS: Final = ("0005",)
 
 _DRIVER: Final = "postgresql+psycopg"
 _UNDEFINED_TABLE: Final = "42P01"
@@ -33,6 +33,13 @@ class Database:
         """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
         parsed = parse_url(url)
         self.redacted_url: Final = parsed.render_as_string(hide_password=True)
+        self._url = parsed
+        self._connect_args: dict[str, Any] = {
+            "connect_timeout": connect_timeout_s,
+            "application_name": "alphaloop",
+            "options": "-c timezone=UTC",
+            "keepalives_idle": 30,
+        }
         self._engine = create_engine(
             parsed,
             pool_size=pool_size,
@@ -40,12 +47,7 @@ class Database:
             pool_timeout=connect_timeout_s,
             pool_pre_ping=True,
             hide_parameters=True,
-            connect_args={
-                "connect_timeout": connect_timeout_s,
-                "application_name": "alphaloop",
-                "options": "-c timezone=UTC",
-                "keepalives_idle": 30,
-            },
+            connect_args=self._connect_args,
         )
 
     @contextmanager
@@ -60,6 +62,14 @@ class Database:
                 yield connection
         except (SQLAlchemyError, psycopg.Error) as error:
             # Not chained: the driver's text quotes rows, and rows hold what people wrote.
+            raise store_error(error, self.redacted_url) from None
+
+    def dedicated(self) -> psycopg.Connection:
+        """A connection outside the pool, in autocommit, for what must outlive transactions. The caller closes it."""
+        url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        try:
+            return psycopg.connect(url, autocommit=True, **self._connect_args)
+        except psycopg.Error as error:
             raise store_error(error, self.redacted_url) from None
 
     def check_revision(self) -> str:

@@ -12,6 +12,8 @@ from sqlalchemy import Connection, func
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.messages import Purpose
 from alphaloop.store.partitions import ensure_days, utc_day
 from alphaloop.tables import acceptance_hourly, decode_runs
 
@@ -37,6 +39,18 @@ class DecodeRun:
     wall_s: float
     device_s: float
     decoded_at: datetime
+
+    @property
+    def evidence(self) -> EvidenceSums:
+        """What the run adds to what is remembered of its key."""
+        return EvidenceSums.of_job(
+            self.counts, self.num_draft_tokens, self.decoded_at, self.num_tokens, self.num_prompt_tokens
+        )
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether decisions may rest on it: controls only repeat what a probe measures, without a draft."""
+        return self.purpose != Purpose.CONTROL
 
 
 def insert_runs(connection: Connection, runs: Sequence[tuple[str, int, DecodeRun]]) -> None:

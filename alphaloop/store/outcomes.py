@@ -1,13 +1,15 @@
-"""Recording outcomes: result, counts, status and the message to publish, in one transaction or not at all."""
+"""Recording outcomes: result, counts, what is remembered, status and the message, in one transaction or not at all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, delete, func, insert, update
 from sqlalchemy.dialects.postgresql import JSON
 
+from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, insert_runs
 from alphaloop.store.jobs import lock_held
@@ -31,10 +33,11 @@ class Outcome:
 
 
 class OutcomeStore:
-    """Records outcomes."""
+    """Records outcomes. What is remembered of their keys fades by `half_life`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, half_life: timedelta = timedelta(days=3)) -> None:
         self._database = database
+        self._half_life = half_life
 
     def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
         """Record what this owner still holds; returns the messages to publish, in order.
@@ -50,6 +53,8 @@ class OutcomeStore:
             if winners:
                 _end_jobs(connection, winners)
                 insert_runs(connection, [(won.job_id, won.attempt, won.run) for won in winners if won.run is not None])
+                runs = [won.run for won in winners if won.run is not None and won.run.is_evidence]
+                add_jobs(connection, [(run.key, run.evidence) for run in runs], self._half_life)
                 return _enqueue(connection, winners, owner)
         return []
 

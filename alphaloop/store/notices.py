@@ -1,0 +1,55 @@
+"""Hearing at once what others changed: LISTEN on a connection of its own.
+
+A notice says only that there is something to look at. Whoever hears it reads the tables, as it does from time to time
+without one: notices are lost with a connection, and nothing depends on them but how soon a change is seen.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from alphaloop.store.database import Database, store_error
+
+#: Told by triggers on draft_revisions and drift_events, whoever changes them: a process of ours or a person in psql.
+DRAFTS_CHANGED: Final = "alphaloop_drafts"
+
+
+class Listener:
+    """Waits for notices. One thread owns it; a lost connection is made anew at the next wait."""
+
+    def __init__(self, database: Database, channel: str = DRAFTS_CHANGED) -> None:
+        self._database = database
+        self._channel = channel
+        self._connection: psycopg.Connection | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether there may be something new: a notice came, or the connection is new and may have missed one.
+
+        Raises StoreUnavailable where nobody answers or the connection broke.
+        """
+        if self._connection is None:
+            self._connection = self._listen()
+            return True
+        try:
+            return bool(list(self._connection.notifies(timeout=timeout_s, stop_after=1)))
+        except psycopg.Error as error:
+            self.close()
+            raise store_error(error, self._database.redacted_url) from None
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _listen(self) -> psycopg.Connection:
+        connection = self._database.dedicated()
+        try:
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        except psycopg.Error as error:
+            connection.close()
+            raise store_error(error, self._database.redacted_url) from None
+        return connection

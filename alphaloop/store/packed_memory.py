@@ -1,0 +1,54 @@
+"""A `Memory` as bytes: what a row of acceptance_state holds.
+
+Big-endian doubles: the sums that are one number each, then, array by array, those by draft position, all of one length.
+First those of `Memory.all`, then those of `Memory.lately`. The view evidence_now reads the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, Final
+
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, Memory
+from alphaloop.errors import StoreError
+
+_BY_POSITION: Final = tuple(field.name for field in fields(EvidenceSums) if field.default == ())
+_NUMBERS: Final = tuple(name for name in SUMS if name not in _BY_POSITION)
+
+
+def pack(memory: Memory) -> bytes:
+    """The bytes of a memory, but for its moment."""
+    both = (memory.all, memory.lately)
+    length = max(len(getattr(sums, name)) for sums in both for name in _BY_POSITION)
+    values: list[float] = []
+    for sums in both:
+        values += [getattr(sums, name) for name in _NUMBERS]
+        for name in _BY_POSITION:
+            of_it = getattr(sums, name)
+            values += of_it
+            values += [0.0] * (length - len(of_it))
+    return struct.pack(f">{len(values)}d", *values)
+
+
+def unpack(packed: bytes, as_of: datetime) -> Memory:
+    """The memory behind `pack`; nothing yet, from no bytes. Raises StoreError for what `pack` never made."""
+    if not packed:
+        return Memory.empty(as_of)
+    num_values, rest = divmod(len(packed), 16)
+    length, more = divmod(num_values - len(_NUMBERS), len(_BY_POSITION))
+    if rest or more or length < 0:
+        raise StoreError(
+            f"expected twice {len(_NUMBERS)} sums and {len(_BY_POSITION)} by position, found {len(packed)} bytes"
+        )
+    values = struct.unpack(f">{2 * num_values}d", packed)
+    return Memory(_sums(values[:num_values], length, as_of), _sums(values[num_values:], length, as_of))
+
+
+def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSums:
+    sums: dict[str, Any] = dict(zip(_NUMBERS, values, strict=False))
+    for i, name in enumerate(_BY_POSITION):
+        start = len(_NUMBERS) + i * length
+        sums[name] = values[start : start + length]
+    return EvidenceSums(as_of, **sums)

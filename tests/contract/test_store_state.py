@@ -1,0 +1,270 @@
+"""What is remembered of evidence keys, in a real PostgreSQL: the same sums as in memory, whoever adds and whenever."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, Memory
+from alphaloop.errors import StoreError
+from alphaloop.messages import Mode, Purpose
+from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, together
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.packed_memory import pack, unpack
+from tests.fixtures.locks import wait_until_blocked
+from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+HALF_LIFE = timedelta(days=3)
+SERVED = {"lookup": "draft-1"}
+_NUMBERS = count()
+
+
+@pytest.fixture
+def state(database: Database) -> AcceptanceStateStore:
+    return AcceptanceStateStore(database)
+
+
+def record(database: Database, *runs: DecodeRun, half_life: timedelta = HALF_LIFE) -> None:
+    ids = [f"{next(_NUMBERS)}" for _ in runs]
+    JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
+    recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
+    assert len(OutcomeStore(database, half_life=half_life).record(recorded, owner="w")) == len(runs)
+
+
+def remembered(state: AcceptanceStateStore) -> dict[EvidenceKey, Memory]:
+    return {row.key: row.memory for row in state.look(TARGET, ENGINE, SERVED).rows}
+
+
+def assert_same(found: Memory, expected: Memory) -> None:
+    for sums, others in ((found.all, expected.all), (found.lately, expected.lately)):
+        assert sums.as_of == others.as_of
+        for name in SUMS:
+            one, other = getattr(sums, name), getattr(others, name)
+            if isinstance(one, tuple):
+                length = max(len(one), len(other))
+                one, other = (values + (0.0,) * (length - len(values)) for values in (one, other))
+            assert one == pytest.approx(other, rel=1e-9, abs=1e-9), name
+
+
+def random_runs(rng: random.Random, num_batches: int) -> list[list[DecodeRun]]:
+    """Batches of runs of a few keys, at times that go back and forth over a month."""
+    batches = []
+    for _ in range(num_batches):
+        batch = []
+        for _ in range(rng.randint(1, 5)):
+            at = NOW + timedelta(days=rng.uniform(-30, 0), microseconds=rng.randrange(10**6))
+            task, bucket = rng.choice(["code", "chat"]), rng.choice(["<=256", "<=1024"])
+            if rng.random() < 0.3:
+                counts, mode = vanilla_counts(rng.randint(1, 50)), Mode.VANILLA
+            else:
+                counts = simulated_counts(rng, [0.9, 0.6, 0.5, 0.4][: rng.randint(1, 4)], rng.randint(0, 30))
+                mode = Mode.SPECULATIVE
+            batch.append(decode_run(counts, task=task, prompt_bucket=bucket, mode=mode, at=at))
+        batches.append(batch)
+    return batches
+
+
+def by_key(runs: Sequence[DecodeRun]) -> dict[EvidenceKey, list[EvidenceSums]]:
+    found: dict[EvidenceKey, list[EvidenceSums]] = {}
+    for run in runs:
+        found.setdefault(run.key, []).append(run.evidence)
+    return found
+
+
+def test_rows_hold_what_the_same_jobs_give_in_memory(
+    database: Database, state: AcceptanceStateStore, rng: random.Random
+) -> None:
+    """Of batches in any order of time, new keys and old ones, and k that grows and shrinks."""
+    expected: dict[EvidenceKey, Memory] = {}
+    num_jobs: dict[EvidenceKey, int] = {}
+    for batch in random_runs(rng, 25):
+        record(database, *batch)
+        for key, jobs in by_key(batch).items():
+            added = together(jobs, HALF_LIFE)
+            expected[key] = expected.get(key, Memory.empty(added.as_of)).with_job(added, HALF_LIFE)
+            num_jobs[key] = num_jobs.get(key, 0) + len(jobs)
+    found = remembered(state)
+    assert found.keys() == expected.keys()
+    for key, memory in expected.items():
+        assert_same(found[key], memory)
+    assert {row.key: row.num_jobs for row in state.look(TARGET, ENGINE, SERVED).rows} == num_jobs
+
+
+def test_the_sum_of_everything_does_not_depend_on_the_order(
+    database: Database, state: AcceptanceStateStore, rng: random.Random
+) -> None:
+    """A job older than the row is added with its own faded weight."""
+    runs = [run for batch in random_runs(rng, 12) for run in batch]
+    for run in runs:
+        record(database, run)
+    for key, memory in remembered(state).items():
+        whole = together(by_key(runs)[key], HALF_LIFE)
+        assert_same(Memory(memory.all, whole), Memory(whole, whole))
+
+
+def test_controls_are_no_evidence_and_probes_are(database: Database, state: AcceptanceStateStore) -> None:
+    record(database, decode_run(vanilla_counts(9), mode=Mode.VANILLA, purpose=Purpose.CONTROL))
+    assert remembered(state) == {}
+    probe = decode_run(simulated_counts(random.Random(1), [0.5], 5), purpose=Purpose.PROBE)
+    record(database, probe)
+    assert remembered(state).keys() == {probe.key}
+
+
+def test_an_outcome_that_is_not_recorded_is_not_remembered(database: Database, state: AcceptanceStateStore) -> None:
+    JobStore(database).claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
+    wrong = replace(decode_run(vanilla_counts(5), mode=Mode.VANILLA), num_tokens=4)
+    with pytest.raises(StoreError, match="tokens_add_up"):
+        OutcomeStore(database).record([outcome("a", run=wrong)], owner="w")
+    assert OutcomeStore(database).record([outcome("a", 2, run=wrong)], owner="w") == []
+    assert remembered(state) == {}
+
+
+def test_another_half_life_holds_from_then_on(database: Database, state: AcceptanceStateStore) -> None:
+    """Three days at the old one, then a day at the new one."""
+    run = decode_run(vanilla_counts(11), mode=Mode.VANILLA, at=NOW)
+    record(database, run)
+    record(database, replace(run, decoded_at=NOW + timedelta(days=3)))
+    record(database, replace(run, decoded_at=NOW + timedelta(days=4)), half_life=timedelta(days=1))
+    (memory,) = remembered(state).values()
+    weights = (0.25, 0.5, 1.0)
+    assert memory.all.jobs == pytest.approx(sum(weights))
+    assert memory.all.jobs_w2 == pytest.approx(sum(w * w for w in weights))
+
+
+def test_a_look_finds_what_is_served_and_nothing_else(database: Database, state: AcceptanceStateStore) -> None:
+    counts = simulated_counts(random.Random(1), [0.5], 5)
+    served = [
+        decode_run(counts), decode_run(counts, task="chat", segment="gold"),
+        decode_run(vanilla_counts(3), mode=Mode.VANILLA),
+    ]  # fmt: skip
+    others = [
+        decode_run(counts, target="target-2"), decode_run(counts, engine="engine-2"),
+        decode_run(counts, revision="draft-2"), decode_run(counts, drafter="small", revision="draft-1"),
+    ]  # fmt: skip
+    record(database, *served, *others)
+    look = state.look(TARGET, ENGINE, SERVED)
+    assert look.is_all
+    assert {row.key for row in look.rows} == {run.key for run in served}
+    every = [run.key for run in (*served, *others) if run.key.task == "code"]
+    assert {row.key for row in state.of_task("code")} == set(every)
+
+
+def test_the_next_look_finds_what_changed_and_misses_no_slow_transaction(
+    database: Database, state: AcceptanceStateStore
+) -> None:
+    runs = [decode_run(vanilla_counts(3), mode=Mode.VANILLA, task=task) for task in "abc"]
+    record(database, *runs)
+    first = state.look(TARGET, ENGINE, SERVED)
+    assert state.look(TARGET, ENGINE, SERVED, since=first.seen).rows == []
+    with database.begin() as slow:
+        add_jobs(slow, [(runs[0].key, runs[0].evidence)], HALF_LIFE)
+        record(database, runs[1])
+        second = state.look(TARGET, ENGINE, SERVED, since=first.seen)
+        assert not second.is_all
+        assert {row.task: row.num_jobs for row in second.rows} == {"b": 2}
+    third = state.look(TARGET, ENGINE, SERVED, since=second.seen)
+    assert {row.task: row.num_jobs for row in third.rows if row.task != "b"} == {"a": 2}
+    assert state.look(TARGET, ENGINE, SERVED, since=third.seen).rows == []
+
+
+def test_a_database_put_back_to_an_earlier_time_is_read_whole(database: Database, state: AcceptanceStateStore) -> None:
+    record(database, decode_run(vanilla_counts(3), mode=Mode.VANILLA))
+    look = state.look(TARGET, ENGINE, SERVED)
+    again = state.look(TARGET, ENGINE, SERVED, since=look.seen + 10**6)
+    assert again.is_all
+    assert len(again.rows) == 1
+
+
+def test_workers_that_share_keys_lose_nothing_and_do_not_deadlock(
+    database: Database, state: AcceptanceStateStore
+) -> None:
+    tasks, rounds = ["a", "b", "c", "d"], 8
+    barrier = threading.Barrier(3)
+
+    def work(order: list[str]) -> None:
+        for number in range(rounds):
+            runs = [decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA, at=NOW) for task in order]
+            barrier.wait(30)
+            with database.begin() as connection:
+                add_jobs(connection, [(run.key, run.evidence) for run in runs[number % 2 :]], HALF_LIFE)
+
+    with ThreadPoolExecutor(3) as pool:
+        for future in [pool.submit(work, order) for order in (tasks, tasks[::-1], tasks[2:] + tasks[:2])]:
+            future.result(60)
+    found = {key.task: memory.all.jobs for key, memory in remembered(state).items()}
+    halves = {tasks[0]: 1, tasks[-1]: 1, tasks[2]: 1}
+    expected = {task: 3.0 * rounds - halves.get(task, 0) * rounds / 2 for task in tasks}
+    assert found == pytest.approx(expected)
+
+
+def test_keys_are_locked_in_one_order_whatever_order_runs_come_in(
+    database: Database, state: AcceptanceStateStore
+) -> None:
+    """While the first key is waited for, the others are free: two workers cannot wait for each other."""
+    runs = {task: decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA) for task in "abc"}
+
+    def add(*tasks: str) -> None:
+        with database.begin() as connection:
+            add_jobs(connection, [(runs[task].key, runs[task].evidence) for task in tasks], HALF_LIFE)
+
+    add("a", "b", "c")
+    lock = text("SELECT task FROM acceptance_state WHERE task = ANY(:tasks) FOR UPDATE NOWAIT")
+    with ThreadPoolExecutor(1) as pool:
+        with database.begin() as connection:
+            connection.execute(lock, {"tasks": ["a"]})
+            waiting = pool.submit(add, "c", "b", "a")
+            wait_until_blocked(database)
+            assert set(connection.execute(lock, {"tasks": ["b", "c"]}).scalars()) == {"b", "c"}
+        waiting.result(30)
+    assert {key.task: memory.all.jobs for key, memory in remembered(state).items()} == pytest.approx(
+        dict.fromkeys("abc", 2.0), rel=1e-3
+    )
+
+
+def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateStore, rng: random.Random) -> None:
+    for batch in random_runs(rng, 6):
+        record(database, *batch)
+    names = ("trials", "accepts", "trials_lately", "accepts_lately")
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT * FROM evidence_now")).all()
+    found = remembered(state)
+    assert len(rows) == len(found)
+    for row in rows:
+        key = EvidenceKey(**{name: getattr(row, name) for name in EvidenceKey.__slots__})
+        memory = found[key]
+        assert (row.jobs, row.jobs_lately, row.rounds) == (memory.all.jobs, memory.lately.jobs, memory.all.rounds)
+        assert row.mean_output_tokens == pytest.approx(memory.all.mean_output_tokens)
+        lists = [memory.all.trials, memory.all.accepts, memory.lately.trials, memory.lately.accepts]
+        assert [list(getattr(row, name)) for name in names] == [list(values) for values in lists]
+
+
+def test_bytes_that_no_memory_packs_to_are_refused() -> None:
+    memory = Memory.empty(NOW)
+    assert unpack(b"", NOW) == unpack(pack(memory), NOW) == memory
+    with pytest.raises(StoreError, match="found 184 bytes"):
+        unpack(pack(memory) + bytes(8), NOW)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 12, 64])
+def test_drafts_of_every_length_fit(
+    database: Database, state: AcceptanceStateStore, rng: random.Random, num_draft_tokens: int
+) -> None:
+    run = decode_run(simulated_counts(rng, [0.97] * num_draft_tokens, 40), at=NOW)
+    record(database, run)
+    (memory,) = remembered(state).values()
+    assert_same(memory, Memory.empty(NOW).with_job(run.evidence, HALF_LIFE))
