@@ -127,5 +127,5 @@ def _refusal(wrong: Iterable[tuple[str, MessageError]], num_lines: int) -> Confi
     more = f"\n  and {len(told) - NUM_SHOWN} more" if len(told) > NUM_SHOWN else ""
     return ConfigError(
         f"{len(told)} of {num_lines} prompts cannot be measured:\n  {shown}{more}",
-        hint="a line is {\"prompt\": …}, a job, or a line of an OpenAI batch file; see docs/guides/enqueue.md",
+        hint='a line is {"prompt": …}, a job, or a line of an OpenAI batch file; see docs/guides/enqueue.md',
     )

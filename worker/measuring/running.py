@@ -15,7 +15,7 @@ from worker.measuring.observations import Measured, Observation, RoundTimes
 WARM_UP_TOKENS: Final = 16
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error
+class Interrupted(Exception):
     """Somebody wants it to end; what ran is dropped."""
 
 

@@ -1,0 +1,96 @@
+"""Whether speculative texts are vanilla's, and whether a difference is a near-tie.
+
+A pass of another width rounds differently, so greedy texts may part where two tokens are as good as equal
+(docs/concepts/exactness.md). The engine's seam tells no logits, but it takes biases: behind the text that both share, the
+target alone is asked for one token with either of the two raised by a tolerance. If each is chosen then, both lie within
+the tolerance of the best, and rounding explains the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from worker.engine import Generation, PreparedJob
+from worker.measuring.candidates import VANILLA
+from worker.measuring.running import Runner
+
+#: How far rounding may move two logits of about 20 apart. In bfloat16, whose neighbours are .125 apart there, 14 of 40
+#: texts of SmolLM2 parted, all within .126 (docs/log.md).
+TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
+#: Asking costs a reading of the prompt twice; a broken engine would differ everywhere.
+MAX_EXAMINED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Texts of one candidate against vanilla's, each prompt once."""
+
+    num_equal: int = 0
+    num_near_ties: int = 0
+    num_wrong: int = 0  #: different, and not at a near-tie
+    num_unexamined: int = 0  #: different, and whether at a near-tie is not known
+    num_sampled: int = 0  #: drawn without a seed: nothing to compare
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no text is known to be wrong."""
+        return not self.num_wrong
+
+    @property
+    def num_compared(self) -> int:
+        """Texts that should be vanilla's."""
+        return self.num_equal + self.num_near_ties + self.num_wrong + self.num_unexamined
+
+
+class ExactnessCheck:
+    """Compares texts; asks the target about differences. Raises DecodeFailed or Interrupted where that is cut short."""
+
+    def __init__(self, runner: Runner, prepared: Sequence[PreparedJob], dtype: str) -> None:
+        self._runner = runner
+        self._prepared = prepared
+        self._tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+        self._num_examined = 0
+        self._answers: dict[tuple[int, int, int, int], bool] = {}
+
+    def compare(self, vanilla: Sequence[tuple[int, Generation]], other: Sequence[tuple[int, Generation]]) -> Exactness:
+        """Both by number of the prompt; of a prompt's repeats the first counts."""
+        truths, found = dict(reversed(vanilla)), dict(reversed(other))
+        counted = dict.fromkeys(("num_equal", "num_near_ties", "num_wrong", "num_unexamined", "num_sampled"), 0)
+        for number, generation in found.items():
+            counted[self._kind(number, truths[number].token_ids, generation.token_ids)] += 1
+        return Exactness(**counted)
+
+    def _kind(self, number: int, truth: Sequence[int], found: Sequence[int]) -> str:
+        sampling = self._prepared[number].sampling
+        if sampling.temperature > 0 and sampling.seed is None:
+            return "num_sampled"
+        if truth == found:
+            return "num_equal"
+        place = next((i for i, pair in enumerate(zip(truth, found, strict=False)) if pair[0] != pair[1]), None)
+        if place is None:
+            # The same tokens ended one text and not the other.
+            return "num_wrong"
+        if sampling.temperature > 0 or sampling.is_adjusted or self._num_examined >= MAX_EXAMINED:
+            return "num_unexamined"
+        return "num_near_ties" if self._is_near_tie(number, place, truth, found) else "num_wrong"
+
+    def _is_near_tie(self, number: int, place: int, truth: Sequence[int], found: Sequence[int]) -> bool:
+        key = (number, place, truth[place], found[place])
+        if key not in self._answers:
+            self._num_examined += 1
+            asked = self._prepared[number]
+            shared = (*asked.token_ids, *truth[:place])
+            jobs = [
+                replace(
+                    asked,
+                    job=asked.job.model_copy(update={"job_id": f"{asked.job.job_id}-tie-{token}"}),
+                    token_ids=shared,
+                    sampling=replace(asked.sampling, max_tokens=1, logit_bias=((token, self._tolerance),)),
+                )
+                for token in (truth[place], found[place])
+            ]
+            chosen = [self._runner.decode([job], VANILLA)[0][0].token_ids[0] for job in jobs]
+            self._answers[key] = chosen == [truth[place], found[place]]
+        return self._answers[key]

@@ -1,0 +1,245 @@
+"""Why a candidate does not gain what it should: each reason a function from figures to a sentence, or to None. Pure.
+
+A reason speaks only where the figures bear it out: a better setting was measured or follows from measured parts, an
+interval excludes the other value, or without that cost the bar would be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from alphaloop.acceptance import Interval
+from worker.measuring.figures import Acceptance, Figures
+from worker.measuring.rounds import RoundCosts
+
+#: A setting that is faster by less than this is no advice.
+NOTABLE: Final = 1.03
+#: Below it, the first token, the prompt and the last round are most of a text; the guard of the policy is the same.
+SHORT_TOKENS: Final = 20
+#: Of rounds without a proposal: most.
+MOSTLY: Final = 0.5
+#: Of findings that cost acceptance, by name in `worker.decoding.pair`.
+TOKENIZER_CHECKS: Final = ("vocabulary", "special tokens", "chat template")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What a draft's own record says of its acceptance elsewhere."""
+
+    alpha_1: float
+    where: str  #: `its 64 held-out texts`
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known of one candidate that does not ship."""
+
+    own: Figures
+    vanilla: Figures
+    bar: float
+    costs: RoundCosts | None
+    siblings: Sequence[Figures] = ()  #: the same drafter at other lengths
+    batch: int = 1
+    temperature: float = 0.0  #: the highest of the prompts
+    greedy: Acceptance | None = None  #: a sample of the same prompts, decoded greedy at the same k
+    findings: Sequence[tuple[str, str]] = field(default=())  #: check and sentence of what check-pair warns of
+    held_out: HeldOut | None = None
+
+    @property
+    def k(self) -> int:
+        """Its draft length."""
+        return self.own.candidate.num_draft_tokens
+
+    @property
+    def drafter(self) -> str:
+        """Its drafter's name."""
+        return self.own.candidate.drafter or ""
+
+
+def account(e: Evidence) -> str | None:
+    """What its rounds bring and cost; the arithmetic behind every other reason."""
+    c = e.costs
+    if c is None:
+        return None
+    reading = (
+        f"; reading prompts is {_percent(c.vanilla_reading)} of vanilla's time" if c.vanilla_reading > 0.05 else ""
+    )
+    return (
+        f"{c.tokens:.2f} tokens a round, and a round takes {c.total:.2f} vanilla rounds (drafting {c.draft:.2f}, the "
+        f"target's pass {c.verify:.2f}, the rest {c.rest:.2f}){reading}: {c.speedup:.2f}x."
+    )
+
+
+def low_acceptance(e: Evidence) -> str | None:
+    """α below what rounds of this cost need."""
+    alpha = e.own.acceptance.alpha
+    if e.costs is None or alpha is None:
+        return None
+    needed = e.costs.needed_alpha(e.bar)
+    told = f"α is {_interval(alpha)} at k={e.k}; at what its rounds cost, {e.bar:.2f}x needs"
+    if needed is None:
+        return f"{told} more than every token accepted."
+    if alpha.high >= needed:
+        return None
+    even = e.costs.needed_alpha(1.0)
+    return f"{told} {needed:.2f}" + (f", and {even:.2f} to lose nothing." if even is not None else ".")
+
+
+def k_too_high(e: Evidence) -> str | None:
+    """A shorter draft was measured faster, or would be by α_i and the measured costs."""
+    falls = _fall(e)
+    shorter = [s for s in e.siblings if s.candidate.num_draft_tokens < e.k]
+    best = max(shorter, key=lambda s: s.ratio.median, default=None)
+    if best is not None and best.ratio.median >= NOTABLE * e.own.ratio.median:
+        return (
+            f"k={e.k} is too long: k={best.candidate.num_draft_tokens} measured {best.ratio.median:.2f}x, k={e.k} "
+            f"{e.own.ratio.median:.2f}x{falls}."
+        )
+    modelled = e.costs.best_shorter() if e.costs else None
+    if modelled is None or modelled[1] < NOTABLE:
+        return None
+    k, gain = modelled
+    if any(s.candidate.num_draft_tokens == k for s in e.siblings):
+        return None  # measured, and no faster
+    return (
+        f"k={e.k} may be too long: by α_i and the measured costs k={k} would be {gain:.2f} times as fast{falls}; "
+        f"measure it with --k {k}."
+    )
+
+
+def temperature(e: Evidence) -> str | None:
+    """Sampling lowers acceptance: the same prompts, decoded greedy, have a higher α."""
+    sampled, greedy = e.own.acceptance.alpha, e.greedy and e.greedy.alpha
+    if e.temperature == 0 or e.greedy is None or sampled is None or not greedy:
+        return None
+    if sampled.high >= greedy.mean or greedy.low <= sampled.mean:
+        return None
+    return (
+        f"Temperature {e.temperature:g} costs acceptance: α is {_interval(sampled)}, and {_interval(greedy)} where "
+        f"{len(e.greedy.by_prompt)} of the same prompts are decoded greedy."
+    )
+
+
+def tokenizer(e: Evidence) -> str | None:
+    """What the check of the pair found in its vocabulary, special tokens or chat template."""
+    found = [f"{check}: {sentence}" for check, sentence in e.findings if check in TOKENIZER_CHECKS]
+    return f"Draft and target do not fit in full. {' '.join(found)}" if found else None
+
+
+def domain(e: Evidence) -> str | None:
+    """The draft was accepted more often on the texts it was judged with."""
+    here = e.own.acceptance.alpha_at(1)
+    if e.held_out is None or here is None or here.high >= e.held_out.alpha_1:
+        return None
+    return (
+        f"Your prompts are unlike the draft's texts: α_1 is {_interval(here)} here and {_share(e.held_out.alpha_1)} on "
+        f"{e.held_out.where}. Training on prompts like yours may close the gap."
+    )
+
+
+def draft_cost(e: Evidence) -> str | None:
+    """With a draft that cost nothing, the bar would be reached."""
+    c = e.costs
+    if c is None or c.draft_step is None or e.own.ratio.median >= e.bar:
+        return None
+    free = c.whole(c.tokens / (c.verify + c.rest))
+    if free < e.bar:
+        return None
+    return (
+        f"Drafting is too dear: a drafted token costs {c.draft_step:.2f} of a target pass (c), {c.draft:.2f} a round; "
+        f"if it cost nothing, this would be {free:.2f}x."
+    )
+
+
+def wide_pass(e: Evidence) -> str | None:
+    """With passes as cheap as vanilla's, the bar would be reached."""
+    c = e.costs
+    if c is None or e.own.ratio.median >= e.bar or c.verify <= NOTABLE * c.vanilla_verify:
+        return None
+    free = c.whole(c.tokens / (c.draft + c.vanilla_verify + c.rest))
+    if free < e.bar:
+        return None
+    busy = f" at batch {e.batch}" if e.batch > 1 else ""
+    return (
+        f"Verifying is dear on this device{busy}: a pass over {c.positions:.1f} positions takes "
+        f"{c.verify / c.vanilla_verify:.2f} times one over 1; if it took the same, this would be {free:.2f}x."
+    )
+
+
+def prompt_dominated(e: Evidence) -> str | None:
+    """The rounds gain enough; the time lies in reading prompts, which nothing here shortens."""
+    c = e.costs
+    if c is None or e.own.ratio.median >= e.bar or c.tokens / c.total < e.bar:
+        return None
+    return (
+        f"Reading prompts takes {_percent(c.vanilla_reading)} of vanilla's time and cannot be drafted: the rounds alone "
+        f"are {c.tokens / c.total:.2f}x, and no drafter could gain more than {1 / max(c.reading, 1e-9):.2f}x."
+    )
+
+
+def short_outputs(e: Evidence) -> str | None:
+    """Too few tokens for rounds to matter."""
+    if e.vanilla.output_tokens >= SHORT_TOKENS:
+        return None
+    return (
+        f"Answers are short, {e.vanilla.output_tokens:.0f} tokens in the median; under {SHORT_TOKENS} little is left to "
+        f"gain behind the first token."
+    )
+
+
+def nothing_proposed(e: Evidence) -> str | None:
+    """A drafter that is silent in most rounds."""
+    share = e.own.acceptance.empty_share
+    if share <= MOSTLY or not e.own.acceptance.num_rounds:
+        return None
+    return (
+        f"{e.drafter} proposes nothing in {_percent(share)} of the rounds: the answers repeat neither the prompts nor "
+        f"themselves."
+    )
+
+
+def long_tail(e: Evidence) -> str | None:
+    """The median prompt and all tokens together disagree, so the median hides something."""
+    known = e.own.ratio.known
+    if known is None or known[0] <= e.own.ratio_of_totals <= known[1]:
+        return None
+    others = "less" if e.own.ratio_of_totals < e.own.ratio.median else "more"
+    return (
+        f"All tokens over all seconds are {e.own.ratio_of_totals:.2f}x, outside the median's bounds: long texts gain "
+        f"{others} than the median one."
+    )
+
+
+#: In the order in which they are told.
+REASONS: Final = (
+    account, low_acceptance, nothing_proposed, k_too_high, temperature, tokenizer, domain, draft_cost, wide_pass,
+    prompt_dominated, short_outputs, long_tail,
+)  # fmt: skip
+
+
+def reasons(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """The name and sentence of every reason that the figures bear out."""
+    for reason in REASONS:
+        if (sentence := reason(evidence)) is not None:
+            yield reason.__name__, sentence
+
+
+def _fall(e: Evidence) -> str:
+    first, last = e.own.acceptance.alpha_at(1), e.own.acceptance.alpha_at(e.k)
+    if first is None or last is None or last.high >= first.low:
+        return ""
+    return f"; α_i falls from {_share(first.mean)} at position 1 to {_share(last.mean)} at {e.k}"
+
+
+def _interval(interval: Interval) -> str:
+    return f"{_share(interval.mean)} [{_share(interval.low)} {_share(interval.high)}]"
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"

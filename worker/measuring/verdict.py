@@ -1,0 +1,54 @@
+"""Ship, do not ship, or too close: a ratio's bounds against the bar. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from worker.measuring.bounds import Bounds, min_values
+
+#: A further run settles it with 80 % probability: (1.96 + .84) / 1.96 times the room that the bounds need.
+_POWER: Final = 1.43
+#: Beyond so many times the prompts at hand nobody measures again: the ratio is the bar.
+_MOST_TIMES: Final = 30
+
+
+class Verdict(StrEnum):
+    """What the figures say about one candidate."""
+
+    SHIP = "ship"  #: the lower bound reaches the bar
+    DO_NOT_SHIP = "do not ship"  #: the upper bound is below the bar, or a text is wrong
+    TOO_CLOSE = "too close"  #: the bar lies between the bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict, and what it would take to settle one that is too close."""
+
+    verdict: Verdict
+    num_more: int | None = None  #: further values; None: settled, or as good as at the bar
+
+
+def judge(bounds: Bounds, bar: float, num_comparisons: int, *, is_exact: bool = True) -> Judgement:
+    """Of a candidate whose ratio to vanilla has these bounds. A text that differs beyond a near-tie is never shipped."""
+    if not is_exact:
+        return Judgement(Verdict.DO_NOT_SHIP)
+    if bounds.known is None:
+        return Judgement(Verdict.TOO_CLOSE, max(1, min_values(num_comparisons) - bounds.num_values))
+    low, high = bounds.known
+    if low >= bar:
+        return Judgement(Verdict.SHIP)
+    if high < bar:
+        return Judgement(Verdict.DO_NOT_SHIP)
+    return Judgement(Verdict.TOO_CLOSE, _num_more(bounds.median, low, high, bar, bounds.num_values))
+
+
+def _num_more(median: float, low: float, high: float, bar: float, num_values: int) -> int | None:
+    """Bounds narrow with the square root of the number of values; ratios are compared by their logarithms."""
+    distance = abs(math.log(median / bar))
+    room = math.log(median / low) if median >= bar else math.log(high / median)
+    if distance * math.sqrt(_MOST_TIMES) <= _POWER * room:
+        return None
+    return max(1, math.ceil(num_values * (_POWER * room / distance) ** 2) - num_values)
