@@ -44,7 +44,7 @@ UNPACK = """
         )
 """
 
-# Eleven sums, then seven by position, of all jobs; then the same of those that came lately.
+# Eight sums, then nine by position, of all jobs; then the same of those that came lately.
 VIEW = """
     CREATE VIEW evidence_now AS
     SELECT
@@ -54,13 +54,13 @@ VIEW = """
         sums[1 + half] AS jobs_lately,
         sums[3] AS rounds,
         sums[6] / nullif(sums[1], 0) AS mean_output_tokens,
-        sums[12 + 2 * positions:11 + 3 * positions] AS trials,
-        sums[12 + 3 * positions:11 + 4 * positions] AS accepts,
-        sums[12 + half + 2 * positions:11 + half + 3 * positions] AS trials_lately,
-        sums[12 + half + 3 * positions:11 + half + 4 * positions] AS accepts_lately
+        sums[9 + 2 * positions:8 + 3 * positions] AS trials,
+        sums[9 + 3 * positions:8 + 4 * positions] AS accepts,
+        sums[9 + half + 2 * positions:8 + half + 3 * positions] AS trials_lately,
+        sums[9 + half + 3 * positions:8 + half + 4 * positions] AS accepts_lately
     FROM acceptance_state,
         LATERAL (SELECT unpack_doubles(memory) AS sums) AS unpacked,
-        LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 11) / 7 AS positions) AS lengths
+        LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 8) / 9 AS positions) AS lengths
 """
 VIEW_COMMENTS = {
     **KEY,
@@ -122,7 +122,7 @@ def upgrade() -> None:
         "COMMENT ON FUNCTION unpack_doubles(bytea) IS 'Numbers that are not negative, packed as big-endian doubles'"
     )
     op.execute(VIEW)
-    op.execute("COMMENT ON VIEW evidence_now IS 'What decisions rest on: faded sums of every evidence key'")
+    op.execute("COMMENT ON VIEW evidence_now IS 'What decisions rest on: of every key of evidence, sums in which a job weighs the less the older it is'")
     for name, told in VIEW_COMMENTS.items():
         op.execute(f"COMMENT ON COLUMN evidence_now.{name} IS '{told.replace(chr(39), 2 * chr(39))}'")
     op.execute(NOTIFY)

@@ -30,7 +30,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "sql.md").r
 FAULTS = "Do the counts add up?"
 QUERIES = dict(re.findall(r"### ([^\n]+)\n(?:(?!###).)*?```sql\n(.*?)```", PAGE, re.DOTALL))
 K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x vanilla expected")
-VIEWS = ("task_alpha_now", "task_speedup_now", "decision_log", "failed_jobs", "open_drift")
+VIEWS = ("task_alpha_now", "task_speedup_now", "decision_log", "evidence_now", "failed_jobs", "open_drift")
 
 
 @pytest.fixture

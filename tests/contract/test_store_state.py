@@ -256,7 +256,7 @@ def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateSto
 def test_bytes_that_no_memory_packs_to_are_refused() -> None:
     memory = Memory.empty(NOW)
     assert unpack(b"", NOW) == unpack(pack(memory), NOW) == memory
-    with pytest.raises(StoreError, match="found 184 bytes"):
+    with pytest.raises(StoreError, match="found 136 bytes"):
         unpack(pack(memory) + bytes(8), NOW)
 
 
