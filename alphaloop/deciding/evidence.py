@@ -7,13 +7,13 @@ is accepted in runs, so the second-order sums hold squares and products of whole
 A key is remembered twice (`Memory`), because nobody knows beforehand how long the past stays true:
 
 * `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
-* `lately`: fades with time and, for every job that is added, by 2^(-1/16). About the last two dozen jobs.
+* `lately`: fades faster, by half every 6 hours and by half every 16 jobs that are added. Part of `all`.
 
-Whoever reads compares the two and discounts what is older by as much as what is newer contradicts it
-(posterior.py). Both are updated by one multiplication and one addition a column, which SQL does as well as Python:
+    all    = all · 2^(-Δt/half_life)                  + job      (… _w2 columns: the factor squared)
+    lately = lately · 2^(-Δt/6 h) · 2^(-jobs/16)      + job      (likewise)
 
-    all    = all · 2^(-Δt/half_life)                    + job      (… _w2 columns: the factor squared)
-    lately = lately · 2^(-Δt/half_life) · 2^(-jobs/16)  + job      (likewise)
+Where the last jobs contradict what is older beyond three standard errors, the older part is forgotten as far as they
+do (trust.py); while they do at two, whoever reads discounts it.
 
 A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
 """
@@ -27,10 +27,12 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.trust import FORGETTING_Z, design_effect, kept_of_older
 from alphaloop.errors import AlphaloopError
 
-#: After so many jobs, `Memory.lately` weighs a job half.
-HALF_LIFE_JOBS: Final = 16.0
+#: After so many jobs, or so long, `Memory.lately` weighs a job half.
+LATELY_JOBS: Final = 16.0
+LATELY: Final = timedelta(hours=6)
 
 
 class InconsistentEvidence(AlphaloopError, ValueError):
@@ -173,12 +175,16 @@ class Memory:
         """Also this job (or several, added up), which ended at `job.as_of`."""
         now = max(self.all.as_of, job.as_of)
         job = job.faded(now, half_life)
-        fade = 0.5 ** (job.jobs / HALF_LIFE_JOBS)
-        return Memory(self.all.faded(now, half_life) + job, self.lately.faded(now, half_life).scaled(fade) + job)
+        before = self.faded(now, half_life)
+        lately = before.lately.scaled(0.5 ** (job.jobs / LATELY_JOBS)) + job
+        memory = Memory(before.all + job, lately)
+        older = memory.all - lately
+        kept = kept_of_older([(lately, older)], design_effect([memory.all]), FORGETTING_Z)
+        return memory if kept == 1 else Memory(lately + older.scaled(kept), lately)
 
     def faded(self, now: datetime, half_life: timedelta) -> Memory:
-        """The same at another moment."""
-        return Memory(self.all.faded(now, half_life), self.lately.faded(now, half_life))
+        """The same at a later moment."""
+        return Memory(self.all.faded(now, half_life), self.lately.faded(now, min(half_life, LATELY)))
 
     def __add__(self, other: Memory) -> Memory:
         return Memory(self.all + other.all, self.lately + other.lately)

@@ -81,19 +81,16 @@ def test_fading_twice_is_fading_once(one: EvidenceSums, hours: tuple[int, int]) 
 
 
 @given(found=st.lists(jobs(), max_size=6), order=st.randoms(use_true_random=False))
-def test_the_sum_over_all_does_not_depend_on_the_order_of_arrival(
-    found: list[EvidenceSums], order: random.Random
-) -> None:
+def test_the_sums_do_not_depend_on_the_order_of_arrival(found: list[EvidenceSums], order: random.Random) -> None:
     shuffled = found[:]
     order.shuffle(shuffled)
 
-    def remembered(arriving: list[EvidenceSums]) -> EvidenceSums:
-        memory = Memory.empty(NOON - timedelta(days=30))
-        for one in arriving:
-            memory = memory.with_job(one, HALF_LIFE)
-        return memory.all
+    end = NOON + timedelta(hours=500)
 
-    assert close(remembered(found), remembered(shuffled))
+    def added(arriving: list[EvidenceSums]) -> EvidenceSums:
+        return sum((one.faded(end, HALF_LIFE) for one in arriving), start=EvidenceSums(end))
+
+    assert close(added(found), added(shuffled))
 
 
 @given(found=st.lists(jobs(), max_size=40))
@@ -106,6 +103,7 @@ def test_what_came_lately_is_part_of_all(found: list[EvidenceSums]) -> None:
         values = getattr(older, name)
         assert all(v >= 0 for v in (values if isinstance(values, tuple) else (values,)))
     assert older.jobs + memory.lately.jobs == pytest.approx(memory.all.jobs)
+    assert memory.all.jobs <= len(found) + 1e-9
 
 
 def test_lately_is_a_few_dozen_jobs_however_many_there_were() -> None:
@@ -131,3 +129,23 @@ def test_sums_of_different_moments_are_not_added() -> None:
         _ = job([1], 2) + later
     with pytest.raises(InconsistentEvidence, match="take away"):
         _ = job([1], 2) - (job([1], 2) + job([1], 2))
+
+
+def test_what_the_last_jobs_contradict_is_forgotten_and_nothing_else() -> None:
+    memory = Memory.empty(NOON)
+    for _ in range(200):
+        memory = memory.with_job(job([3, 2, 3, 1, 3, 3, 2, 3, 3, 3] * 3, 3), HALF_LIFE)
+    assert memory.all.jobs == pytest.approx(200)
+    for _ in range(12):
+        memory = memory.with_job(job([0, 1, 0, 0, 0, 1, 0, 0, 0, 0] * 3, 3), HALF_LIFE)
+    assert memory.all.jobs < 40
+    assert memory.all.accepts[0] / memory.all.chances[0] < 0.75  # from .97; two thirds of the jobs are the old ones
+
+
+def test_a_night_takes_the_last_jobs_out_of_lately_and_leaves_them_in_all() -> None:
+    memory = Memory.empty(NOON)
+    for _ in range(20):
+        memory = memory.with_job(job([1, 2], 3), HALF_LIFE)
+    rested = memory.faded(NOON + timedelta(hours=18), HALF_LIFE)
+    assert rested.lately.jobs == pytest.approx(memory.lately.jobs / 8)
+    assert rested.all.jobs == pytest.approx(memory.all.jobs * 2 ** (-0.25))

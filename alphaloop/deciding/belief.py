@@ -1,0 +1,92 @@
+"""What is believed of one drafter: tokens a round at every k, how sure that is, and what a draft holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from alphaloop.deciding.profile import Profile
+
+#: Gauss–Hermite nodes and weights for δ, three points.
+_NODES: Final = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed of a drafter for one wanted key; tuples by k from 0 (`tokens`) or by position (the others)."""
+
+    profile: Profile
+    reach: tuple[float, ...]  #: P(a token is proposed at i | accepted through i - 1)
+    jobs: float  #: effective jobs of this task behind it
+    design_effect: float
+    kept: float = 1.0  #: share of the older evidence's weight that the last jobs left it
+    tokens: tuple[float, ...] = field(init=False)  #: expected tokens a round at k
+    common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together
+    slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: ∂tokens/∂ε_i · sd(ε_i), i = 1..k
+    tokens_sd: tuple[float, ...] = field(init=False)  #: of tokens at k
+    proposed: tuple[float, ...] = field(init=False)  #: mean tokens proposed a round at k
+
+    def __post_init__(self) -> None:
+        at_nodes = [_tokens(self.profile.probabilities(z)) for z, _ in _NODES]
+        weights = [w for _, w in _NODES]
+        tokens, common = [], []
+        for values in zip(*at_nodes, strict=True):
+            mean = sum(w * v for w, v in zip(weights, values, strict=True))
+            tokens.append(mean)
+            common.append(math.sqrt(max(0.0, sum(w * (v - mean) ** 2 for w, v in zip(weights, values, strict=True)))))
+        slopes = _slopes(self.profile)
+        variance = [c * c + sum(s * s for s in row) for c, row in zip(common, slopes, strict=True)]
+        proposed, through = [0.0], 1.0
+        for r in self.reach:
+            through *= r
+            proposed.append(proposed[-1] + through)
+        for name, value in (
+            ("tokens", tuple(tokens)),
+            ("common_sd", tuple(common)),
+            ("slopes", slopes),
+            ("tokens_sd", tuple(math.sqrt(v) for v in variance)),
+            ("proposed", tuple(proposed)),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """α_i: what is accepted of what is proposed."""
+        return tuple(min(1.0, s / r) if r > 0 else 0.0 for s, r in zip(self.through, self.reach, strict=True))
+
+    @property
+    def through(self) -> tuple[float, ...]:
+        """s_i = reach_i · α_i."""
+        return self.profile.probabilities()
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The largest k that `tokens` knows."""
+        return len(self.reach)
+
+    def doubted(self, spread: float) -> Belief:
+        """The same belief after a time in which all positions may have moved together by `spread` logits."""
+        if spread <= 0:
+            return self
+        profile = replace(self.profile, common_var=self.profile.common_var + spread**2)
+        return Belief(profile, self.reach, self.jobs, self.design_effect, self.kept)
+
+
+def _tokens(probabilities: Sequence[float]) -> tuple[float, ...]:
+    """Expected tokens a round by k, from 0: 1 + Σ_{i≤k} Π_{j≤i} s_j."""
+    tokens, through = [1.0], 1.0
+    for s in probabilities:
+        through *= s
+        tokens.append(tokens[-1] + through)
+    return tuple(tokens)
+
+
+def _slopes(profile: Profile) -> tuple[tuple[float, ...], ...]:
+    """At each k, by how many tokens a standard deviation of each position's own part moves a round."""
+    s = profile.probabilities()
+    tokens = _tokens(s)
+    # ∂Π_{j≤n} s_j / ∂logit s_i = (1 - s_i) · Π: the tokens from position i on.
+    own = [math.sqrt(v) * (1 - x) for v, x in zip(profile.own_var, s, strict=True)]
+    return tuple(tuple(own[i] * (tokens[k] - tokens[i]) for i in range(k)) for k in range(len(s) + 1))

@@ -1,0 +1,107 @@
+"""How far counts are trusted: jobs are the unit of variance, and what the last jobs contradict is discounted.
+
+* Trials inside a job are correlated. The intraclass correlation ρ is estimated from the second-order sums (Cochran
+  1977, §6.4) around a prior, and counts are divided by the design effect 1 + (m - 1)·ρ at m chances a job (Kish 1965).
+* The past stays true until the last jobs say otherwise. What is older and contradicted by them is cut to the
+  information that a change as large as the one seen would leave: a power prior (Ibrahim and Chen 2000), its power
+  taken from the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.profile import Counts
+
+if TYPE_CHECKING:  # evidence.py forgets by these rules
+    from alphaloop.deciding.evidence import EvidenceSums, Memory
+
+#: Prior intraclass correlation of jobs, and with how many jobs' weight it is believed.
+_PRIOR_CORRELATION: Final = 0.05
+_PRIOR_CORRELATION_JOBS: Final = 8.0
+#: A contradiction counts as far as it is larger than so many standard errors: while it is seen, and for good.
+READING_Z: Final = 2.0
+FORGETTING_Z: Final = 3.0
+
+
+def current(leaves: Mapping[EvidenceKey, Memory]) -> tuple[dict[EvidenceKey, EvidenceSums], float]:
+    """Each leaf's sums, the older part discounted where the last jobs contradict it, and the share that was kept."""
+    deff = design_effect([memory.all for memory in leaves.values()])
+    older = {key: memory.all - memory.lately for key, memory in leaves.items()}
+    kept = kept_of_older([(memory.lately, older[key]) for key, memory in leaves.items()], deff, READING_Z)
+    if kept == 1:
+        return {key: memory.all for key, memory in leaves.items()}, kept
+    return {key: memory.lately + older[key].scaled(kept) for key, memory in leaves.items()}, kept
+
+
+def kept_of_older(leaves: Sequence[tuple[EvidenceSums, EvidenceSums]], deff: float, z: float) -> float:
+    """What share of the older evidence is left by the last jobs; pairs (lately, older) are compared leaf by leaf.
+
+    So a new mix of leaves is no contradiction. With d the difference in logits and v its variance, older evidence of
+    information H keeps 1 / (1 + H · max(0, d² - z²·v)).
+    """
+    score = information = before = 0.0
+    for lately, older in leaves:
+        new, old = effective(lately, deff), effective(older, deff)
+        for a, n, x, m in zip(new.accepts, new.chances, old.accepts, old.chances, strict=False):
+            if n <= 0 or m <= 0:
+                continue
+            rate = (x + 0.5) / (m + 1.0)
+            score += a - n * rate
+            information += n * rate * (1 - rate)
+            before += m * rate * (1 - rate)
+    if information <= 0 or before <= 0:
+        return 1.0
+    # Past a logit and a half the linear step overshoots; what is then left of the past is nothing either way.
+    excess = (score / information) ** 2 - z**2 * (1 / information + 1 / before)
+    return 1 / (1 + before * max(0.0, excess))
+
+
+def design_effect(leaves: Iterable[EvidenceSums]) -> float:
+    """By how much jobs that differ inflate the variance of all positions together; leaves are compared within.
+
+    Position by position, so that jobs of different k do not look different for it: the residuals Σ w²(a - s·c)² exceed
+    the binomial Σ w²·c·s(1 - s) by (m_i - 1)·ρ at m_i chances a job.
+    """
+    beyond = binomial = weight = chances = chances_w2 = 0.0
+    for leaf in leaves:
+        jobs = leaf.effective_jobs
+        fade = leaf.jobs_w2 / leaf.jobs if leaf.jobs > 0 else 0.0
+        chances += sum(leaf.chances) * fade
+        chances_w2 += _all_chances_w2(leaf)
+        if jobs < 1.5:
+            continue
+        for a, c, aa, cc, ac in zip(
+            leaf.accepts, leaf.chances, leaf.accepts_w2, leaf.chances_w2, leaf.accepts_chances_w2, strict=True
+        ):
+            if c <= 0:
+                continue
+            s = a / c
+            expected = c * fade * s * (1 - s)
+            if expected <= 0:
+                continue
+            residual = max(0.0, aa - 2 * s * ac + s * s * cc) * jobs / (jobs - 1)
+            beyond += residual - expected
+            binomial += expected * max(0.0, cc / (c * fade) - 1)
+        weight += jobs - 1
+    seen = beyond / binomial if binomial > 0 else 0.0
+    correlation = (_PRIOR_CORRELATION_JOBS * _PRIOR_CORRELATION + weight * min(1.0, max(0.0, seen))) / (
+        _PRIOR_CORRELATION_JOBS + weight
+    )
+    size = chances_w2 / chances if chances > 0 else 1.0
+    return 1 + max(0.0, size - 1) * correlation
+
+
+def effective(sums: EvidenceSums, deff: float) -> Counts:
+    """Counts with the variance of independent trials: fading and the design effect taken out."""
+    factor = sums.effective_jobs / sums.jobs / deff if sums.jobs > 0 else 0.0
+    return Counts(tuple(a * factor for a in sums.accepts), tuple(c * factor for c in sums.chances))
+
+
+def _all_chances_w2(leaf: EvidenceSums) -> float:
+    """Σ w²·C² with C = Σ_i c_i of a job, taking a job's chances to fall with i as they do on the whole."""
+    total = sum(math.sqrt(cc) for cc in leaf.chances_w2)
+    return total * total
