@@ -82,6 +82,16 @@ class PreparedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowCounts:
+    """What a drafter would have been counted with, had it decoded a text that others did."""
+
+    drafter: str
+    draft_revision: str
+    num_draft_tokens: int
+    counts: AcceptanceCounts
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished text and what it took. Times in seconds."""
 
@@ -95,6 +105,7 @@ class Generation:
     wall_s: float
     device_s: float  #: the job's share: each step's time divided by the sequences in it
     batch_size: int  #: most sequences that shared a step with it
+    shadows: tuple[ShadowCounts, ...] = ()  #: of drafters that did not decode it and can be scored for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,7 @@ class Step:
     context: int = 0  #: tokens a sequence that the pass could look back on, the mean
     num_prefill_tokens: int = 0  #: tokens of prompts read in this step
     drafter: str | None = None  #: the one that proposed; None where none did or several
+    shadow_s: float = 0.0  #: beside it, scoring finished texts with drafters that did not decode them
 
 
 @dataclass(frozen=True, slots=True)

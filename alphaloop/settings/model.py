@@ -85,6 +85,7 @@ class LookupDrafterSettings(_Section):
     num_branches: int = Field(1, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
     remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs may look things up in earlier results of that task
     max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: for each of them, in this worker's memory
+    shadow_share: Share = 0.005  #: of the device time of texts it did not decode, for scoring it on them; 0: never
 
 
 class DraftModelDrafterSettings(_Section):

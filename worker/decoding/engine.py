@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -21,6 +22,7 @@ from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter
 from worker.decoding.rounds import Round, is_out_of_memory
 from worker.decoding.sequence import Sequence
+from worker.decoding.shadow import Shadows
 from worker.decoding.target import Target
 from worker.engine import EngineIdentity, Load, PreparedJob, Sampling, Step
 
@@ -36,6 +38,7 @@ class TransformersEngine:
         self._num_slots = num_slots
         self._max_cache_bytes = max_cache_bytes
         self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
+        self._shadows = Shadows(self._drafters)
         self._running: list[Sequence] = []
         # Sequences that memory had no room for after all: they go on, behind their own text, when others have ended.
         self._parked: list[Sequence] = []
@@ -81,6 +84,7 @@ class TransformersEngine:
         if decision.drafter is not None and decision.drafter not in self._drafters:
             raise DecodeFailed(f"expected a drafter of {sorted(self._drafters)}, found {decision.drafter!r}")
         sequence = Sequence(prepared, decision, self._target, self._cache.acquire())
+        sequence.marks = self._shadows.marks(sequence.task)
         self._open_drafter(sequence)
         self._running.append(sequence)
 
@@ -108,7 +112,14 @@ class TransformersEngine:
         wall_s = time.perf_counter() - began
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
-        return round_.report(tuple(sequence.generation() for sequence in finished), deltas, wall_s)
+        generations = [sequence.generation() for sequence in finished]
+        # Behind the clock: the cost of a round must not depend on what is learned beside it.
+        scored = [
+            replace(generation, shadows=self._shadows.score(sequence))
+            for sequence, generation in zip(finished, generations, strict=True)
+        ]
+        shadow_s = time.perf_counter() - began - wall_s
+        return replace(round_.report(tuple(scored), deltas, wall_s), shadow_s=shadow_s if scored else 0.0)
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""

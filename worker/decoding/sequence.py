@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
@@ -31,13 +32,14 @@ class Sequence:
         self.num_prompt = len(self.text)
         self.choice = Choice(self.job_id, self.sampling, self.num_prompt)
         self.drafter = decision.drafter
+        self.marks: Mapping[str, int] = {}  #: worker.decoding.shadow
         self.counts = AcceptanceCounts()
         self.finish_reason: Literal["stop", "length"] | None = None
         self._num_draft_tokens = decision.num_draft_tokens
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
         self._stream = TextStream(target.decode, self.sampling.stop, is_live=prepared.job.body.stream)
         self._num_deltas = 0
-        self._device_s = 0.0
+        self.device_s = 0.0
         self._batch_size = 1
         self._admitted = time.perf_counter()
         self._first_token_s: float | None = None
@@ -50,7 +52,12 @@ class Sequence:
     @property
     def num_positions(self) -> int:
         """Positions that its slot may come to need."""
-        return self.num_prompt + self.sampling.max_tokens
+        return self.num_prompt + self.max_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that the output may have."""
+        return self.sampling.max_tokens
 
     def ask(self) -> Ask:
         """What it wants from its drafter: never so many tokens that the round could pass the token limit."""
@@ -86,7 +93,7 @@ class Sequence:
 
     def charge(self, seconds: float, batch: int) -> None:
         """Add this sequence's share of a step."""
-        self._device_s += seconds
+        self.device_s += seconds
         self._batch_size = max(self._batch_size, batch)
 
     def take_delta(self) -> TokenDelta | None:
@@ -110,6 +117,6 @@ class Sequence:
             counts=self.counts,
             time_to_first_token_s=self._first_token_s,
             wall_s=time.perf_counter() - self._admitted,
-            device_s=self._device_s,
+            device_s=self.device_s,
             batch_size=self._batch_size,
         )

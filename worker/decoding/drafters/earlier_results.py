@@ -24,10 +24,16 @@ class EarlierResults:
         self._lengths: deque[int] = deque()
         self._max_tokens = max_bytes // BYTES_PER_TOKEN
         self._index = SuffixIndex(self._tokens, min_ngram, max_ngram)
+        self._num_dropped = 0
 
     def __len__(self) -> int:
         """Tokens held."""
         return len(self._tokens)
+
+    @property
+    def num_ever(self) -> int:
+        """Tokens held and tokens let go of."""
+        return self._num_dropped + len(self._tokens)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Take in a result and let go of the oldest ones whose room it needs. One beyond the limit itself is let be."""
@@ -38,15 +44,24 @@ class EarlierResults:
             oldest = self._lengths.popleft()
             self._index.drop(oldest)
             del self._tokens[:oldest]
+            self._num_dropped += oldest
         self._tokens.extend(token_ids)
         self._tokens.append(END)
         self._lengths.append(num_tokens)
         self._index.advance_apart(len(self._tokens))
 
-    def continuations(self, suffix: Sequence[int], num_tokens: int) -> list[tuple[int, list[int]]]:
-        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it."""
+    def continuations(
+        self, suffix: Sequence[int], num_tokens: int, end: int | None = None
+    ) -> list[tuple[int, list[int]]]:
+        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it.
+
+        With an `end`, a `num_ever` of before, only those occurrences count that were there then. The later ones still
+        take their places among the occurrences looked at.
+        """
         found = []
         for length, place in self._index.matches(suffix):
+            if end is not None and self._num_dropped + place >= end:
+                continue
             behind = self._tokens[place : place + num_tokens].tolist()
             if END in behind:
                 behind = behind[: behind.index(END)]

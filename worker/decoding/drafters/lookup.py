@@ -7,7 +7,7 @@ before it: its draft distribution is one-hot, and it is gated, which its revisio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaloop.deciding.goodput import DrafterState
@@ -27,6 +27,7 @@ class OpenText:
     num_prompt_tokens: int
     index: SuffixIndex
     earlier: EarlierResults | None  #: None: this task's results are not remembered
+    earlier_end: int | None = None  #: only results remembered before that many tokens were; None: all
 
     def continuations(self, num_tokens: int) -> list[tuple[int, list[int]]]:
         """The match length of each occurrence, and `num_tokens` tokens behind it: its own first, then earlier results'.
@@ -42,8 +43,15 @@ class OpenText:
                 behind = (behind * (num_tokens // (end - place) + 1))[:num_tokens]
             found.append((length, behind))
         if self.earlier is not None:
-            found += self.earlier.continuations(text, num_tokens)
+            found += self.earlier.continuations(text, num_tokens, self.earlier_end)
         return found
+
+    def propose(self, num_tokens: int, rule: Rule) -> Proposal:
+        """What is likely to follow the text as it stands, at most `num_tokens` tokens."""
+        if num_tokens < 1:
+            return NOTHING
+        tokens, parents = grow(self.continuations(num_tokens), num_tokens, rule)
+        return Proposal(tuple(tokens), None if parents is None else tuple(parents))
 
 
 class LookupDrafter:
@@ -72,7 +80,7 @@ class LookupDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal an ask, in order."""
-        return [self._propose(self._open[ask.job_id], ask.num_tokens) for ask in asks]
+        return [self._open[ask.job_id].propose(ask.num_tokens, self._rule) for ask in asks]
 
     def close(self, job_id: str) -> None:
         """A sequence has ended, finished or cancelled; where its task's results are remembered, its output is.
@@ -88,11 +96,30 @@ class LookupDrafter:
         """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""
         self._open.clear()
 
-    def _propose(self, opened: OpenText, num_tokens: int) -> Proposal:
-        if num_tokens < 1:
-            return NOTHING
-        tokens, parents = grow(opened.continuations(num_tokens), num_tokens, self._rule)
-        return Proposal(tuple(tokens), None if parents is None else tuple(parents))
+    @property
+    def shadow_share(self) -> float:
+        """Of the device time of the texts that others decode, what scoring them with this drafter may take."""
+        return self._settings.shadow_share
+
+    def num_remembered(self, task: str) -> int:
+        """Tokens of the task's results remembered so far, dropped ones among them: marks a moment for `rereading`."""
+        earlier = self._earlier.get(task)
+        return earlier.num_ever if earlier is not None else 0
+
+    def rereading(self, text: list[int], task: str, num_remembered: int) -> Callable[[int], Proposal]:
+        """What it would have proposed for a text that others decoded, at most so many tokens a call.
+
+        `text` is the prompt; the caller appends to it and asks again. Of earlier results only those count that were
+        remembered when `num_remembered` was taken: not the text itself, nor what ended while it was written.
+        """
+        index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
+        opened = OpenText(text, len(text), index, self._earlier.get(task), num_remembered)
+        return lambda num_tokens: opened.propose(num_tokens, self._rule)
+
+    def remember(self, task: str, output: Sequence[int]) -> None:
+        """Take in a result that others decoded, as `close` does with its own: what is remembered is all of a task's."""
+        if (earlier := self._earlier.get(task)) is not None:
+            earlier.remember(output)
 
 
 def _revision(settings: LookupDrafterSettings) -> str:
