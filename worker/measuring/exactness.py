@@ -1,9 +1,9 @@
 """Whether speculative texts are vanilla's, and whether a difference is a near-tie.
 
 A pass of another width rounds differently, so greedy texts may part where two tokens are as good as equal
-(docs/concepts/exactness.md). The engine's seam tells no logits, but it takes biases: behind the text that both share, the
-target alone is asked for one token with either of the two raised by a tolerance. If each is chosen then, both lie within
-the tolerance of the best, and rounding explains the difference.
+(docs/concepts/exactness.md). The engine's seam tells no logits, but it takes biases: behind the text that both share,
+the target alone is asked for one token with either of the two raised by a tolerance. If each is chosen then, both lie
+within the tolerance of the best, and rounding explains the difference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from worker.engine import Generation, PreparedJob
 from worker.measuring.candidates import VANILLA
-from worker.measuring.running import Runner
+from worker.measuring.running import Interrupted, Runner
 
 #: How far rounding may move two logits of about 20 apart. In bfloat16, whose neighbours are .125 apart there, 14 of 40
 #: texts of SmolLM2 parted, all within .126 (docs/log.md).
@@ -45,7 +45,10 @@ class Exactness:
 
 
 class ExactnessCheck:
-    """Compares texts; asks the target about differences. Raises DecodeFailed or Interrupted where that is cut short."""
+    """Compares texts; asks the target about differences. Raises DecodeFailed.
+
+    A runner that is told to stop leaves the differences unexamined.
+    """
 
     def __init__(self, runner: Runner, prepared: Sequence[PreparedJob], dtype: str) -> None:
         self._runner = runner
@@ -74,7 +77,10 @@ class ExactnessCheck:
             return "num_wrong"
         if sampling.temperature > 0 or sampling.is_adjusted or self._num_examined >= MAX_EXAMINED:
             return "num_unexamined"
-        return "num_near_ties" if self._is_near_tie(number, place, truth, found) else "num_wrong"
+        try:
+            return "num_near_ties" if self._is_near_tie(number, place, truth, found) else "num_wrong"
+        except Interrupted:
+            return "num_unexamined"
 
     def _is_near_tie(self, number: int, place: int, truth: Sequence[int], found: Sequence[int]) -> bool:
         key = (number, place, truth[place], found[place])

@@ -107,7 +107,7 @@ class Figures:
     output_tokens: float  #: median
     acceptance: Acceptance
     times: RoundTimes
-    exactness: Exactness = Exactness()
+    exactness: Exactness
 
 
 def figures_of(measured: Measured, candidate: Candidate, exactness: Exactness, num_comparisons: int) -> Figures:

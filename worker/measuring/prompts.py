@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,18 +22,11 @@ from worker.engine import Engine, PreparedJob
 from worker.validation import sampling_of
 
 MIN_PROMPTS: Final = 10
+FEW_PROMPTS: Final = 30
 #: From here on a file is traffic, not a sample of it.
 MAX_FILE_BYTES: Final = 256 << 20
 NO_TASK: Final = "prompts"
 NUM_SHOWN: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """What is measured on."""
-
-    prepared: tuple[PreparedJob, ...]
-    notes: tuple[str, ...]  #: what a person should know about the choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +58,33 @@ def read_lines(
     return [Line(item.where, item.job) for item in items if not isinstance(item, BadLine)]
 
 
-def choose_prompts(
-    lines: Sequence[Line], engine: Engine, tasks: dict[str, TaskSettings], *, at_most: int, rng: random.Random
-) -> Prompts:
-    """Distinct prompts, `at_most` of them drawn at random, tokenized. Raises ConfigError where some cannot be decoded.
+def draw(lines: Sequence[Line], at_most: int, rng: random.Random) -> tuple[list[Line], list[str]]:
+    """Distinct prompts, `at_most` of them at random, and what a person should know of it. Raises ConfigError.
 
     The same body twice is one prompt: bounds rest on prompts being independent of each other.
     """
-    distinct = list({line.job.body.model_dump_json(): line for line in lines}.values())
+    distinct = list({line.job.body.model_dump_json(): line for line in reversed(lines)}.values())[::-1]
     notes = []
     if len(distinct) < len(lines):
-        notes.append(f"{len(lines) - len(distinct)} lines repeat an earlier one and are left out")
+        notes.append(f"lines that repeat an earlier prompt, left out: {len(lines) - len(distinct)}")
     if len(distinct) < MIN_PROMPTS:
         raise ConfigError(
             f"expected at least {MIN_PROMPTS} different prompts, found {len(distinct)}",
             hint="30 to 100 of the prompts that you serve tell whether speculation pays for them",
         )
     if len(distinct) > at_most:
-        notes.append(f"{at_most} of {len(distinct)} prompts, drawn at random")
+        notes.append(f"{at_most} of {len(distinct)} prompts, drawn at random; --num takes more")
         distinct = rng.sample(distinct, at_most)
+    elif len(distinct) < FEW_PROMPTS:
+        notes.append(f"{len(distinct)} prompts leave wide bounds; 30 to 100 tell more")
+    return distinct, notes
+
+
+def prepare(lines: Sequence[Line], engine: Engine, tasks: Mapping[str, TaskSettings]) -> list[PreparedJob]:
+    """Every job tokenized, with its task's settings where it says nothing itself. Raises ConfigError."""
     prepared: list[PreparedJob] = []
     wrong: list[tuple[str, MessageError]] = []
-    for number, line in enumerate(distinct):
+    for number, line in enumerate(lines):
         # Draws follow from the job_id, so it must not change from run to run.
         job = line.job.model_copy(update={"job_id": f"measured-{number}"})
         try:
@@ -94,8 +92,8 @@ def choose_prompts(
         except MessageError as error:
             wrong.append((line.where, error))
     if wrong:
-        raise _refusal(wrong, len(distinct))
-    return Prompts(tuple(prepared), tuple(notes))
+        raise _refusal(wrong, len(lines))
+    return prepared
 
 
 def _content(file: Path) -> bytes:

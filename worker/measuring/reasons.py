@@ -174,8 +174,8 @@ def prompt_dominated(e: Evidence) -> str | None:
     if c is None or e.own.ratio.median >= e.bar or c.tokens / c.total < e.bar:
         return None
     return (
-        f"Reading prompts takes {_percent(c.vanilla_reading)} of vanilla's time and cannot be drafted: the rounds alone "
-        f"are {c.tokens / c.total:.2f}x, and no drafter could gain more than {1 / max(c.reading, 1e-9):.2f}x."
+        f"Reading prompts takes {_percent(c.vanilla_reading)} of vanilla's time and cannot be drafted: the rounds "
+        f"alone are {c.tokens / c.total:.2f}x, and no drafter could gain more than {1 / max(c.reading, 1e-9):.2f}x."
     )
 
 
@@ -184,8 +184,8 @@ def short_outputs(e: Evidence) -> str | None:
     if e.vanilla.output_tokens >= SHORT_TOKENS:
         return None
     return (
-        f"Answers are short, {e.vanilla.output_tokens:.0f} tokens in the median; under {SHORT_TOKENS} little is left to "
-        f"gain behind the first token."
+        f"Answers are short, {e.vanilla.output_tokens:.0f} tokens in the median; under {SHORT_TOKENS} little is left "
+        f"to gain behind the first token."
     )
 
 

@@ -32,7 +32,7 @@ class Judgement:
 
 
 def judge(bounds: Bounds, bar: float, num_comparisons: int, *, is_exact: bool = True) -> Judgement:
-    """Of a candidate whose ratio to vanilla has these bounds. A text that differs beyond a near-tie is never shipped."""
+    """Of a candidate whose ratio to vanilla has these bounds. Who writes another text than vanilla never ships."""
     if not is_exact:
         return Judgement(Verdict.DO_NOT_SHIP)
     if bounds.known is None:

@@ -1,0 +1,124 @@
+"""From what was seen to what is said: figures, verdicts, reasons, and which candidate to ship. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from worker.engine import EngineIdentity
+from worker.measuring.bounds import median_bounds
+from worker.measuring.candidates import VANILLA, Candidate
+from worker.measuring.exactness import Exactness
+from worker.measuring.figures import Acceptance, Figures, figures_of, paired_ratios
+from worker.measuring.footprint import Footprint
+from worker.measuring.observations import Measured
+from worker.measuring.reasons import Evidence, HeldOut, reasons
+from worker.measuring.rounds import RoundCosts, costs_of
+from worker.measuring.verdict import Judgement, Verdict, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What was asked for, and of what."""
+
+    identity: EngineIdentity
+    num_prompts: int
+    prompt_tokens: float  #: median
+    max_tokens: int  #: the most that any prompt allows
+    temperature: float  #: the highest of the prompts
+    batch: int
+    num_repeats: int
+    bar: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What is known of the drafters beside what was measured, by name."""
+
+    findings: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    held_out: Mapping[str, HeldOut] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate, judged."""
+
+    figures: Figures
+    judgement: Judgement
+    costs: RoundCosts | None
+    reasons: tuple[tuple[str, str], ...]  #: name and sentence; none for what ships
+
+    @property
+    def candidate(self) -> Candidate:
+        """Which."""
+        return self.figures.candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All there is to tell."""
+
+    setup: Setup
+    num_turns: int  #: blocks that every candidate decoded
+    num_turns_planned: int
+    vanilla: Figures
+    rows: tuple[Row, ...]
+    footprint: Footprint
+    notes: tuple[str, ...]
+    shipped: Row | None  #: the one to ship
+    rivals: tuple[Candidate, ...]  #: that ship too, and are not told apart from it
+    is_interrupted: bool
+
+
+def report_of(
+    setup: Setup, measured: Measured, exactness: Mapping[Candidate, Exactness], greedy: Mapping[str, Acceptance],
+    records: Records, footprint: Footprint, notes: Sequence[str], num_turns_planned: int,
+) -> Report:  # fmt: skip
+    """Judge every candidate. `greedy` holds, by drafter, the acceptance of a greedy sample at its best k.
+
+    There must be a finished turn.
+    """
+    candidates = [candidate for candidate in measured.candidates if candidate != VANILLA]
+    vanilla = figures_of(measured, VANILLA, Exactness(), 1)
+    found = [figures_of(measured, c, exactness.get(c, Exactness()), len(candidates)) for c in candidates]
+    rows = []
+    for own in found:
+        judgement = judge(own.ratio, setup.bar, len(candidates), is_exact=own.exactness.is_exact)
+        costs = costs_of(vanilla, own)
+        name = own.candidate.drafter or ""
+        siblings = [other for other in found if other.candidate.drafter == name and other is not own]
+        is_best = all(other.ratio.median <= own.ratio.median for other in siblings)
+        evidence = Evidence(
+            own, vanilla, setup.bar, costs, siblings, setup.batch, setup.temperature,
+            greedy.get(name) if is_best else None, records.findings.get(name, ()), records.held_out.get(name),
+        )  # fmt: skip
+        told = () if judgement.verdict is Verdict.SHIP else tuple(reasons(evidence))
+        rows.append(Row(own, judgement, costs, told))
+    shipped = max(
+        (row for row in rows if row.judgement.verdict is Verdict.SHIP),
+        key=lambda row: row.figures.ratio.median, default=None,
+    )  # fmt: skip
+    return Report(
+        setup, len(measured.turns), num_turns_planned, vanilla, tuple(rows), footprint, tuple(notes), shipped,
+        _rivals(measured, shipped, rows), measured.is_interrupted,
+    )  # fmt: skip
+
+
+def best_of(rows: Sequence[Row], drafter: str) -> Row:
+    """The fastest of a drafter's candidates."""
+    return max((row for row in rows if row.candidate.drafter == drafter), key=lambda row: row.figures.ratio.median)
+
+
+def _rivals(measured: Measured, shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
+    """Those whose own pairs with the chosen one have 1 between their bounds."""
+    if shipped is None:
+        return ()
+    others = [row for row in rows if row.judgement.verdict is Verdict.SHIP and row is not shipped]
+    chosen = measured.of(shipped.candidate)
+    found = []
+    for row in others:
+        bounds = median_bounds(paired_ratios(chosen, measured.of(row.candidate)), len(others))
+        if bounds.known is None or bounds.known[0] <= 1 <= bounds.known[1]:
+            found.append(row.candidate)
+    return tuple(found)

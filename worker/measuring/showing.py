@@ -1,0 +1,221 @@
+"""The report as a person reads it: data on standard output, in 80 columns or more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.text import Text
+
+from alphaloop.cli.screen import out, rate, share, share_with_interval, table
+from worker.measuring.bounds import Bounds
+from worker.measuring.exactness import Exactness
+from worker.measuring.figures import Figures, Tails
+from worker.measuring.footprint import Footprint
+from worker.measuring.report import Report, Row, Setup, best_of
+from worker.measuring.verdict import Verdict
+
+_STYLES: Final = {Verdict.SHIP: "bold green", Verdict.DO_NOT_SHIP: "bold red", Verdict.TOO_CLOSE: "bold yellow"}
+_FEW_FOR_P99: Final = 100
+
+
+def show(report: Report) -> None:
+    """Tables, then the verdicts and their reasons."""
+    console = out()
+    everything = [report.vanilla, *(row.figures for row in report.rows)]
+    for line in _head(report):
+        console.print(Text(line))
+    console.print()
+    console.print(_speeds(report))
+    console.print()
+    console.print(_tails(everything))
+    if len(report.vanilla.acceptance.by_prompt) * report.setup.num_repeats < _FEW_FOR_P99:
+        console.print(Text("With fewer than 100 texts p99 is close to the slowest one.", style="dim"))
+    console.print()
+    console.print(_acceptance(report.rows))
+    console.print()
+    console.print(_memory(report.footprint))
+    for line in _footprint(report.footprint):
+        console.print(Text(line))
+    console.print()
+    for line in _exactness(report.rows):
+        console.print(Text(line))
+    console.print()
+    for paragraph in _verdicts(report):
+        console.print(paragraph)
+    for line in _conclusion(report):
+        console.print(Text(line))
+
+
+def _head(report: Report) -> Iterator[str]:
+    setup, identity = report.setup, report.setup.identity
+    yield f"{identity.target} on {identity.device}, {identity.engine}"
+    yield (
+        f"{setup.num_prompts} prompts of {setup.prompt_tokens:.0f} tokens, {_sampling(setup)}, batch {setup.batch}, "
+        f"answers of {report.vanilla.output_tokens:.0f} tokens (medians; at most {setup.max_tokens}), seed {setup.seed}"
+    )
+    if report.num_turns < report.num_turns_planned:
+        planned = report.num_turns_planned
+        yield f"INTERRUPTED: {report.num_turns} of {planned} batches were measured; what follows is theirs alone"
+
+
+def _sampling(setup: Setup) -> str:
+    return "greedy" if setup.temperature == 0 else f"temperature {setup.temperature:g}"
+
+
+def _speeds(report: Report) -> object:
+    made = table("candidate", "tokens/s", "x vanilla [95 %]", "all tokens", "verdict", right=["tokens/s", "all tokens"])
+    made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
+    for row in report.rows:
+        verdict = row.judgement.verdict
+        made.add_row(
+            row.candidate.name, rate(row.figures.tokens_per_s), _ratio(row.figures.ratio),
+            f"{row.figures.ratio_of_totals:.2f}", Text(verdict.upper(), style=_STYLES[verdict]),
+        )  # fmt: skip
+    return made
+
+
+def _ratio(bounds: Bounds) -> str:
+    told = "no bounds" if bounds.known is None else f"{bounds.known[0]:.2f} {bounds.known[1]:.2f}"
+    return f"{bounds.median:.2f} [{told}]"
+
+
+def _tails(everything: Sequence[Figures]) -> object:
+    made = table(
+        "p50 p95 p99 of texts", *(columns := ["first token, ms", "ms a token", "whole text, s"]), right=columns
+    )
+    for figures in everything:
+        cells = [(figures.first_token_s, 1000.0), (figures.token_s, 1000.0), (figures.response_s, 1.0)]
+        made.add_row(figures.candidate.name, *(_three(tails, factor) for tails, factor in cells))
+    return made
+
+
+def _three(tails: Tails | None, factor: float) -> str:
+    """In columns of their own inside the cell."""
+    if tails is None:
+        return "-"
+    return " ".join(f"{_figure(factor * value):>5}" for value in (tails.p50, tails.p95, tails.p99))
+
+
+def _figure(value: float) -> str:
+    """Three digits."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _acceptance(rows: Sequence[Row]) -> object:
+    made = table(
+        "acceptance", "tokens a round", "proposed", "empty", "α [95 %]", "α_1, α_2 …",
+        right=["tokens a round", "proposed", "empty"],
+    )  # fmt: skip
+    for row in rows:
+        seen = row.figures.acceptance
+        by_position = [seen.counts.alpha_at(i) for i in range(1, len(seen.counts.trials) + 1)]
+        made.add_row(
+            row.candidate.name, f"{seen.tokens_per_round:.2f}", f"{seen.proposed_per_round:.2f}",
+            f"{100 * seen.empty_share:.0f} %", share_with_interval(seen.alpha), " ".join(share(a) for a in by_position),
+        )  # fmt: skip
+    return made
+
+
+def _memory(footprint: Footprint) -> object:
+    made = table("memory", "weights", "a token", "a full slot", right=["weights", "a token", "a full slot"])
+    for part in footprint.parts:
+        made.add_row(
+            part.name, _bytes(part.weight_bytes), _bytes(part.kv_bytes_per_token), _bytes(part.kv_bytes_per_slot)
+        )
+    return made
+
+
+def _footprint(footprint: Footprint) -> Iterator[str]:
+    device = "" if footprint.device_bytes is None else f"; on the device {_bytes(footprint.device_bytes)}"
+    yield f"This process held at most {_bytes(footprint.peak_process_bytes)}{device}."
+
+
+def _exactness(rows: Sequence[Row]) -> Iterator[str]:
+    if all(row.figures.exactness.num_equal == row.figures.exactness.num_compared > 0 for row in rows):
+        yield "Texts: every candidate wrote exactly what vanilla wrote."
+        return
+    for row in rows:
+        yield f"Texts of {row.candidate.name}: {_compared(row.figures.exactness)}"
+
+
+def _compared(exactness: Exactness) -> str:
+    if not exactness.num_compared:
+        return "drawn without a seed, so there is nothing to compare."
+    parts = [f"{exactness.num_equal} of {exactness.num_compared} as vanilla's"]
+    if exactness.num_near_ties:
+        parts.append(f"{exactness.num_near_ties} part where two tokens are as good as equal")
+    if exactness.num_unexamined:
+        parts.append(f"{exactness.num_unexamined} differ and were not examined")
+    if exactness.num_wrong:
+        parts.append(f"{exactness.num_wrong} DIFFER WHERE THE TARGET IS SURE: a bug, please report it")
+    return ", ".join(parts) + "."
+
+
+def _verdicts(report: Report) -> Iterator[Text]:
+    """One paragraph for every drafter's best candidate; of the others, that a shorter one is better."""
+    for drafter in dict.fromkeys(row.candidate.drafter or "" for row in report.rows):
+        best = best_of(report.rows, drafter)
+        yield _verdict(report, best, best.reasons)
+        for row in report.rows:
+            if row.candidate.drafter == drafter and row is not best:
+                yield _verdict(report, row, [reason for reason in row.reasons if reason[0] == "k_too_high"])
+
+
+def _verdict(report: Report, row: Row, told: Sequence[tuple[str, str]]) -> Text:
+    verdict = row.judgement.verdict
+    text = Text()
+    text.append(f"{row.candidate.name}: ")
+    text.append(verdict.upper(), style=_STYLES[verdict])
+    text.append(f", {_against_the_bar(report, row)}")
+    for _, sentence in told:
+        text.append(f"\n  - {sentence}")
+    return text
+
+
+def _against_the_bar(report: Report, row: Row) -> str:
+    bounds, bar = row.figures.ratio, report.setup.bar
+    if not row.figures.exactness.is_exact:
+        return "because it wrote other texts than vanilla."
+    if bounds.known is None:
+        return f"since {bounds.num_values} batches bound nothing; {_more(report, row)}."
+    low, high = bounds.known
+    if row.judgement.verdict is Verdict.SHIP:
+        return f"at least {low:.2f}x, and the bar is {bar:.2f}x."
+    if row.judgement.verdict is Verdict.DO_NOT_SHIP:
+        return f"at most {high:.2f}x, and the bar is {bar:.2f}x."
+    return f"between {low:.2f}x and {high:.2f}x, the bar of {bar:.2f}x among them; {_more(report, row)}."
+
+
+def _more(report: Report, row: Row) -> str:
+    more = row.judgement.num_more
+    if more is None:
+        return "it is so near the bar that more prompts would hardly settle it"
+    return f"about {more * report.setup.batch} more prompts would probably settle it"
+
+
+def _conclusion(report: Report) -> Iterator[str]:
+    yield ""
+    if report.shipped is not None:
+        rivals = ", ".join(candidate.name for candidate in report.rivals)
+        apart = f"; not told apart from {rivals}" if rivals else ""
+        yield f"Ship {report.shipped.candidate.name}: {_ratio(report.shipped.figures.ratio)} times vanilla{apart}."
+    elif any(row.judgement.verdict is Verdict.TOO_CLOSE for row in report.rows):
+        yield f"Ship nothing yet: no candidate is sure to reach {report.setup.bar:.2f}x."
+    else:
+        yield f"Ship none of them: none reaches {report.setup.bar:.2f}x on these prompts."
+    if (number := len(report.rows)) > 1:
+        yield (
+            f"The bounds hold for all {number} candidates at once with 95 % confidence, so the best may be picked by "
+            f"them; the median of the one picked is a little flattered."
+        )
+    for told in report.notes:
+        yield f"Note: {told}."
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{number} B"
