@@ -21,6 +21,7 @@ from alphaloop.cli import (
     enqueue,
     explain,
     kafka_install,
+    measure,
     migrate,
     probes,
     processes,
@@ -84,6 +85,7 @@ _add(explain.explain, explain.EXAMPLE)
 _add(report.report, report.EXAMPLE)
 _add(cancel.cancel, cancel.EXAMPLE)
 _add(calibrate.calibrate, calibrate.EXAMPLE)
+_add(measure.measure, measure.EXAMPLE)
 _add(check_pair.check_pair, check_pair.EXAMPLE, name="check-pair")
 _add(migrate.migrate, migrate.EXAMPLE)
 
