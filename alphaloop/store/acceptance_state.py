@@ -26,7 +26,7 @@ from alphaloop.store.packed_memory import pack, unpack
 from alphaloop.tables import acceptance_state
 from alphaloop.tables.state import KEY
 
-_THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
+THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
 #: Every transaction below it has ended: what cannot be seen yet will be changed in this one or a later one.
 _OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 
@@ -158,14 +158,14 @@ _CHANGE: Final = (
         as_of=bindparam("until"),
         num_jobs=_state.num_jobs + bindparam("num_more"),
         memory=bindparam("new_memory"),
-        changed_in=_THIS_TRANSACTION,
+        changed_in=THIS_TRANSACTION,
     )
 )
 
 
 def _lock(connection: Connection, keys: Sequence[EvidenceKey], as_of: Mapping[EvidenceKey, datetime]) -> None:
     """Lock the rows of `keys` in their order, making those that are missing. A row that stands is not written."""
-    missing = insert(acceptance_state).values(changed_in=_THIS_TRANSACTION)
+    missing = insert(acceptance_state).values(changed_in=THIS_TRANSACTION)
     statement = missing.on_conflict_do_update(
         index_elements=list(KEY), set_={"num_jobs": _state.num_jobs}, where=false()
     )
