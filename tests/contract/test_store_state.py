@@ -109,7 +109,8 @@ def test_the_sum_of_everything_does_not_depend_on_the_order(
     database: Database, state: AcceptanceStateStore, rng: random.Random
 ) -> None:
     """A job older than the row is added with its own faded weight."""
-    runs = [run for batch in random_runs(rng, 12) for run in batch]
+    times = [NOW + timedelta(days=rng.uniform(-30, 0)) for _ in range(30)]
+    runs = [decode_run(vanilla_counts(rng.randint(2, 50)), mode=Mode.VANILLA, at=at) for at in times]
     for run in runs:
         record(database, run)
     for key, memory in remembered(state).items():

@@ -1,0 +1,182 @@
+"""Notices of changed drafts and drift out of a real PostgreSQL, and what becomes of them when connections break."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from alphaloop.errors import StoreError, StoreUnavailable
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.drift import DriftStore
+from alphaloop.store.notices import Listener
+from worker.watch import Watch
+
+pytestmark = pytest.mark.postgres
+
+SOON_S = 5.0
+LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+
+
+@pytest.fixture
+def listener(database: Database) -> Iterator[Listener]:
+    listener = Listener(database)
+    yield listener
+    listener.close()
+
+
+@pytest.fixture
+def registry(database: Database) -> DraftRegistry:
+    registry = DraftRegistry(database)
+    registry.register("small", "r1", "t")
+    return registry
+
+
+def kill_listeners(database: Database) -> int:
+    with database.begin() as connection:
+        return len(connection.execute(text(LISTENERS.replace("pid", "pg_terminate_backend(pid)", 1))).all())
+
+
+@contextmanager
+def watching(database: Database, look: Callable[[], None], *, every_s: float) -> Iterator[Watch]:
+    watch = Watch(Listener(database), look, every_s=every_s)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+def test_a_new_listener_may_have_missed_something_and_then_hears_of_nothing(listener: Listener) -> None:
+    assert listener.wait(0.0)
+    assert not listener.wait(0.05)
+
+
+def test_changed_drafts_and_drift_are_told_whoever_changes_them(
+    database: Database, listener: Listener, registry: DraftRegistry
+) -> None:
+    drift, subject = DriftStore(database), DriftSubject("code", "small", "r1", "t")
+    now = datetime.now(UTC)
+    changes: list[Callable[[], object]] = [
+        lambda: registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell"),
+        lambda: registry.register("small", "r2", "t"),
+        lambda: drift.open(subject, "draft_stale", "α_1 fell", {}, now),
+        lambda: drift.close([event.id for event in drift.open_events()], now),
+        lambda: _execute(database, "UPDATE draft_revisions SET status = 'active'"),
+    ]
+    listener.wait(0.0)
+    for change in changes:
+        change()
+        assert listener.wait(SOON_S)
+        assert not listener.wait(0.02)
+
+
+def test_what_was_rolled_back_is_not_told(database: Database, listener: Listener, registry: DraftRegistry) -> None:
+    listener.wait(0.0)
+    with pytest.raises(StoreError, match="division by zero"):
+        _execute(database, "UPDATE draft_revisions SET status = 'stale', registered_at = now() - interval '1 s' / 0")
+    assert not listener.wait(0.05)
+
+
+def test_a_lost_connection_is_said_and_made_anew(database: Database, listener: Listener) -> None:
+    listener.wait(0.0)
+    assert kill_listeners(database) == 1
+    with pytest.raises(StoreUnavailable):
+        listener.wait(SOON_S)
+    assert listener.wait(0.0)
+    assert not listener.wait(0.02)
+
+
+def test_nobody_there_is_said_without_the_password() -> None:
+    nowhere = Database(SecretStr("postgresql://u:secret@127.0.0.1:1/x"))
+    with pytest.raises(StoreUnavailable) as refusal:
+        Listener(nowhere).wait(0.0)
+    assert "secret" not in refusal.value.message
+
+
+def test_a_watch_sees_a_flag_at_once_though_it_would_look_only_once_an_hour(
+    database: Database, registry: DraftRegistry
+) -> None:
+    seen, is_stale = threading.Event(), threading.Event()
+
+    def look() -> None:
+        seen.set()
+        if registry.stale("t"):
+            is_stale.set()
+
+    with watching(database, look, every_s=3600.0):
+        assert seen.wait(SOON_S)
+        registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
+        assert is_stale.wait(SOON_S)
+
+
+def test_a_watch_whose_connection_is_killed_listens_again(database: Database, registry: DraftRegistry) -> None:
+    looks = threading.Semaphore(0)
+    is_stale = threading.Event()
+
+    def look() -> None:
+        if registry.stale("t"):
+            is_stale.set()
+        looks.release()
+
+    with watching(database, look, every_s=3600.0):
+        assert looks.acquire(timeout=SOON_S)
+        assert kill_listeners(database) == 1
+        assert looks.acquire(timeout=SOON_S)  # the new connection may have missed a notice
+        registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
+        assert is_stale.wait(SOON_S)
+
+
+class Deaf:
+    """No connection to listen on can be had."""
+
+    def wait(self, timeout_s: float) -> bool:
+        raise StoreUnavailable("too many connections")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_watch_that_cannot_listen_still_looks(database: Database, registry: DraftRegistry) -> None:
+    is_stale = threading.Event()
+
+    def look() -> None:
+        if registry.stale("t"):
+            is_stale.set()
+
+    watch = Watch(Deaf(), look, every_s=0.05)
+    watch.start()
+    try:
+        registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
+        assert is_stale.wait(SOON_S)
+    finally:
+        watch.close()
+
+
+def test_a_look_that_fails_comes_again() -> None:
+    failed, worked = threading.Event(), threading.Event()
+
+    def look() -> None:
+        if not failed.is_set():
+            failed.set()
+            raise StoreUnavailable("away")
+        worked.set()
+
+    watch = Watch(Deaf(), look, every_s=0.02)
+    watch.start()
+    try:
+        assert worked.wait(SOON_S)
+    finally:
+        watch.close()
+
+
+def _execute(database: Database, statement: str) -> None:
+    with database.begin() as connection:
+        connection.execute(text(statement))

@@ -1,0 +1,80 @@
+"""Looking for what others changed: at once when told, and from time to time without being told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from alphaloop.errors import StoreError, StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+#: How soon the thread notices that it is to end, and how long it leaves a database alone that is away.
+_SLICE_S: Final = 0.5
+
+
+class Notices(Protocol):
+    """What is needed of alphaloop.store.notices.Listener."""
+
+    def wait(self, timeout_s: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Watch:
+    """Calls `look` from a thread of its own: when a notice comes, and every `every_s` at the latest.
+
+    Without notices (the listening connection is lost and cannot be made anew) it goes on every `every_s`. A look that
+    fails is logged and comes again: what is known stays known meanwhile.
+    """
+
+    def __init__(self, notices: Notices, look: Callable[[], None], *, every_s: float) -> None:
+        self._notices = notices
+        self._look = look
+        self._every_s = every_s
+        self._is_deaf = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10 * _SLICE_S)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._await_news()
+            if not self._stop.is_set():
+                self._look_once()
+        self._notices.close()
+
+    def _await_news(self) -> None:
+        """Return on a notice, after `every_s`, or to end."""
+        until = time.monotonic() + self._every_s
+        while not self._stop.is_set() and (left_s := until - time.monotonic()) > 0:
+            try:
+                is_told = self._notices.wait(min(left_s, _SLICE_S))
+            except StoreUnavailable as error:
+                if not self._is_deaf:
+                    log.warning("not told of changes: %s", error.message, extra={"action": "notices_lost"})
+                self._is_deaf = True
+                self._stop.wait(min(left_s, _SLICE_S))
+                continue
+            if self._is_deaf:
+                log.info("told of changes again", extra={"action": "notices_back"})
+            self._is_deaf = False
+            if is_told:
+                return
+
+    def _look_once(self) -> None:
+        try:
+            self._look()
+        except StoreError as error:
+            log.warning("not looked for changes: %s", error.message, extra={"action": "look_failed"})
