@@ -113,7 +113,7 @@ def _measure(options: argparse.Namespace, settings: Settings, lines: Sequence[Li
             session.run()
             report = session.report(records, lambda: watch.footprint(parts), notes) if session.measured.turns else None
     if report is not None and options.json:
-        screen.print_json(as_json(report, session.measured))
+        screen.print_json(as_json(report))
     elif report is not None:
         show(report)
     if session.failure is not None:

@@ -6,24 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from alphaloop.acceptance import Interval
-from worker.measuring.candidates import VANILLA
-from worker.measuring.figures import Figures, paired_ratios
-from worker.measuring.observations import Measured
+from worker.measuring.figures import Figures
 from worker.measuring.report import Report, Row
 
 
-def as_json(report: Report, measured: Measured) -> dict[str, Any]:
+def as_json(report: Report) -> dict[str, Any]:
     """Times in seconds, sizes in bytes, counts as they were counted."""
-    baseline = measured.of(VANILLA)
     return {
         "setup": asdict(report.setup),
         "num_batches": report.num_turns,
         "num_batches_planned": report.num_turns_planned,
         "is_interrupted": report.is_interrupted,
         "vanilla": _figures(report.vanilla),
-        "candidates": [
-            {**_row(row), "ratios": paired_ratios(measured.of(row.candidate), baseline)} for row in report.rows
-        ],
+        "candidates": [_row(row) for row in report.rows],
         "ship": None if report.shipped is None else report.shipped.candidate.name,
         "not_told_apart": [candidate.name for candidate in report.rivals],
         "memory": asdict(report.footprint),
@@ -41,6 +36,7 @@ def _row(row: Row) -> dict[str, Any]:
         "verdict": judgement.verdict.value,
         "num_more_batches": judgement.num_more,
         "ratio": {"median": ratio.median, "low": ratio.low, "high": ratio.high, "num_batches": ratio.num_values},
+        "ratios": list(row.figures.ratios),
         "ratio_of_totals": row.figures.ratio_of_totals,
         "exactness": asdict(row.figures.exactness),
         "costs_in_vanilla_rounds": None if row.costs is None else asdict(row.costs),

@@ -99,7 +99,8 @@ class Figures:
 
     candidate: Candidate
     tokens_per_s: float  #: median over blocks
-    ratio: Bounds  #: of a block's tokens a second to vanilla's
+    ratios: tuple[float, ...]  #: of each block's tokens a second to vanilla's, in the order of the blocks
+    ratio: Bounds  #: their median
     ratio_of_totals: float  #: of all tokens over all seconds; None of the prompts weighs more than its time
     first_token_s: Tails
     token_s: Tails | None  #: between the first token and the end, a token; None where every text has one token
@@ -115,10 +116,12 @@ def figures_of(measured: Measured, candidate: Candidate, exactness: Exactness, n
     observations = measured.of(candidate)
     baseline = measured.of(VANILLA)
     texts = [generation for _, generation in measured.generations(candidate)]
+    ratios = paired_ratios(observations, baseline)
     return Figures(
         candidate=candidate,
         tokens_per_s=statistics.median(observation.tokens_per_s for observation in observations),
-        ratio=median_bounds(paired_ratios(observations, baseline), num_comparisons),
+        ratios=tuple(ratios),
+        ratio=median_bounds(ratios, num_comparisons),
         ratio_of_totals=_total(observations) / _total(baseline),
         first_token_s=_tails([text.time_to_first_token_s for text in texts]),
         token_s=Tails.of(
@@ -137,11 +140,14 @@ def figures_of(measured: Measured, candidate: Candidate, exactness: Exactness, n
 
 
 def paired_ratios(ours: Sequence[Observation], theirs: Sequence[Observation]) -> list[float]:
-    """Of every block, the ratio of tokens a second; of its repeats the median, since blocks are what is independent."""
+    """Of every block, by its number, the ratio of tokens a second; of its repeats the median.
+
+    Blocks are what is independent of each other, repeats are not.
+    """
     by_block: dict[int, list[float]] = defaultdict(list)
     for one, other in zip(ours, theirs, strict=True):
         by_block[one.block].append(one.tokens_per_s / other.tokens_per_s)
-    return [statistics.median(ratios) for ratios in by_block.values()]
+    return [statistics.median(by_block[block]) for block in sorted(by_block)]
 
 
 def _total(observations: Sequence[Observation]) -> float:

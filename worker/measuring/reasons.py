@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from alphaloop.acceptance import Interval
+from worker.measuring.bounds import median_bounds
 from worker.measuring.figures import Acceptance, Figures
 from worker.measuring.rounds import RoundCosts
 
@@ -33,6 +34,14 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
+class GreedySample:
+    """Some of the sampled prompts at the same k: decoded greedy, and as they were."""
+
+    greedy: Acceptance
+    sampled: Acceptance
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known of one candidate that does not ship."""
 
@@ -43,7 +52,7 @@ class Evidence:
     siblings: Sequence[Figures] = ()  #: the same drafter at other lengths
     batch: int = 1
     temperature: float = 0.0  #: the highest of the prompts
-    greedy: Acceptance | None = None  #: a sample of the same prompts, decoded greedy at the same k
+    greedy: GreedySample | None = None
     findings: Sequence[tuple[str, str]] = field(default=())  #: check and sentence of what check-pair warns of
     held_out: HeldOut | None = None
 
@@ -88,15 +97,16 @@ def low_acceptance(e: Evidence) -> str | None:
 
 
 def k_too_high(e: Evidence) -> str | None:
-    """A shorter draft was measured faster, or would be by α_i and the measured costs."""
-    falls = _fall(e)
+    """A shorter draft is faster on the same prompts, or would be by α_i and the measured costs."""
     shorter = [s for s in e.siblings if s.candidate.num_draft_tokens < e.k]
     best = max(shorter, key=lambda s: s.ratio.median, default=None)
-    if best is not None and best.ratio.median >= NOTABLE * e.own.ratio.median:
-        return (
-            f"k={e.k} is too long: k={best.candidate.num_draft_tokens} measured {best.ratio.median:.2f}x, k={e.k} "
-            f"{e.own.ratio.median:.2f}x{falls}."
-        )
+    if best is not None:
+        pairs = median_bounds([s / own for s, own in zip(best.ratios, e.own.ratios, strict=True)], len(shorter))
+        if pairs.known is not None and pairs.known[0] > 1 and pairs.median >= NOTABLE:
+            return (
+                f"k={e.k} is too long: on the same prompts k={best.candidate.num_draft_tokens} is {pairs.median:.2f} "
+                f"[{pairs.known[0]:.2f} {pairs.known[1]:.2f}] times as fast{_fall(e)}."
+            )
     modelled = e.costs.best_shorter() if e.costs else None
     if modelled is None or modelled[1] < NOTABLE:
         return None
@@ -104,21 +114,21 @@ def k_too_high(e: Evidence) -> str | None:
     if any(s.candidate.num_draft_tokens == k for s in e.siblings):
         return None  # measured, and no faster
     return (
-        f"k={e.k} may be too long: by α_i and the measured costs k={k} would be {gain:.2f} times as fast{falls}; "
+        f"k={e.k} may be too long: by α_i and the measured costs k={k} would be {gain:.2f} times as fast{_fall(e)}; "
         f"measure it with --k {k}."
     )
 
 
 def temperature(e: Evidence) -> str | None:
     """Sampling lowers acceptance: the same prompts, decoded greedy, have a higher α."""
-    sampled, greedy = e.own.acceptance.alpha, e.greedy and e.greedy.alpha
-    if e.temperature == 0 or e.greedy is None or sampled is None or not greedy:
+    if e.greedy is None:
         return None
-    if sampled.high >= greedy.mean or greedy.low <= sampled.mean:
+    sampled, greedy = e.greedy.sampled.alpha, e.greedy.greedy.alpha
+    if sampled is None or greedy is None or sampled.high >= greedy.mean or greedy.low <= sampled.mean:
         return None
     return (
-        f"Temperature {e.temperature:g} costs acceptance: α is {_interval(sampled)}, and {_interval(greedy)} where "
-        f"{len(e.greedy.by_prompt)} of the same prompts are decoded greedy."
+        f"Temperature {e.temperature:g} costs acceptance: on {len(e.greedy.greedy.by_prompt)} of the prompts α is "
+        f"{_interval(sampled)}, and {_interval(greedy)} where they are decoded greedy."
     )
 
 

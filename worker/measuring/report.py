@@ -9,10 +9,10 @@ from worker.engine import EngineIdentity
 from worker.measuring.bounds import median_bounds
 from worker.measuring.candidates import VANILLA, Candidate
 from worker.measuring.exactness import Exactness
-from worker.measuring.figures import Acceptance, Figures, figures_of, paired_ratios
+from worker.measuring.figures import Figures, figures_of
 from worker.measuring.footprint import Footprint
 from worker.measuring.observations import Measured
-from worker.measuring.reasons import Evidence, HeldOut, reasons
+from worker.measuring.reasons import Evidence, GreedySample, HeldOut, reasons
 from worker.measuring.rounds import RoundCosts, costs_of
 from worker.measuring.verdict import Judgement, Verdict, judge
 
@@ -72,10 +72,10 @@ class Report:
 
 
 def report_of(
-    setup: Setup, measured: Measured, exactness: Mapping[Candidate, Exactness], greedy: Mapping[str, Acceptance],
+    setup: Setup, measured: Measured, exactness: Mapping[Candidate, Exactness], greedy: Mapping[str, GreedySample],
     records: Records, footprint: Footprint, notes: Sequence[str], num_turns_planned: int,
 ) -> Report:  # fmt: skip
-    """Judge every candidate. `greedy` holds, by drafter, the acceptance of a greedy sample at its best k.
+    """Judge every candidate. `greedy` holds, by drafter, a greedy sample at its best k.
 
     There must be a finished turn.
     """
@@ -101,7 +101,7 @@ def report_of(
     )  # fmt: skip
     return Report(
         setup, len(measured.turns), num_turns_planned, vanilla, tuple(rows), footprint, tuple(notes), shipped,
-        _rivals(measured, shipped, rows), measured.is_interrupted,
+        _rivals(shipped, rows), measured.is_interrupted,
     )  # fmt: skip
 
 
@@ -110,15 +110,15 @@ def best_of(rows: Sequence[Row], drafter: str) -> Row:
     return max((row for row in rows if row.candidate.drafter == drafter), key=lambda row: row.figures.ratio.median)
 
 
-def _rivals(measured: Measured, shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
+def _rivals(shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
     """Those whose own pairs with the chosen one have 1 between their bounds."""
     if shipped is None:
         return ()
     others = [row for row in rows if row.judgement.verdict is Verdict.SHIP and row is not shipped]
-    chosen = measured.of(shipped.candidate)
     found = []
     for row in others:
-        bounds = median_bounds(paired_ratios(chosen, measured.of(row.candidate)), len(others))
+        pairs = zip(shipped.figures.ratios, row.figures.ratios, strict=True)
+        bounds = median_bounds([one / other for one, other in pairs], len(others))
         if bounds.known is None or bounds.known[0] <= 1 <= bounds.known[1]:
             found.append(row.candidate)
     return tuple(found)

@@ -16,12 +16,13 @@ from worker.measuring.exactness import Exactness, ExactnessCheck
 from worker.measuring.figures import Acceptance
 from worker.measuring.footprint import Footprint
 from worker.measuring.observations import Measured
+from worker.measuring.reasons import GreedySample
 from worker.measuring.report import Records, Report, Setup, best_of, report_of
 from worker.measuring.running import Interrupted, Runner
 from worker.measuring.verdict import Verdict
 
 #: Of sampled prompts decoded greedy as well, to see what the temperature costs.
-NUM_GREEDY: Final = 8
+NUM_GREEDY: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Session:
         self._on_stage("comparing texts", 0)
         exactness = self._exactness()
 
-        def made(greedy: Mapping[str, Acceptance]) -> Report:
+        def made(greedy: Mapping[str, GreedySample]) -> Report:
             return report_of(
                 self._setup(), self.measured, exactness, greedy, records, footprint(), notes, self._plan.num_turns
             )
@@ -131,8 +132,8 @@ class Session:
         truths = self.measured.generations(VANILLA)
         return {c: check.compare(truths, self.measured.generations(c)) for c in self._plan.candidates}
 
-    def _greedy(self, report: Report) -> dict[str, Acceptance]:
-        """By drafter with nothing to ship, the acceptance of some sampled prompts decoded greedy at its best k."""
+    def _greedy(self, report: Report) -> dict[str, GreedySample]:
+        """By drafter with nothing to ship, some of the sampled prompts decoded greedy at its best k."""
         seen = dict.fromkeys(number for number, _ in self.measured.generations(VANILLA))
         prepared = self._plan.prepared
         sampled = [number for number in seen if prepared[number].sampling.temperature > 0][:NUM_GREEDY]
@@ -152,5 +153,8 @@ class Session:
                 generations, _, _ = self._runner.decode(jobs, best.candidate)
             except Interrupted:
                 break
-            found[drafter] = Acceptance.of(list(zip(sampled, generations, strict=True)))
+            own = [(n, text) for n, text in self.measured.generations(best.candidate) if n in sampled]
+            found[drafter] = GreedySample(
+                Acceptance.of(list(zip(sampled, generations, strict=True))), Acceptance.of(own)
+            )
         return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rich.text import Text
@@ -12,6 +13,7 @@ from worker.measuring.bounds import Bounds
 from worker.measuring.exactness import Exactness
 from worker.measuring.figures import Figures, Tails
 from worker.measuring.footprint import Footprint
+from worker.measuring.reasons import k_too_high
 from worker.measuring.report import Report, Row, Setup, best_of
 from worker.measuring.verdict import Verdict
 
@@ -23,8 +25,12 @@ def show(report: Report) -> None:
     """Tables, then the verdicts and their reasons."""
     console = out()
     everything = [report.vanilla, *(row.figures for row in report.rows)]
-    for line in _head(report):
-        console.print(Text(line))
+
+    def say(lines: Iterable[str], indent: str = "") -> None:
+        for line in lines:
+            console.print(_wrapped(line, console.width, indent))
+
+    say(_head(report))
     console.print()
     console.print(_speeds(report))
     console.print()
@@ -35,16 +41,23 @@ def show(report: Report) -> None:
     console.print(_acceptance(report.rows))
     console.print()
     console.print(_memory(report.footprint))
-    for line in _footprint(report.footprint):
-        console.print(Text(line))
+    say(_footprint(report.footprint))
     console.print()
-    for line in _exactness(report.rows):
-        console.print(Text(line))
+    say(_exactness(report.rows), "  ")
     console.print()
-    for paragraph in _verdicts(report):
-        console.print(paragraph)
-    for line in _conclusion(report):
-        console.print(Text(line))
+    for line, told in _verdicts(report):
+        say([line], "  ")
+        say((f"  - {sentence}" for sentence in told), "    ")
+    console.print()
+    say(_conclusion(report))
+
+
+def _wrapped(line: str, width: int, indent: str) -> Text:
+    """Further lines begin with `indent`; a verdict has its colour."""
+    text = Text(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+    for verdict, style in _STYLES.items():
+        text.highlight_words([verdict.upper()], style)
+    return text
 
 
 def _head(report: Report) -> Iterator[str]:
@@ -152,25 +165,18 @@ def _compared(exactness: Exactness) -> str:
     return ", ".join(parts) + "."
 
 
-def _verdicts(report: Report) -> Iterator[Text]:
-    """One paragraph for every drafter's best candidate; of the others, that a shorter one is better."""
+def _verdicts(report: Report) -> Iterator[tuple[str, list[str]]]:
+    """Of every drafter's best candidate the verdict and all reasons; of the others, that a shorter draft is better."""
     for drafter in dict.fromkeys(row.candidate.drafter or "" for row in report.rows):
         best = best_of(report.rows, drafter)
-        yield _verdict(report, best, best.reasons)
+        yield _verdict(report, best), [sentence for _, sentence in best.reasons]
         for row in report.rows:
             if row.candidate.drafter == drafter and row is not best:
-                yield _verdict(report, row, [reason for reason in row.reasons if reason[0] == "k_too_high"])
+                yield _verdict(report, row), [sentence for name, sentence in row.reasons if name == k_too_high.__name__]
 
 
-def _verdict(report: Report, row: Row, told: Sequence[tuple[str, str]]) -> Text:
-    verdict = row.judgement.verdict
-    text = Text()
-    text.append(f"{row.candidate.name}: ")
-    text.append(verdict.upper(), style=_STYLES[verdict])
-    text.append(f", {_against_the_bar(report, row)}")
-    for _, sentence in told:
-        text.append(f"\n  - {sentence}")
-    return text
+def _verdict(report: Report, row: Row) -> str:
+    return f"{row.candidate.name}: {row.judgement.verdict.upper()}, {_against_the_bar(report, row)}"
 
 
 def _against_the_bar(report: Report, row: Row) -> str:
@@ -195,7 +201,6 @@ def _more(report: Report, row: Row) -> str:
 
 
 def _conclusion(report: Report) -> Iterator[str]:
-    yield ""
     if report.shipped is not None:
         rivals = ", ".join(candidate.name for candidate in report.rivals)
         apart = f"; not told apart from {rivals}" if rivals else ""
@@ -206,7 +211,7 @@ def _conclusion(report: Report) -> Iterator[str]:
         yield f"Ship none of them: none reaches {report.setup.bar:.2f}x on these prompts."
     if (number := len(report.rows)) > 1:
         yield (
-            f"The bounds hold for all {number} candidates at once with 95 % confidence, so the best may be picked by "
+            f"The bounds hold for all {number} candidates at once, with 95 % confidence, so the best may be picked by "
             f"them; the median of the one picked is a little flattered."
         )
     for told in report.notes:

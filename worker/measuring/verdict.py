@@ -11,8 +11,8 @@ from worker.measuring.bounds import Bounds, min_values
 
 #: A further run settles it with 80 % probability: (1.96 + .84) / 1.96 times the room that the bounds need.
 _POWER: Final = 1.43
-#: Beyond so many times the prompts at hand nobody measures again: the ratio is the bar.
-_MOST_TIMES: Final = 30
+#: Beyond so many values nobody measures: the ratio is the bar.
+_MOST: Final = 2000
 
 
 class Verdict(StrEnum):
@@ -49,6 +49,6 @@ def _num_more(median: float, low: float, high: float, bar: float, num_values: in
     """Bounds narrow with the square root of the number of values; ratios are compared by their logarithms."""
     distance = abs(math.log(median / bar))
     room = math.log(median / low) if median >= bar else math.log(high / median)
-    if distance * math.sqrt(_MOST_TIMES) <= _POWER * room:
+    if distance * math.sqrt(_MOST / num_values) <= _POWER * room:
         return None
     return max(1, math.ceil(num_values * (_POWER * room / distance) ** 2) - num_values)
