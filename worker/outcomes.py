@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -11,9 +12,9 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import DecodingReport, Failure, Result, Status, Timings, Usage
-from alphaloop.store.outcomes import DecodeRun, Outcome
+from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.claiming import ClaimedJob
-from worker.engine import EngineIdentity, Generation
+from worker.engine import EngineIdentity, Generation, ShadowCounts
 
 
 def succeeded(
@@ -61,7 +62,9 @@ def succeeded(
             batch_size=generation.batch_size,
         ),
     )
-    return _outcome(claimed, result, _run(claimed, generation, decision, identity, queue_s=queue_s, now=now))
+    run = _run(claimed, generation, decision, identity, queue_s=queue_s, now=now)
+    shadows = tuple(_shadow(run, counts) for counts in generation.shadows)
+    return _outcome(claimed, result, run, shadows)
 
 
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
@@ -88,7 +91,9 @@ def _addressed(claimed: ClaimedJob, now: datetime) -> dict[str, Any]:
     }
 
 
-def _outcome(claimed: ClaimedJob, result: Result, run: DecodeRun | None) -> Outcome:
+def _outcome(
+    claimed: ClaimedJob, result: Result, run: DecodeRun | None, shadows: tuple[ShadowRun, ...] = ()
+) -> Outcome:
     return Outcome(
         job_id=claimed.job_id,
         attempt=claimed.attempt,
@@ -97,6 +102,7 @@ def _outcome(claimed: ClaimedJob, result: Result, run: DecodeRun | None) -> Outc
         topic=RESULTS,
         headers=_headers(claimed),
         run=run,
+        shadows=shadows,
     )
 
 
@@ -145,4 +151,16 @@ def _run(
         wall_s=generation.wall_s,
         device_s=generation.device_s,
         decoded_at=now,
+    )
+
+
+def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
+    """The same job under the key of a drafter that did not decode it."""
+    return ShadowRun(
+        key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision, gate=""),
+        num_draft_tokens=shadow.num_draft_tokens,
+        counts=shadow.counts,
+        num_prompt_tokens=run.num_prompt_tokens,
+        num_output_tokens=run.num_tokens,
+        decoded_at=run.decoded_at,
     )

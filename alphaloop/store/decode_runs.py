@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final
@@ -17,6 +17,8 @@ from alphaloop.messages import Purpose
 from alphaloop.store.partitions import ensure_days, utc_day
 from alphaloop.tables import acceptance_hourly, decode_runs
 
+#: `mode` of sums that cost no time: beside vanilla and speculative, which are alphaloop.messages.Mode.
+SHADOW: Final = "shadow"
 _KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
 
 
@@ -53,16 +55,43 @@ class DecodeRun:
         return self.purpose != Purpose.CONTROL
 
 
-def insert_runs(connection: Connection, runs: Sequence[tuple[str, int, DecodeRun]]) -> None:
-    """Store the runs (job_id, attempt, run) and add them to their hours, in the caller's transaction.
+@dataclass(frozen=True, slots=True)
+class ShadowRun:
+    """What a drafter would have been counted with on traffic that it did not decode, under its own key.
+
+    Evidence of acceptance like a run's (docs/concepts/drafters.md says why), and of nothing else: it took no time.
+    It enters what is remembered of its key, and the hours with the mode `shadow`; it is no row of decode_runs.
+    """
+
+    key: EvidenceKey
+    num_draft_tokens: int
+    counts: AcceptanceCounts  #: of the text's beginning, where it is long
+    num_prompt_tokens: int
+    num_output_tokens: int  #: of the whole text
+    decoded_at: datetime
+
+    @property
+    def evidence(self) -> EvidenceSums:
+        """What it adds to what is remembered of its key."""
+        sums = EvidenceSums.of_job(
+            self.counts, self.num_draft_tokens, self.decoded_at, self.counts.num_tokens, self.num_prompt_tokens
+        )
+        whole = self.num_output_tokens
+        return replace(sums, output_tokens=float(whole), output_tokens_sq=float(whole**2))
+
+
+def insert_runs(
+    connection: Connection, runs: Sequence[tuple[str, int, DecodeRun]], shadows: Sequence[ShadowRun] = ()
+) -> None:
+    """Store the runs (job_id, attempt, run) and add them and the shadows to their hours, in the caller's transaction.
 
     A day without a partition gets one first: nothing is lost because nobody made it in time.
     """
-    if not runs:
-        return
-    ensure_days(connection, {utc_day(run.decoded_at) for _, _, run in runs})
-    connection.execute(insert(decode_runs), [_run_row(*run) for run in runs])
-    _add_to_hours(connection, [run for _, _, run in runs])
+    if runs:
+        ensure_days(connection, {utc_day(run.decoded_at) for _, _, run in runs})
+        connection.execute(insert(decode_runs), [_run_row(*run) for run in runs])
+    if rows := [*(_run_hour(run) for _, _, run in runs), *map(_shadow_hour, shadows)]:
+        _add_to_hours(connection, rows)
 
 
 def _run_row(job_id: str, attempt: int, run: DecodeRun) -> dict[str, Any]:
@@ -70,10 +99,9 @@ def _run_row(job_id: str, attempt: int, run: DecodeRun) -> dict[str, Any]:
     return {"job_id": job_id, "attempt": attempt, **row, **asdict(run.key), **_counts(run.counts)}
 
 
-def _add_to_hours(connection: Connection, runs: Sequence[DecodeRun]) -> None:
+def _add_to_hours(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     sums: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for run in runs:
-        row = _hour_row(run)
+    for row in rows:
         key = tuple(row[name] for name in _KEY)
         sums[key] = _add(sums[key], row) if key in sums else row
     statement = insert(acceptance_hourly)
@@ -89,27 +117,42 @@ def _add_to_hours(connection: Connection, runs: Sequence[DecodeRun]) -> None:
     )
 
 
-def _hour_row(run: DecodeRun) -> dict[str, Any]:
-    """One job as a row of sums: sums of squares and products are those of a single job."""
-    counts = run.counts
+def _run_hour(run: DecodeRun) -> dict[str, Any]:
+    how = {"purpose": run.purpose, "mode": run.mode, "num_draft_tokens": run.num_draft_tokens}
     return {
-        "bucket": run.decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0),
-        **asdict(run.key),
-        "purpose": run.purpose,
-        "mode": run.mode,
-        "num_draft_tokens": run.num_draft_tokens,
+        **_hour(run.key, run.decoded_at, run.counts, run.num_tokens),
+        **how,
+        "num_prompt_tokens": run.num_prompt_tokens,
+        "wall_s": run.wall_s,
+        "device_s": run.device_s,
+    }
+
+
+def _shadow_hour(shadow: ShadowRun) -> dict[str, Any]:
+    how = {"purpose": Purpose.TRAFFIC.value, "mode": SHADOW, "num_draft_tokens": shadow.num_draft_tokens}
+    return {
+        **_hour(shadow.key, shadow.decoded_at, shadow.counts, shadow.counts.num_tokens),
+        **how,
+        "num_prompt_tokens": shadow.num_prompt_tokens,
+        "wall_s": 0.0,
+        "device_s": 0.0,
+    }
+
+
+def _hour(key: EvidenceKey, decoded_at: datetime, counts: AcceptanceCounts, num_tokens: int) -> dict[str, Any]:
+    """One job as a row of sums: sums of squares and products are those of a single job."""
+    return {
+        "bucket": decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0),
+        **asdict(key),
         "num_jobs": 1,
         **_counts(counts),
-        "num_prompt_tokens": run.num_prompt_tokens,
-        "num_tokens": run.num_tokens,
+        "num_tokens": num_tokens,
         "rounds_sq": counts.rounds**2,
-        "tokens_sq": run.num_tokens**2,
-        "rounds_tokens": counts.rounds * run.num_tokens,
+        "tokens_sq": num_tokens**2,
+        "rounds_tokens": counts.rounds * num_tokens,
         "trials_sq": [trials**2 for trials in counts.trials],
         "accepts_sq": [accepts**2 for accepts in counts.accepts],
         "accepts_trials": [a * t for a, t in zip(counts.accepts, counts.trials, strict=True)],
-        "wall_s": run.wall_s,
-        "device_s": run.device_s,
     }
 
 

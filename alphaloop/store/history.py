@@ -14,6 +14,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import Evidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import SHADOW
 from alphaloop.tables import acceptance_hourly
 
 _DAY: Final = timedelta(days=1)
@@ -42,9 +43,9 @@ class HistoryStore:
     ) -> dict[str, Evidence]:
         """Evidence by drafter, for those of `drafters` (name → revision) that were used.
 
-        Adds up segments, prompt buckets, draft lengths, traffic and probes; never target revisions, draft revisions,
-        engines, sampling buckets or gated drafts. An hour weighs half as much for every `half_life_days` of its age,
-        and nothing beyond `window_days`.
+        Adds up segments, prompt buckets, draft lengths, traffic, its shadows and probes; never target revisions, draft
+        revisions, engines, sampling buckets or gated drafts. An hour weighs half as much for every `half_life_days` of
+        its age, and nothing beyond `window_days`.
         """
         if not drafters:
             return {}
@@ -74,6 +75,7 @@ class HistoryStore:
             hours.bucket > now - window_days * _DAY,
             hours.bucket <= now,
             hours.purpose == Purpose.TRAFFIC,
+            hours.mode != SHADOW,
         )
         with self._database.begin() as connection:
             total, num_jobs = connection.execute(query).one()
@@ -98,7 +100,7 @@ def evidence_query(
         hours.engine == engine,
         hours.sampling_bucket == sampling_bucket,
         hours.gate == "",
-        hours.mode == Mode.SPECULATIVE,
+        hours.mode.in_((Mode.SPECULATIVE, SHADOW)),
         hours.purpose.in_(_MEASURES),
         tuple_(hours.drafter, hours.draft_revision).in_(drafters.items()),
     )  # fmt: skip

@@ -11,12 +11,12 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, insert_runs
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun, insert_runs
 from alphaloop.store.jobs import lock_held
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.tables import cancellations, jobs, outbox
 
-__all__ = ["DecodeRun", "Outcome", "OutcomeStore"]
+__all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Outcome:
     topic: str
     headers: Mapping[str, str]
     run: DecodeRun | None = None
+    shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it, each at most once
 
 
 class OutcomeStore:
@@ -52,9 +53,12 @@ class OutcomeStore:
             winners = _winners(outcomes, held)
             if winners:
                 _end_jobs(connection, winners)
-                insert_runs(connection, [(won.job_id, won.attempt, won.run) for won in winners if won.run is not None])
-                runs = [won.run for won in winners if won.run is not None and won.run.is_evidence]
-                add_jobs(connection, [(run.key, run.evidence) for run in runs], self._half_life)
+                runs = [(won.job_id, won.attempt, won.run) for won in winners if won.run is not None]
+                shadows = [shadow for won in winners for shadow in won.shadows]
+                insert_runs(connection, runs, shadows)
+                evidence = [(run.key, run.evidence) for _, _, run in runs if run.is_evidence]
+                evidence += [(shadow.key, shadow.evidence) for shadow in shadows]
+                add_jobs(connection, evidence, self._half_life)
                 return _enqueue(connection, winners, owner)
         return []
 

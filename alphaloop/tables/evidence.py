@@ -67,11 +67,16 @@ def _rollup(name: str, bucket: str) -> Table:
         instant("bucket", f"Start of the {bucket}, UTC", primary_key=True),
         *evidence_key(primary_key=True),
         Column("purpose", Text, primary_key=True, comment="traffic, probe or control"),
-        Column("mode", Text, primary_key=True, comment="vanilla or speculative"),
+        Column(
+            "mode",
+            Text,
+            primary_key=True,
+            comment="vanilla, speculative, or shadow: a drafter's counts on texts that it did not decode",
+        ),
         Column("num_draft_tokens", Integer, primary_key=True, comment="k; 0 is vanilla"),
         *_sums(),
         Index(f"ix_{name}_task_bucket", "task", "bucket"),
-        comment=f"Counts and sums of decode_runs by {bucket}: never rates",
+        comment=f"Counts and sums of decode_runs by {bucket}, and those of shadows: never rates",
     )
 
 

@@ -1,0 +1,95 @@
+"""Shadows against a real PostgreSQL: evidence under the drafter's own key, and never taken for jobs that ran."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.messages import Mode
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.database import Database
+from alphaloop.store.history import HistoryStore
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore, ShadowRun
+from alphaloop.store.overview import Overview
+from alphaloop.store.rollups import RollupStore
+from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+
+pytestmark = pytest.mark.postgres
+NUM_OUTPUT = 90  #: tokens of every text, of whose beginning the shadows are
+
+
+def record(database: Database, rng: random.Random, num_jobs: int, at: datetime) -> list[AcceptanceCounts]:
+    """Jobs decoded vanilla, each with a shadow of look-up; returns the shadows' counts."""
+    jobs, outcomes = JobStore(database), OutcomeStore(database)
+    found = []
+    for number in range(num_jobs):
+        job_id = f"{number}"
+        jobs.claim([claim_request(job_id)], owner="w1", lease_s=60.0, max_attempts=9)
+        run = decode_run(vanilla_counts(NUM_OUTPUT), mode=Mode.VANILLA, at=at)
+        counts = simulated_counts(rng, [0.8, 0.5], 10)
+        shadow = ShadowRun(
+            replace(run.key, drafter="lookup", draft_revision="draft-1"), 2, counts, run.num_prompt_tokens,
+            run.num_tokens, run.decoded_at,
+        )  # fmt: skip
+        outcomes.record([replace(outcome(job_id, run=run), shadows=(shadow,))], owner="w1")
+        found.append(counts)
+    return found
+
+
+def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Database, rng: random.Random) -> None:
+    at = datetime.now(UTC)
+    shadows = record(database, rng, 5, at)
+    total = sum(shadows, AcceptanceCounts())
+    history = HistoryStore(database)
+    evidence = history.evidence(
+        "code", target_revision=TARGET, engine=ENGINE, sampling_bucket="greedy", drafters={"lookup": "draft-1"},
+        now=at, window_days=1, half_life_days=1e6,
+    )["lookup"]  # fmt: skip
+    assert (evidence.counts, evidence.num_jobs) == (total, 5)
+    (row,) = (
+        row for row in AcceptanceStateStore(database).look(TARGET, ENGINE, {"lookup": "draft-1"}).rows if row.drafter
+    )
+    sums = row.memory.all
+    assert (row.num_jobs, sums.trials, sums.accepts) == (5, total.trials, total.accepts)
+    assert sums.output_tokens == 5 * NUM_OUTPUT, "lengths are those of the whole texts"
+    assert sums.tokens == total.num_tokens - 5, "tokens of its rounds are its own"
+
+    assert history.expected_tokens("code", now=at, window_days=1) == NUM_OUTPUT, "each text counts once"
+    (now,) = Overview(database).tasks_now(timedelta(days=1))
+    assert (now.trials, now.speculative) == (0, None)
+    assert now.vanilla is not None
+    assert now.vanilla.num_jobs == 5
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM decode_runs WHERE drafter <> ''")).scalar_one() == 0
+        assert connection.execute(text("SELECT * FROM task_alpha_now")).all() == []
+        speed = connection.execute(text("SELECT speculative_jobs, vanilla_jobs FROM task_speedup_now")).one()
+        assert tuple(speed) == (0, 5)
+
+
+def test_days_hold_the_shadows_of_their_hours(database: Database, rng: random.Random) -> None:
+    at = datetime.now(UTC)
+    total = sum(record(database, rng, 3, at), AcceptanceCounts())
+    RollupStore(database).roll_up_day(at.date())
+    with database.begin() as connection:
+        day = connection.execute(
+            text("SELECT num_jobs, accepts, wall_s, device_s FROM acceptance_daily WHERE mode = 'shadow'")
+        ).one()
+    assert tuple(day) == (3, list(total.accepts), 0.0, 0.0)
+
+
+def test_a_lost_claim_adds_no_shadow(database: Database, rng: random.Random) -> None:
+    record(database, rng, 1, datetime.now(UTC))
+    run = decode_run(vanilla_counts(9), mode=Mode.VANILLA)
+    shadow = ShadowRun(
+        replace(run.key, drafter="lookup", draft_revision="draft-1"), 2, simulated_counts(rng, [0.5], 3), 1, 9,
+        run.decoded_at,
+    )  # fmt: skip
+    assert OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1") == []
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT num_jobs FROM acceptance_hourly WHERE mode = 'shadow'")).all() == [(1,)]
