@@ -7,29 +7,26 @@ compares a pass with that model's own before anything is served.
 Measured for SmolLM2 in bf16 on 2 cores (docs/log.md): transformers' forward spends more than half of a one-token pass
 outside of its matrix products. Here queries, keys and values are one product, gate and up another; both residual
 additions happen inside a product; the rotation is one complex product, for which the two halves of a head lie
-interleaved; and keys and values go into the cache in one copy.
+interleaved. What lies between the products are `operations`: compiled kernels on a CPU, torch's calls elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.decoding.attention import attend
+from worker.decoding.compiled_operations import CompiledOperations, can_compile
+from worker.decoding.operations import ACTIVATIONS, Attention, Heads, Operations
 from worker.decoding.packed import PackedLinear
 from worker.decoding.passes import Pass
 from worker.decoding.slots import KvShape, SlotCache
+from worker.decoding.torch_operations import TorchOperations
 
-VERSION: Final = 1  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
+VERSION: Final = 2  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})
-ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "silu": functional.silu,
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
 
 
 def can_fuse(config: Any) -> bool:
@@ -43,7 +40,7 @@ def can_fuse(config: Any) -> bool:
 class FusedDecoder:
     """Takes the weights of a transformers model, and empties its layers one by one so that none is held twice."""
 
-    def __init__(self, model: Any, num_positions: int) -> None:
+    def __init__(self, model: Any, num_positions: int, operations: Operations | None = None) -> None:
         config, inner = model.config, model.model
         self.window: int | None = config.sliding_window if _kinds(config) != {"full_attention"} else None
         self._embeddings: Tensor = inner.embed_tokens.weight.detach()
@@ -52,14 +49,13 @@ class FusedDecoder:
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
         self.kv_shape = KvShape.of(config, self._embeddings.dtype)
-        self._kinds = [_kind(config, index) for index in range(len(inner.layers))]
+        self._operations = operations or _operations(self._embeddings)
         self._num_outputs: int = model.lm_head.weight.shape[0]
         self._head = PackedLinear(*_weights(model.lm_head))
-        self._norm = _Norm(inner.norm)
-        activation = ACTIVATIONS[_activation_name(config)]
+        self._norm = _Norm(inner.norm, self._operations)
         self._layers = []
         for index, layer in enumerate(inner.layers):
-            self._layers.append(_Layer(layer, activation))
+            self._layers.append(_Layer(layer, _kind(config, index), _activation_name(config), self._operations))
             inner.layers[index] = torch.nn.Identity()
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
@@ -67,9 +63,9 @@ class FusedDecoder:
         x = functional.embedding(plan.token_ids, self._embeddings)
         if self._scale is not None:
             x = x * self._scale
-        rotations = {kind: table[plan.positions][:, None] for kind, table in self._rotations.items()}
-        for layer, kind, held in zip(self._layers, self._kinds, cache.layers, strict=True):
-            x = layer(x, rotations[kind], held, plan, is_local=kind == "sliding_attention")
+        attention = self._operations.attention(plan, self._rotations, self.window)
+        for layer, held in zip(self._layers, cache.layers, strict=True):
+            x = layer(x, held, attention)
         if plan.wanted is not None:
             x = x.index_select(0, plan.wanted)
         if not len(x):
@@ -80,73 +76,70 @@ class FusedDecoder:
 class _Norm:
     """RMS norm (Zhang and Sennrich 2019); Gemma stores its weights less one."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, operations: Operations) -> None:
         weight = module.weight.detach()
         self.weight = (1.0 + weight.float()).to(weight.dtype) if "Gemma" in type(module).__name__ else weight
-        self._shape = tuple(weight.shape)
-        self._eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
+        self.epsilon: float = module.eps if hasattr(module, "eps") else module.variance_epsilon
+        self._operations = operations
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self._shape, self.weight, self._eps)
+        return self._operations.norm(x, self.weight, self.epsilon)
 
 
 class _Layer:
     """Attention and MLP, each with its norms and its residual."""
 
-    def __init__(self, layer: Any, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, layer: Any, kind: str, activation: str, operations: Operations) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._head_dim: int = attention.head_dim
-        self._num_rotated = (attention.q_proj.out_features + attention.k_proj.out_features) // self._head_dim
-        self._num_queries = attention.q_proj.out_features // self._head_dim
-        self._scaling: float = attention.scaling
+        head_dim: int = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         weights = [projection.weight.detach() for projection in projections]
-        weights[:2] = [_interleaved(weight, self._head_dim) for weight in weights[:2]]
+        weights[:2] = [_interleaved(weight, head_dim) for weight in weights[:2]]
         biases = None
         if attention.q_proj.bias is not None:
             parts = [projection.bias.detach() for projection in projections]
-            parts[:2] = [_interleaved(part, self._head_dim) for part in parts[:2]]
+            parts[:2] = [_interleaved(part, head_dim) for part in parts[:2]]
             biases = torch.cat(parts)
         self._qkv = PackedLinear(torch.cat(weights), biases)
+        self._heads = _heads(attention, kind, operations)
         self._out = PackedLinear(*_weights(attention.o_proj))
         self._gate_up = PackedLinear(
             torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())),
             None if mlp.gate_proj.bias is None else torch.cat((mlp.gate_proj.bias, mlp.up_proj.bias)).detach(),
         )
-        self._num_gates: int = mlp.gate_proj.out_features
         self._down = PackedLinear(*_weights(mlp.down_proj))
         self._activation = activation
-        self._before_attention = _Norm(layer.input_layernorm)
+        self._operations = operations
+        self._before_attention = _Norm(layer.input_layernorm, operations)
         # In Gemma the norm of this name stands behind attention and another before the MLP; elsewhere it is that one.
         is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
-        self._behind_attention = _Norm(layer.post_attention_layernorm) if is_sandwich else None
-        self._before_mlp = _Norm(layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm)
-        self._behind_mlp = _Norm(layer.post_feedforward_layernorm) if is_sandwich else None
-        self._heads_norm = self._norm_of_heads(attention) if hasattr(attention, "q_norm") else None
+        second = layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm
+        self._before_mlp = _Norm(second, operations)
+        self._behind_attention = _Norm(layer.post_attention_layernorm, operations) if is_sandwich else None
+        self._behind_mlp = _Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
 
-    def __call__(self, x: Tensor, rotation: Tensor, held: Tensor, plan: Pass, *, is_local: bool) -> Tensor:
-        qkv = self._qkv(self._before_attention(x)).view(len(x), -1, self._head_dim)
-        rotated = qkv[:, : self._num_rotated]
-        if self._heads_norm is not None:
-            weight, eps = self._heads_norm
-            rotated = functional.rms_norm(rotated, (self._head_dim,), None, eps) * weight
-        pairs = rotated.to(_real(rotation)).reshape(len(x), self._num_rotated, -1, 2)
-        turned = torch.view_as_complex(pairs) * rotation
-        qkv[:, : self._num_rotated] = torch.view_as_real(turned).flatten(-2)
-        new = qkv[:, self._num_queries :]
-        held.view(-1, self._head_dim).index_copy_(0, plan.stored, new.reshape(-1, self._head_dim))
-        seen = attend(qkv[:, : self._num_queries], held, plan, self._scaling, is_local=is_local)
+    def __call__(self, x: Tensor, held: Tensor, attention: Attention) -> Tensor:
+        seen = attention(self._qkv(self._before_attention(x)), held, self._heads)
         x = _residual(x, seen, self._out, self._behind_attention)
-        gated = self._gate_up(self._before_mlp(x))
-        gated = self._activation(gated[:, : self._num_gates]) * gated[:, self._num_gates :]
+        gated = self._operations.gate(self._gate_up(self._before_mlp(x)), self._activation)
         return _residual(x, gated, self._down, self._behind_mlp)
 
-    def _norm_of_heads(self, attention: Any) -> tuple[Tensor, float]:
-        """Weights [rotated heads, head_dim] of the norms of queries and keys, and their epsilon."""
-        queries, keys = _Norm(attention.q_norm), _Norm(attention.k_norm)
-        num_keys = self._num_rotated - self._num_queries
-        weights = [queries.weight.expand(self._num_queries, -1), keys.weight.expand(num_keys, -1)]
-        return _interleaved(torch.cat(weights).flatten(), self._head_dim).view(-1, self._head_dim), queries._eps
+
+def _operations(weight: Tensor) -> Operations:
+    return CompiledOperations(weight.dtype) if can_compile(weight.device, weight.dtype) else TorchOperations()
+
+
+def _heads(attention: Any, kind: str, operations: Operations) -> Heads:
+    head_dim: int = attention.head_dim
+    num_queries, num_keys = attention.q_proj.out_features // head_dim, attention.k_proj.out_features // head_dim
+    norms, epsilon = None, 0.0
+    if hasattr(attention, "q_norm"):
+        queries, keys = _Norm(attention.q_norm, operations), _Norm(attention.k_norm, operations)
+        weights = torch.cat((queries.weight.expand(num_queries, -1), keys.weight.expand(num_keys, -1)))
+        norms = _interleaved(weights.flatten(), head_dim).view(-1, head_dim).contiguous()
+        epsilon = queries.epsilon
+    is_local = kind == "sliding_attention"
+    return Heads(num_queries, num_keys, head_dim, attention.scaling, kind, is_local, norms, epsilon)
 
 
 def _residual(x: Tensor, y: Tensor, linear: PackedLinear, norm: _Norm | None) -> Tensor:
@@ -164,10 +157,6 @@ def _interleaved(rows: Tensor, head_dim: int) -> Tensor:
     """
     heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)
-
-
-def _real(rotation: Tensor) -> torch.dtype:
-    return torch.float64 if rotation.dtype == torch.complex128 else torch.float32
 
 
 def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor:

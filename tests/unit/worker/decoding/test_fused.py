@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
 from worker.decoding import fused
 from worker.decoding.fused import FusedDecoder, can_fuse
 from worker.decoding.language_model import LanguageModel
+from worker.decoding.operations import GELU_TANH
 from worker.decoding.packed import PackedLinear, can_pack
 from worker.decoding.passes import Read
 
@@ -54,13 +56,17 @@ def test_weights_are_held_once(tiny_models: dict[str, Path]) -> None:
     assert left == {"embed_tokens", "norm", "lm_head"}
 
 
+def _change_heads(layer: Any, **changed: Any) -> None:
+    layer._heads = replace(layer._heads, **changed)
+
+
 #: What a decoder might forget or confuse, each in the families where it shows.
 WRONG = {
     "the norm behind attention": ("gemma3_text", lambda layer: setattr(layer, "_behind_attention", None)),
-    "the norms of the heads": ("qwen3", lambda layer: setattr(layer, "_heads_norm", None)),
-    "the scale of the scores": ("llama", lambda layer: setattr(layer, "_scaling", layer._scaling * 1.1)),
+    "the norms of the heads": ("qwen3", lambda layer: _change_heads(layer, norms=None)),
+    "the scale of the scores": ("llama", lambda layer: _change_heads(layer, scaling=layer._heads.scaling * 1.1)),
     "the biases": ("qwen2", lambda layer: setattr(layer._qkv, "_bias", None)),
-    "the order of the gates": ("llama", lambda layer: setattr(layer, "_activation", torch.tanh)),
+    "the activation": ("llama", lambda layer: setattr(layer, "_activation", GELU_TANH)),
 }
 
 

@@ -15,8 +15,9 @@ import transformers
 
 from alphaloop.errors import UnsupportedModel
 from alphaloop.settings.model import TargetSettings
-from worker.decoding import language_model
+from worker.decoding import fused, language_model
 from worker.decoding.fused import VERSION as FUSED_VERSION
+from worker.decoding.groups import Placed
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
 from worker.decoding.passes import Pass, plan_pass
 
@@ -106,6 +107,8 @@ def test_positions_that_are_not_the_texts_are_caught(
 def test_a_mask_that_hides_what_was_read_is_caught(
     tiny_models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fused, "can_compile", lambda *_: False)
+
     def blind(*args: Any) -> Pass:
         plan = plan_pass(*args)
         for group in plan.groups:
@@ -116,6 +119,16 @@ def test_a_mask_that_hides_what_was_read_is_caught(
     monkeypatch.setattr(language_model, "plan_pass", blind)
     with pytest.raises(UnsupportedModel, match="slot cache differ"):
         load_target(settings(tiny_models[family]))
+
+
+def test_a_kernel_that_sees_the_wrong_tokens_is_caught(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_target(settings(tiny_models["llama"]))
+    only_itself = property(lambda placed: [1 << token for token in range(placed.width)])
+    monkeypatch.setattr(Placed, "ancestry", only_itself)
+    with pytest.raises(UnsupportedModel, match="slot cache differ"):
+        load_target(settings(tiny_models["llama"]))
 
 
 def test_every_place_that_names_an_end_token_counts() -> None:

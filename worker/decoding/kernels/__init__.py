@@ -1,0 +1,5 @@
+"""Kernels for a CPU, compiled by numba when a model is loaded: what torch would do in many small calls.
+
+Each is a C function over addresses that runs on torch's own threads (`threads`). They exist because a pass of a small
+model on a CPU spends more time between its matrix products than in them (docs/decisions/0007-compiled-kernels.md).
+"""
