@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -74,10 +75,11 @@ class Session:
         should_stop: Callable[[], bool],
         on_stage: Callable[[str, int], None] = lambda name, total: None,
         on_decoded: Callable[[int], None] = lambda num: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
         self._plan = plan
-        self._runner = Runner(engine, plan.prepared, should_stop=should_stop)
+        self._runner = Runner(engine, plan.prepared, should_stop=should_stop, clock=clock)
         self._on_stage, self._on_decoded = on_stage, on_decoded
         self.measured = Measured([VANILLA, *plan.candidates])
         self.failure: DecodeFailed | None = None  #: what ended it early
