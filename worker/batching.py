@@ -22,10 +22,11 @@ class BatchKey:
     purpose: str
     probe_drafter: str
     probe_num_draft_tokens: int
+    switched_off: str = ""  #: the operator's pattern that the prompts are covered by; empty if by none
 
 
-def batch_key(job: Job, sampling: Sampling) -> BatchKey:
-    """The key of a job with its sampling settings filled in."""
+def batch_key(job: Job, sampling: Sampling, switched_off: str = "") -> BatchKey:
+    """The key of a job with its sampling settings filled in, and the pattern of worker/switched_off.py if one holds."""
     return BatchKey(
         job.task,
         sampling.bucket,
@@ -33,6 +34,7 @@ def batch_key(job: Job, sampling: Sampling) -> BatchKey:
         job.purpose.value,
         job.probe_drafter or "",
         job.probe_num_draft_tokens or 0,
+        switched_off,
     )
 
 

@@ -137,7 +137,7 @@ class Worker:
         due = [job for at, job in self._held if at <= now]
         self._held = [(at, job) for at, job in self._held if at > now]
         for job in (*ready, *due):
-            key = batch_key(job.job, job.prepared.sampling)
+            key = batch_key(job.job, job.prepared.sampling, job.switched_off)
             self._p.batcher.add(key, job, priority=job.job.priority, now=now)
         # Jobs of a partition that went to another worker are that worker's now.
         self._p.batcher.discard(lambda job: not self._p.intake.is_current(job.delivery))

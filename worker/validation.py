@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
 from alphaloop.kafka.topics import task_of
-from alphaloop.messages import Decoding, Job, Origin, parse_job, payload_digest
+from alphaloop.messages import Decoding, Job, Origin, Purpose, parse_job, payload_digest
 from alphaloop.settings import TaskSettings, WorkerSettings
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake import Delivery
+from worker.switched_off import SwitchedOff
 
 Value = TypeVar("Value", int, float)
 
@@ -23,6 +24,7 @@ class ReadyJob:
     delivery: Delivery
     prepared: PreparedJob
     payload_sha256: bytes
+    switched_off: str = ""  #: the pattern for which speculation is switched off; empty if it is not
 
     @property
     def job(self) -> Job:
@@ -44,6 +46,7 @@ class Validation:
     ) -> None:
         self._engine = engine
         self._tasks = dict(tasks)
+        self._switched_off: dict[str, SwitchedOff] = {}
         self._reread_tasks = reread_tasks
         self._limits = limits
         self._cluster = cluster
@@ -71,15 +74,24 @@ class Validation:
                 f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
             )
         prepared = self._engine.prepare(job, sampling_of(job, settings))
-        return ReadyJob(delivery, prepared, payload_digest(job))
+        return ReadyJob(delivery, prepared, payload_digest(job), self._pattern_of(job, settings))
 
     def task_decoding(self, task: str) -> Decoding:
         """How the task's configuration wants its jobs decoded; `auto` leaves it to the policy."""
         return self._tasks[task].decoding
 
+    def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
+        """Probes and controls are decoded as they ask: what they measure is not the prompts' affair."""
+        if job.purpose is not Purpose.TRAFFIC:
+            return ""
+        if job.task not in self._switched_off:
+            self._switched_off[job.task] = SwitchedOff(settings.vanilla_patterns)
+        return self._switched_off[job.task].pattern_of(job.body)
+
     def _settings_of(self, task: str) -> TaskSettings:
         if task not in self._tasks:
             self._tasks.update(self._reread_tasks())
+            self._switched_off.clear()
         if task not in self._tasks:
             raise UnknownTask(
                 f"expected a task of configs/tasks.toml, found {task[:100]!r}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import platformdirs
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from alphaloop.errors import ConfigError
@@ -121,6 +121,9 @@ def find_configs(configs: Path | None) -> Path | None:
     return next((folder for folder in (Path("configs"), CHECKOUT_CONFIGS) if (folder / "tasks.toml").is_file()), None)
 
 
+_TASKS: Final = TypeAdapter(dict[TaskName, TaskSettings])
+
+
 def read_tasks(configs: Path | None) -> dict[str, TaskSettings]:
     """Only the tasks, read afresh, so that a running worker can learn a new one. Raises ConfigError."""
     folder = find_configs(configs)
@@ -128,9 +131,9 @@ def read_tasks(configs: Path | None) -> dict[str, TaskSettings]:
         return {}
     try:
         tasks = _read_toml(folder / "tasks.toml", required=True).get("tasks", {})
-        return {name: TaskSettings.model_validate(value) for name, value in tasks.items()}
+        return _TASKS.validate_python(tasks)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, within=("tasks",)) from None
 
 
 def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
@@ -169,11 +172,11 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
     return [section for part in typing.get_args(annotation) for section in sections_of(part)]
 
 
-def _explain(error: ValidationError) -> ConfigError:
+def _explain(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
     errors = error.errors(include_url=False, include_context=False)
     # A misspelt key of a required setting is two errors; the one that names the misspelling helps.
     first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
-    parts, section = _located(first["loc"])
+    parts, section = _located((*within, *first["loc"]))
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return ConfigError(f"{path}: no such setting", hint=_nearest(parts[-1], set(section.model_fields)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.goodput import PolicyLimits
 from alphaloop.messages.job import Decoding
@@ -14,6 +15,7 @@ from alphaloop.messages.text import TaskName
 Port = Annotated[int, Field(ge=0, le=65535)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 
 
@@ -135,6 +137,24 @@ class TaskSettings(_Section):
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
     decoding: Decoding = Decoding.AUTO
+    vanilla_patterns: tuple[PromptPattern, ...] = Field(
+        (), max_length=100
+    )  #: a job whose prompt, or one of whose messages, is covered by one of them is decoded vanilla; * is any text
+    target_time_per_token_ms: float | None = Field(
+        None, gt=0
+    )  #: behind the first token; meeting it goes before tokens a second
+    target_time_to_first_token_ms: float | None = Field(
+        None, gt=0
+    )  #: from the start of decoding; only one of the two targets can be given
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if self.target_time_per_token_ms is not None and self.target_time_to_first_token_ms is not None:
+            raise PydanticCustomError(
+                "targets",
+                "Expected one target, target_time_per_token_ms or target_time_to_first_token_ms; leave out one",
+            )
+        return self
 
 
 class WorkerSettings(_Section):
