@@ -82,7 +82,7 @@ def _speeds(report: Report) -> object:
     for row in report.rows:
         verdict = row.judgement.verdict
         made.add_row(
-            row.candidate.name, rate(row.figures.tokens_per_s), _ratio(row.figures.ratio),
+            row.candidate.name, rate(row.figures.tokens_per_s), Text(_ratio(row.figures.ratio)),
             f"{row.figures.ratio_of_totals:.2f}", Text(verdict.upper(), style=_STYLES[verdict]),
         )  # fmt: skip
     return made

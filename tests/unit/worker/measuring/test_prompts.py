@@ -92,7 +92,7 @@ def test_standard_input(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_misspelt_task_is_refused(tmp_path: Path, settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="--task: expected one of .*code.*, found 'cod'"):
+    with pytest.raises(ConfigError, match=r"--task: expected one of .*code.*, found 'cod'"):
         read(written(tmp_path, [{"prompt": "a"}]), settings, task="cod")
 
 
@@ -100,9 +100,7 @@ def lines_of(tmp_path: Path, settings: Settings, texts: Sequence[str]) -> list[L
     return read(written(tmp_path, [{"prompt": text} for text in texts]), settings)
 
 
-def test_fewer_than_ten_different_prompts_are_refused(
-    tmp_path: Path, settings: Settings, rng: random.Random
-) -> None:
+def test_fewer_than_ten_different_prompts_are_refused(tmp_path: Path, settings: Settings, rng: random.Random) -> None:
     lines = lines_of(tmp_path, settings, ["same"] * 30 + [str(i) for i in range(8)])
     with pytest.raises(ConfigError, match="at least 10 different prompts, found 9"):
         draw(lines, 100, rng)
@@ -124,7 +122,7 @@ def test_repeated_prompts_count_once_and_too_many_are_drawn_from(
 
 def test_a_prompt_that_does_not_fit_names_its_line(tmp_path: Path, settings: Settings) -> None:
     lines = lines_of(tmp_path, settings, ["one two", "one two three four five"])
-    with pytest.raises(ConfigError, match="1 of 2 prompts.*\n.*mine.jsonl:2: body.messages: expected fewer than 5"):
+    with pytest.raises(ConfigError, match=r"1 of 2 prompts.*\n.*mine.jsonl:2: body.messages: expected fewer than 5"):
         prepare(lines, FakeEngine(context_length=5), settings.tasks)
 
 

@@ -1,0 +1,167 @@
+"""`alphaloop measure` on a tiny model: the whole command, its texts, its interruption, a draft's record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.models import VANILLA as VANILLA_DECISION
+from tests.fixtures.models import make_job
+from worker.engine import Sampling
+from worker.measure_main import main
+from worker.measuring import exactness
+from worker.measuring.candidates import VANILLA
+from worker.measuring.exactness import ExactnessCheck
+from worker.measuring.running import Runner
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM = 12
+
+
+@pytest.fixture
+def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
+    """A tiny target, look-up, and a draft model with another chat template."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    common = {"dtype": "float64"}
+    target = {"name": "tiny", "source": str(tiny_models["llama"]), "device": "cpu", "num_threads": 1, **common}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in target.items()]
+    text = ["[models.target]", *lines, "[models.drafters.lookup]", "max_draft_tokens = 6"]
+    (folder / "models.toml").write_text("\n".join(text))
+    (folder / "tasks.toml").write_text("[tasks.code]\nmax_tokens = 24\n")
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A dozen."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"ab {n} ab {n} ab {n * n}"}) for n in range(NUM)))
+    return file
+
+
+def test_the_command_measures_compares_and_judges(configs: Path, prompts: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "alphaloop.cli", "--configs", str(configs), "measure", "--prompts", str(prompts),
+        "--task", "code", "--k", "1", "--k", "4", "--seed", "5", "--json",
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "ALPHALOOP_DATA_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"
+    }  # fmt: skip
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["setup"]["identity"]["target"] == "tiny"
+    assert told["setup"]["seed"] == 5
+    assert told["num_batches"] == NUM
+    assert [one["num_draft_tokens"] for one in told["candidates"]] == [1, 4]
+    for one in told["candidates"]:
+        # In float64 a text is vanilla's, token for token.
+        assert one["exactness"]["num_equal"] == NUM
+        assert one["verdict"] in ("ship", "do not ship", "too close")
+        assert one["num_texts"] == NUM
+        assert one["ratio"]["low"] <= one["ratio"]["median"] <= one["ratio"]["high"]
+        assert one["counts"]["trials"][0] > 0
+        assert (one["verdict"] == "ship") == (not one["reasons"])
+    assert told["memory"]["parts"][0]["weight_bytes"] > 0
+    assert told["memory"]["peak_process_bytes"] > told["memory"]["parts"][0]["weight_bytes"]
+
+
+def test_the_first_interruption_reports_what_is_there(
+    configs: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from worker import measure_records
+
+    looks = 0
+
+    def look(_: object) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(measure_records.MemoryWatch, "look", look)
+    before = signal.getsignal(signal.SIGINT)
+    ended = main(["--configs", str(configs), "--prompts", str(prompts), "--k", "2", "--max-tokens", "8"])
+    captured = capsys.readouterr()
+    assert ended == 130
+    # Seven texts are three pairs; the fourth pair lacks its other half.
+    assert "INTERRUPTED: 3 of 12 batches" in captured.out
+    assert "TOO CLOSE" in captured.out
+    assert "no bounds" in captured.out
+    assert "interrupted" in captured.err
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--drafter", "nonesuch"], "--drafter: expected one of lookup, found 'nonesuch'"),
+    (["--k", "7"], "--k: expected at most 6, found 7"),
+    (["--task", "cod"], "--task: expected one of code, found 'cod'"),
+    (["--batch", "4"], "expected at least 7 batches to bound 2 candidates, found 3"),
+    (["--max-tokens", "4000"], None),
+])  # fmt: skip
+def test_mistakes_are_told_before_anything_is_loaded(
+    configs: Path, prompts: Path, arguments: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from worker.decoding import load
+
+    monkeypatch.setattr(load, "load_engine", _must_not_run)
+    if said is None:
+        with pytest.raises(Loaded):
+            main(["--configs", str(configs), "--prompts", str(prompts), *arguments])
+        return
+    assert main(["--configs", str(configs), "--prompts", str(prompts), *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+class Loaded(Exception):
+    """The engine was to be loaded."""
+
+
+def _must_not_run(*_: object, **__: object) -> None:
+    raise Loaded
+
+
+def test_a_differing_text_is_a_near_tie_or_a_fault(tiny_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine("llama", num_slots=2)
+    sampling = Sampling(max_tokens=12, temperature=0.0)
+    prepared = [engine.prepare(make_job(f"text {n}", n), sampling) for n in range(4)]
+    runner = Runner(engine, prepared)
+    truths = list(enumerate(runner.decode(prepared[:2], VANILLA)[0] + runner.decode(prepared[2:], VANILLA)[0]))
+    place = 5
+    others = []
+    for number, truth in truths:
+        tokens = list(truth.token_ids)
+        tokens[place] = (tokens[place] + 1) % 300
+        others.append((number, replace(truth, token_ids=tuple(tokens))))
+
+    def compared(found: list[Any]) -> Any:
+        return ExactnessCheck(runner, prepared, engine.identity.dtype).compare(truths, found)
+
+    assert compared(truths).num_equal == 4
+    # The target is sure of its own token: by 1e-9 nothing is changed.
+    assert compared(others).num_wrong == 4
+    assert not compared(others).is_exact
+    # Raised by more than any logit, each of the two is chosen.
+    monkeypatch.setitem(exactness.TOLERANCE, "float64", 1e6)
+    assert compared(others).num_near_ties == 4
+    assert compared(others).is_exact
+    # The same tokens, but one text goes on: no rounding does that.
+    cut = [(number, replace(truth, token_ids=truth.token_ids[:-1])) for number, truth in truths]
+    assert compared(cut).num_wrong == 4
+    monkeypatch.setattr(exactness, "MAX_EXAMINED", 1)
+    limited = compared(others)
+    assert (limited.num_near_ties, limited.num_unexamined) == (1, 3)
+    assert engine.load().num_running == 0
+    assert VANILLA.decision.mode == VANILLA_DECISION.mode

@@ -1,0 +1,193 @@
+"""A whole measurement over an engine without a model, whose clock is what its rounds are said to cost."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import ConfigError
+from alphaloop.messages import Origin, parse_job
+from tests.fakes import FakeEngine
+from worker.engine import PreparedJob, Sampling, Step
+from worker.measuring.as_json import as_json
+from worker.measuring.candidates import VANILLA, choose_candidates
+from worker.measuring.footprint import Footprint, peak_process_bytes
+from worker.measuring.report import Records, Report
+from worker.measuring.session import Plan, Session, refuse_few
+from worker.measuring.showing import show
+from worker.measuring.verdict import Verdict
+
+NUM = 14
+SECRET = "zebra"
+
+
+class Timed(FakeEngine):
+    """Reading takes 20 ms, a vanilla round 10 ms, a drafted token 0.5 ms and its place in the pass 0.1 ms."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.now = 0.0
+
+    def clock(self) -> float:
+        """Seconds that steps have taken so far."""
+        return self.now
+
+    def step(self) -> Step:
+        """With its times."""
+        step = super().step()
+        draft_s, verify_s = 0.0005 * (step.width - 1), 0.01 + 0.0001 * (step.width - 1)
+        wall_s = 0.02 if step.num_prefill_tokens else draft_s + verify_s
+        self.now += wall_s
+        return replace(step, wall_s=wall_s, draft_s=draft_s, verify_s=verify_s, num_positions=step.batch * step.width)
+
+
+def prompts(engine: FakeEngine, sampling: Sampling, num: int = NUM) -> list[PreparedJob]:
+    found = []
+    for number in range(num):
+        value = json.dumps({"job_id": f"m-{number}", "task": "chat", "prompt": f"{SECRET} {number}"}).encode()
+        found.append(engine.prepare(parse_job(value, Origin("", "", 0, number), task="chat"), sampling))
+    return found
+
+
+def session_of(
+    engine: Timed, *, lengths: tuple[int, ...] = (2, 4), batch: int = 1, repeats: int = 1, seed: int = 0,
+    sampling: Sampling = Sampling(max_tokens=60, temperature=0.0),  # noqa: B008
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Session:  # fmt: skip
+    plan = Plan(prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed)
+    return Session(engine, plan, should_stop=should_stop, clock=engine.clock)
+
+
+def report_of(session: Session) -> Report:
+    session.run()
+    return session.report(Records(), lambda: Footprint((), peak_process_bytes(), None), ["a note"])
+
+
+def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
+    report = report_of(session_of(Timed(acceptance=(0.95,)), seed=seed))
+    assert {row.judgement.verdict for row in report.rows} == {Verdict.SHIP}
+    assert report.shipped is not None
+    assert report.shipped.candidate.num_draft_tokens == 4
+    assert report.shipped.figures.ratio.median > 2
+    assert not report.shipped.reasons
+    for row in report.rows:
+        assert row.figures.exactness.num_equal == NUM
+        assert row.costs is not None
+        assert row.costs.draft_step == pytest.approx(0.05, rel=0.05)
+        # What the parts explain is what was measured.
+        assert row.costs.speedup == pytest.approx(row.figures.ratio_of_totals, rel=0.02)
+
+
+def test_what_does_not_pay_says_why(seed: int) -> None:
+    report = report_of(session_of(Timed(acceptance=(0.1,)), seed=seed))
+    assert {row.judgement.verdict for row in report.rows} == {Verdict.DO_NOT_SHIP}
+    assert report.shipped is None
+    for row in report.rows:
+        assert {"account", "low_acceptance"} <= {name for name, _ in row.reasons}
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_every_prompt_is_one_pair_however_often_it_is_decoded(repeats: int) -> None:
+    report = report_of(session_of(Timed(), repeats=repeats))
+    for row in report.rows:
+        assert row.figures.ratio.num_values == NUM
+        assert row.figures.acceptance.num_texts == NUM * repeats
+        assert len(row.figures.acceptance.by_prompt) == NUM
+
+
+def test_prompts_of_a_batch_are_one_pair() -> None:
+    session = session_of(Timed(num_slots=2), batch=2)
+    report = report_of(session)
+    assert {row.figures.ratio.num_values for row in report.rows} == {NUM // 2}
+    assert all(generation.batch_size == 2 for _, generation in session.measured.generations(VANILLA))
+
+
+def test_the_order_follows_from_the_seed(seed: int) -> None:
+    def order(seed: int) -> list[list[str]]:
+        session = session_of(Timed(), seed=seed)
+        session.run()
+        return [[candidate.name for candidate in turn] for turn in session.measured.turns]
+
+    assert order(seed) == order(seed)
+    assert order(seed) != order(seed + 1)
+
+
+def test_an_interrupted_run_reports_whole_turns_and_leaves_the_engine_empty(rng: random.Random) -> None:
+    engine = Timed()
+    stop_at = rng.randint(400, 900)
+    session = session_of(engine, should_stop=lambda: engine.num_steps >= stop_at)
+    report = report_of(session)
+    assert report.is_interrupted
+    assert 0 < report.num_turns < NUM == report.num_turns_planned
+    assert all(len(turn) == 3 for turn in session.measured.turns)
+    assert engine.load().num_running == 0
+
+
+def test_an_interrupted_warm_up_leaves_nothing_to_report() -> None:
+    session = session_of(Timed(), should_stop=lambda: True)
+    session.run()
+    assert session.measured.is_interrupted
+    assert not session.measured.turns
+
+
+def test_a_failing_step_keeps_what_was_measured() -> None:
+    engine = Timed(failing_steps=[700])
+    session = session_of(engine)
+    report = report_of(session)
+    assert session.failure is not None
+    assert 0 < report.num_turns < NUM
+    assert engine.load().num_running == 0
+
+
+def test_sampled_prompts_are_not_compared_and_are_tried_greedy(rng: random.Random) -> None:
+    sampled = Sampling(max_tokens=60, temperature=0.7)
+    report = report_of(session_of(Timed(acceptance=(0.2,)), sampling=sampled))
+    assert report.setup.temperature == 0.7
+    for row in report.rows:
+        assert row.figures.exactness.num_sampled == NUM
+        assert row.figures.exactness.is_exact
+
+
+@pytest.mark.parametrize(("num_prompts", "batch", "num_candidates", "hint"), [
+    (24, 4, 3, "at least 25 prompts"), (10, 2, 1, "at least 11 prompts"),
+])  # fmt: skip
+def test_too_few_batches_are_refused(num_prompts: int, batch: int, num_candidates: int, hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        refuse_few(num_prompts, batch, num_candidates)
+    assert raised.value.hint is not None
+    assert hint in raised.value.hint
+    refuse_few(num_prompts + 1, batch, num_candidates)
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_report_fits_and_holds_no_prompt(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = report_of(session_of(Timed(acceptance=(0.45,), num_slots=1), lengths=(1, 3, 8)))
+    show(report)
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= columns
+    for row in report.rows:
+        assert f"{row.candidate.name}: {row.judgement.verdict.upper()}," in told
+    assert "seed 0" in " ".join(told.split())
+    assert "Note: a note." in told
+    assert "exactly what vanilla wrote" in told
+    machine = json.dumps(as_json(report))
+    assert SECRET not in told + machine
+    assert all(word not in machine for word in ("amber", "basil"))
+    found = json.loads(machine)
+    assert [one["name"] for one in found["candidates"]] == ["lookup k=1", "lookup k=3", "lookup k=8"]
+    assert len(found["candidates"][0]["ratios"]) == NUM
+    assert found["ship"] is None or found["ship"].startswith("lookup")
+
+
+def test_an_interrupted_report_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Timed()
+    show(report_of(session_of(engine, should_stop=lambda: engine.num_steps >= 500)))
+    assert "INTERRUPTED: " in capsys.readouterr().out
