@@ -14,15 +14,19 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from alphaloop.settings.model import TargetSettings
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
+from worker.decoding.kernels.threads import Kernel
 from worker.decoding.models import load_target
 from worker.decoding.passes import Read
 from worker.decoding.target import Target
@@ -62,7 +66,7 @@ def _measure(target: Target, batch: int, width: int, num_samples: int) -> dict[s
         if sample >= 5:
             times.append(time.perf_counter() - began)
     whole = statistics.median(times)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with _kernels_recorded(), profile(activities=[ProfilerActivity.CPU]) as profiled:
         began = time.perf_counter()
         for _ in range(10):
             target.model.read(cache, reads).max(dim=-1)
@@ -74,6 +78,19 @@ def _measure(target: Target, batch: int, width: int, num_samples: int) -> dict[s
     return {"ms": 1000 * whole, "shares": {part: seconds[part] / traced for part in PARTS}}
 
 
+@contextmanager
+def _kernels_recorded() -> Iterator[None]:
+    """Have torch's profiler see compiled kernels."""
+    plain = Kernel.__call__
+
+    def recorded(kernel: Kernel, arguments: int, num_threads: int) -> None:
+        with record_function(f"kernel::{kernel.name}"):
+            plain(kernel, arguments, num_threads)
+
+    with mock.patch.object(Kernel, "__call__", recorded):
+        yield
+
+
 def _part(call: str) -> str:
     if "linear" in call or call in ("aten::addmm", "aten::mm"):
         return "linear"
@@ -81,7 +98,22 @@ def _part(call: str) -> str:
         return "attention"
     if call in ("aten::index_copy_", "aten::index_select", "aten::embedding"):
         return "cache"
-    names = ("norm", "mul", "silu", "gelu", "complex", "real", "rsqrt", "pow", "mean", "sum", "div", "add", "_to_copy")
+    names = (
+        "norm",
+        "gate",
+        "mul",
+        "silu",
+        "gelu",
+        "complex",
+        "real",
+        "rsqrt",
+        "pow",
+        "mean",
+        "sum",
+        "div",
+        "add",
+        "_to_copy",
+    )
     return "pointwise" if any(name in call for name in names) else "other calls"
 
 

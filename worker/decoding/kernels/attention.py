@@ -66,7 +66,7 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
     thread, team = thread_functions()
 
     @kernel
-    def computed(address: Any) -> None:
+    def attention(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         num_tokens, num_queries, capacity = a[At.NUM_TOKENS], a[At.NUM_QUERIES], a[At.CAPACITY]
         num_keys = num_queries // num_shared
@@ -114,4 +114,4 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
                     )
                     write(mixed, seen[token, query:])
 
-    return computed
+    return attention

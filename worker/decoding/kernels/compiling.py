@@ -36,7 +36,7 @@ def compiled(function: Function) -> Function:
 
 def kernel(function: Callable[[Any], None]) -> Kernel:
     """A function of the address of its arguments, `void(void *)`; compiled at once."""
-    return Kernel(numba.cfunc(types.void(types.voidptr), **_OPTIONS)(function))
+    return Kernel(function.__name__, numba.cfunc(types.void(types.voidptr), **_OPTIONS)(function))
 
 
 def _inttoptr(typing_context: Any, address: Any) -> Any:

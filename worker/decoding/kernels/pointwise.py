@@ -44,7 +44,7 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
     thread, team = thread_functions()
 
     @kernel
-    def computed(address: Any) -> None:
+    def norm(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         size, epsilon = a[At.SIZE], real(float_of(a[At.EPSILON]))
         x = array(a[At.X], (a[At.NUM_ROWS], size), raw)
@@ -59,7 +59,7 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
             for i in range(size):
                 y[row, i] = store(load(x[row, i]) * factor * load(weight[i]))
 
-    return computed
+    return norm
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Kernel:
     thread, team = thread_functions()
 
     @kernel
-    def computed(address: Any) -> None:
+    def gate(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         num_rows, size = a[At.NUM_ROWS], a[At.SIZE]
         x = array(a[At.X], (num_rows, 2 * size), raw)
@@ -85,4 +85,4 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Kernel:
                 inner = slope * (gate + cubic * gate * gate * gate) if is_gelu else gate
                 y[row, i] = store(gate / (real(1) + exp(-inner)) * load(x[row, size + i]))
 
-    return computed
+    return gate

@@ -47,7 +47,8 @@ def thread_functions() -> tuple[Any, Any]:
 class Kernel:
     """One compiled function `void(int64 *arguments)`; each thread takes its part of the work by its number."""
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, name: str, compiled: Any) -> None:
+        self.name = name
         self._compiled = compiled  # owns the machine code
         self._address: int = compiled.address
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -23,7 +22,7 @@ NUM_POSITIONS = 256
 WINDOW = 24
 CPU = torch.device("cpu")
 #: Of the results' norm: float32 and float64 round alike in both, torch rounds bfloat16 more often than the kernels do.
-TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
 
 pytestmark = pytest.mark.skipif(not can_compile(CPU, torch.float64), reason="no OpenMP runtime to call")
@@ -83,7 +82,7 @@ def rotations(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("is_local", "is_normed"), itertools.product([False, True], repeat=2))
+@pytest.mark.parametrize(("is_local", "is_normed"), [(False, False), (False, True), (True, False), (True, True)])
 def test_attention_of_ragged_reads(dtype: torch.dtype, is_local: bool, is_normed: bool, rng: random.Random) -> None:
     cache = SlotCache(KvShape(1, NUM_KEYS, HEAD_DIM, dtype), 6, CPU)
     plan = plan_pass(cache, reads(rng, cache), WINDOW)
@@ -101,6 +100,7 @@ def test_attention_of_ragged_reads(dtype: torch.dtype, is_local: bool, is_normed
     assert torch.equal(found_held == before, expected_held == before)  # written where torch writes, and nowhere else
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_token_attends_alike_alone_and_among_others(
