@@ -89,7 +89,7 @@ def _scheduler(
         report_folder=settings.report_folder,
         owner=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
         metrics=metrics,
-        probe_num_draft_tokens=settings.policy.cold_num_draft_tokens,
+        probe_num_draft_tokens=settings.scheduler.probe_num_draft_tokens,
         schedule_id=schedule_id,
     )
 

@@ -17,6 +17,7 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dead_letter_topic, ensure_topics
 from alphaloop.settings import Settings, TaskSettings, read_tasks
+from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
@@ -88,6 +89,7 @@ def assemble(
         ),
         decider=Decider(
             engine,
+            AcceptanceStateStore(database),
             HistoryStore(database),
             DraftRegistry(database),
             DecisionLog(database),

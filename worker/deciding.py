@@ -1,15 +1,19 @@
-"""The decision for a batch: history and staleness from the store, costs from the calibration, then the pure policy."""
+"""The decision for a batch: memory and staleness from the store, costs from the calibration, then the pure policy."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from alphaloop.deciding.goodput import DrafterState, PolicyLimits
-from alphaloop.deciding.policy import Decision, DecisionContext, decide
+from alphaloop.acceptance import EvidenceKey, prompt_bucket
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.policy import Choice, Decision, DecisionContext, ExplorationBudget, decide
+from alphaloop.deciding.posterior import believe_all
 from alphaloop.messages import Decoding, Purpose
+from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.history import HistoryStore
@@ -32,6 +36,7 @@ class Decider:
     def __init__(
         self,
         engine: Engine,
+        state: AcceptanceStateStore,
         history: HistoryStore,
         drafts: DraftRegistry,
         changes: DecisionLog,
@@ -44,6 +49,7 @@ class Decider:
         rng: random.Random,
     ) -> None:
         self._engine = engine
+        self._state = state
         self._history = history
         self._drafts = drafts
         self._changes = changes
@@ -53,22 +59,22 @@ class Decider:
         self._owner = owner
         self._now = now
         self._rng = rng
+        self._kept: dict[tuple[str, str], Choice | None] = {}
+        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
 
     def decide(self, key: BatchKey, jobs: Sequence[PreparedJob], forced: Decoding) -> Decision:
         """Decide for a batch; `forced` is what the task's configuration fixes."""
         identity = self._engine.identity
         drafters = self._drafters(identity.target_revision)
         now = self._now()
-        evidence = self._history.evidence(
-            key.task,
-            target_revision=identity.target_revision,
-            engine=identity.engine,
-            sampling_bucket=key.sampling_bucket,
-            drafters={drafter.name: drafter.revision for drafter in drafters},
-            now=now,
-            window_days=self._window.days,
-            half_life_days=self._window.half_life_days,
-        )
+        half_life = timedelta(days=self._window.half_life_days)
+        memories = {row.key: row.memory.faded(now, half_life) for row in self._state.of_task(key.task)}
+        prompt_tokens = sum(len(job.token_ids) for job in jobs) / len(jobs)
+        length = prompt_bucket(round(prompt_tokens))
+        wanted = EvidenceKey(key.task, identity.target_revision, identity.engine, key.sampling_bucket, length)
+        beliefs = believe_all(memories, wanted, drafters, self._limits)
+        of_vanilla = replace(wanted, drafter="", draft_revision="")
+        vanilla = [memory.all.jobs for found, memory in memories.items() if _is_same_engine(found, of_vanilla)]
         usual = self._history.expected_tokens(key.task, now=now, window_days=self._window.days)
         limit = sum(job.sampling.max_tokens for job in jobs) / len(jobs)
         asked = Decoding(key.decoding)
@@ -81,9 +87,17 @@ class Decider:
             decoding=forced if asked is Decoding.AUTO else asked,
             probe_drafter=key.probe_drafter or None,
             probe_num_draft_tokens=key.probe_num_draft_tokens or None,
-            prompt_tokens=sum(len(job.token_ids) for job in jobs) / len(jobs),
+            prompt_tokens=prompt_tokens,
+            control_jobs=sum(vanilla),
         )
-        decision = decide(evidence, drafters, self._costs.table, context, self._limits)
+        subject = (key.task, key.sampling_bucket)
+        decision = decide(
+            beliefs, drafters, self._costs.table, context, self._limits,
+            incumbent=self._kept.get(subject), budget=self._budgets.get(subject, ExplorationBudget()),
+        )  # fmt: skip
+        self._kept[subject] = decision.kept or self._kept.get(subject)
+        if decision.budget is not None:
+            self._budgets[subject] = decision.budget
         self._changes.record_change(
             key.task,
             identity.target_revision,
@@ -98,3 +112,7 @@ class Decider:
     def _drafters(self, target_revision: str) -> list[DrafterState]:
         stale = self._drafts.stale(target_revision)
         return [replace(d, is_stale=(d.name, d.revision) in stale) for d in self._engine.drafters]
+
+
+def _is_same_engine(found: EvidenceKey, vanilla: EvidenceKey) -> bool:
+    return (found.target_revision, found.engine, found.drafter) == (vanilla.target_revision, vanilla.engine, "")

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import typer
 
-from alphaloop.acceptance import Interval, wilson
+from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note, out, print_json, share_with_interval, table
-from alphaloop.deciding.goodput import DrafterState, Evidence
+from alphaloop.cli.screen import note, out, print_json, table
+from alphaloop.deciding.belief import Belief
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, DecisionContext, decide
+from alphaloop.deciding.posterior import believe_all
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.settings import Settings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import Choice, DecisionChange, DecisionLog
@@ -28,7 +31,7 @@ EXAMPLE: Final = "alphaloop explain code --batch 4"
 
 _MAX_ALTERNATIVES: Final = 10
 _MAX_CHANGES: Final = 5
-#: Uniform draws below the exploration shares explore; this one obeys the choice.
+#: Nothing is explored without a budget, whatever is drawn.
 _NO_EXPLORATION: Final = 1.0
 
 
@@ -43,7 +46,7 @@ class Explanation:
     expected_tokens: float
     prompt_tokens: float | None  #: mean of the task's traffic; None without any
     drafters: Sequence[DrafterState]
-    evidence: dict[str, Evidence]
+    beliefs: dict[str, Belief]
     decision: Decision
     changes: Sequence[DecisionChange]
 
@@ -80,18 +83,19 @@ def explanation(
     engine, history, registry = engines[0], HistoryStore(database), DraftRegistry(database)
     drafters = _drafters(registry, settings, engine.target_revision)
     revisions = {drafter.name: drafter.revision for drafter in drafters}
-    evidence = history.evidence(
-        task, target_revision=engine.target_revision, engine=engine.engine, sampling_bucket=sampling_bucket,
-        drafters=revisions, now=now, window_days=settings.worker.history_days,
-        half_life_days=settings.worker.history_half_life_days,
-    )  # fmt: skip
     usual = history.expected_tokens(task, now=now, window_days=settings.worker.history_days)
     limit = float(settings.tasks[task].max_tokens) if task in settings.tasks else 256.0
     expected = limit if usual is None else min(limit, usual)
     prompt_tokens = history.expected_prompt_tokens(task, now=now, window_days=settings.worker.history_days)
     costs = CostStore(database).load(engine.device, engine.engine, engine.target_revision, revisions)
+    half_life = timedelta(days=settings.worker.history_half_life_days)
+    memories = {row.key: row.memory.faded(now, half_life) for row in AcceptanceStateStore(database).of_task(task)}
+    wanted = EvidenceKey(
+        task, engine.target_revision, engine.engine, sampling_bucket, prompt_bucket(round(prompt_tokens or 0))
+    )  # fmt: skip
+    beliefs = believe_all(memories, wanted, drafters, settings.policy.limits())
     decision = decide(
-        evidence, drafters, costs,
+        beliefs, drafters, costs,
         DecisionContext(
             task=task, batch=batch, expected_tokens=expected, draw=_NO_EXPLORATION, prompt_tokens=prompt_tokens
         ),
@@ -99,7 +103,7 @@ def explanation(
     )  # fmt: skip
     changes = DecisionLog(database).latest(task, _MAX_CHANGES)
     return Explanation(
-        task, engine, sampling_bucket, batch, expected, prompt_tokens, drafters, evidence, decision, changes
+        task, engine, sampling_bucket, batch, expected, prompt_tokens, drafters, beliefs, decision, changes
     )
 
 
@@ -153,33 +157,29 @@ def _show_evidence(found: Explanation) -> None:
     if not found.drafters:
         out().print("no drafter has been registered for this target\n")
         return
-    positions = max((len(evidence.counts.trials) for evidence in found.evidence.values()), default=0)
-    shown = table("drafter", "jobs", *(f"α{i + 1}" for i in range(positions)), "", right=["jobs"], title="evidence")
+    positions = max(belief.max_draft_tokens for belief in found.beliefs.values())
+    shown = table("drafter", "jobs", *(f"α{i + 1}" for i in range(positions)), "", right=["jobs"], title="believed")
     for drafter in found.drafters:
-        evidence = found.evidence.get(drafter.name, Evidence())
-        cells = [_alpha(evidence, i) for i in range(positions)]
-        shown.add_row(drafter.name, str(evidence.num_jobs), *cells, "stale" if drafter.is_stale else "")
+        belief = found.beliefs[drafter.name]
+        cells = [f"{alpha:.2f}" for alpha in belief.acceptance]
+        cells += [""] * (positions - len(cells))
+        shown.add_row(drafter.name, f"{belief.jobs:.0f}", *cells, "stale" if drafter.is_stale else "")
     out().print(shown)
-    first = [_interval(found.evidence[d.name], 0) for d in found.drafters if d.name in found.evidence]
-    for interval in first:
-        if interval is not None:
-            out().print(f"α₁ {share_with_interval(interval)}, its trials taken as independent\n")
-
-
-def _alpha(evidence: Evidence, position: int) -> str:
-    interval = _interval(evidence, position)
-    return "-" if interval is None else f"{interval.mean:.2f}"
-
-
-def _interval(evidence: Evidence, position: int) -> Interval | None:
-    counts = evidence.counts
-    if position >= len(counts.trials) or not counts.trials[position]:
-        return None
-    return wilson(counts.accepts[position], counts.trials[position])
 
 
 def _choice(choice: Choice) -> str:
     return f"{choice.drafter} k={choice.num_draft_tokens}" if choice.drafter else choice.mode
+
+
+def _belief(belief: Belief) -> dict[str, Any]:
+    return {
+        "jobs": belief.jobs,
+        "design_effect": belief.design_effect,
+        "acceptance": belief.acceptance,
+        "reach": belief.reach,
+        "tokens_per_round": belief.tokens,
+        "tokens_per_round_sd": belief.tokens_sd,
+    }
 
 
 def _as_json(found: Explanation) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _as_json(found: Explanation) -> dict[str, Any]:
         "expected_tokens": found.expected_tokens,
         "prompt_tokens": found.prompt_tokens,
         "drafters": [asdict(drafter) for drafter in found.drafters],
-        "evidence": {name: asdict(evidence) for name, evidence in found.evidence.items()},
+        "beliefs": {name: _belief(belief) for name, belief in found.beliefs.items()},
         "decision": asdict(found.decision),
         "changes": [asdict(change) for change in found.changes],
     }

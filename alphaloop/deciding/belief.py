@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from alphaloop.deciding.profile import Profile
@@ -66,12 +66,9 @@ class Belief:
         """The largest k that `tokens` knows."""
         return len(self.reach)
 
-    def doubted(self, spread: float) -> Belief:
-        """The same belief after a time in which all positions may have moved together by `spread` logits."""
-        if spread <= 0:
-            return self
-        profile = replace(self.profile, common_var=self.profile.common_var + spread**2)
-        return Belief(profile, self.reach, self.jobs, self.design_effect, self.kept)
+    def tokens_moved(self, logits: float) -> tuple[float, ...]:
+        """Expected tokens a round by k, from 0, if every position were better by so many logits."""
+        return _tokens(self.profile.moved(logits))
 
 
 def _tokens(probabilities: Sequence[float]) -> tuple[float, ...]:

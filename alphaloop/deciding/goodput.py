@@ -1,15 +1,15 @@
-"""What each way to decode a batch is worth: expected tokens a second, with bounds, from counts and costs. Pure."""
+"""What each way to decode a batch is worth: expected tokens a second, with bounds, from beliefs and costs. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
+from dataclasses import dataclass
 
-from alphaloop.acceptance import Z95, AcceptanceCounts
-from alphaloop.cost import CostTable, expected_tokens_per_round
+from alphaloop.acceptance import Z95
+from alphaloop.cost import CostTable, RoundCosts
+from alphaloop.deciding.belief import Belief
+from alphaloop.deciding.objective import Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,32 +20,7 @@ class DrafterState:
     revision: str
     max_draft_tokens: int
     is_stale: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What history says about one drafter under the evidence key of a batch; decayed counts, jobs as clusters."""
-
-    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
-    num_jobs: int = 0
-    tokens_per_round_se: float | None = None  #: standard error over jobs; None with fewer than two
-    #: Rounds in which position i could have been proposed: accepted through i - 1, in runs with k ≥ i, prefills left
-    #: out. Empty where every run had the same k: then it follows from the counts.
-    chances: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyLimits:
-    """The dials of the decision; configs/worker.toml explains each."""
-
-    explore_share: float = 0.02
-    cold_explore_share: float = 0.25
-    min_jobs: int = 4
-    min_speedup: float = 1.02
-    short_output_tokens: int = 20
-    cold_num_draft_tokens: int = 3
-    prior_alpha: float = 0.5
-    prior_trials: float = 8.0
+    cache_bytes_per_token: int = 0  #: keys and values that a draft model keeps of every token of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +51,8 @@ class Alternative:
     speedup: float
     speedup_low: float
     speedup_high: float
+    slope: float = 0.0  #: ∂ ln(speed-up) / ∂ tokens a round
+    chance: float = 1.0  #: of meeting the objective's target
 
     @property
     def tokens_per_s(self) -> float:
@@ -84,80 +61,121 @@ class Alternative:
 
 
 def weigh(
-    history: Mapping[str, Evidence],
+    beliefs: Mapping[str, Belief],
     drafters: Sequence[DrafterState],
     costs: CostTable,
     batch: int,
-    limits: PolicyLimits,
     size: JobSize | None = None,
+    objective: Objective | None = None,
 ) -> tuple[Alternative, ...]:
-    """Every alternative whose cost is known, the fastest expected first; empty where vanilla was never measured."""
-    context = size.context if size else None
-    vanilla_ms = costs.round_ms(None, batch, 0, context=context)
+    """Every alternative whose cost is known, the best first; empty where vanilla was never measured.
+
+    Drafters without a belief are left out: `PairBelief.unknown` is what nothing known comes to.
+    """
+    here = costs.rounds(batch, size.context if size else None)
+    vanilla_ms = here.part_ms(None, 1)
     if vanilla_ms is None:
         return ()
+    objective = objective or Objective()
     # A batch reads its prompts one after the other, and shares its rounds.
     reading_ms = batch * costs.prefill_ms(None, size.num_prompt_tokens) if size else 0.0
     num_tokens = size.num_tokens if size else 1.0
-    found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0)]
+    job_ms = reading_ms + num_tokens * vanilla_ms
+    met = objective.chance(
+        reading_ms=reading_ms, round_ms=vanilla_ms, num_tokens=num_tokens, tokens_per_round=1.0, tokens_sd=0.0
+    )
+    found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0, 0.0, met)]
     for drafter in drafters:
-        evidence = evidence_of(history, drafter)
-        drafts_reading_ms = batch * costs.prefill_ms(drafter.name, size.num_prompt_tokens) if size else 0.0
-
-        def speedup(tokens: float, round_ms: float, more_ms: float = drafts_reading_ms) -> float:
-            job_ms = reading_ms + more_ms + num_tokens * round_ms / tokens
-            return (reading_ms + num_tokens * vanilla_ms) / job_ms
-
-        for k in range(1, drafter.max_draft_tokens + 1):
-            tokens, error, proposed = _expected_round(evidence, k, limits)
-            round_ms = costs.round_ms(
-                drafter.name, batch, k, proposing=proposed[0], mean_proposed=sum(proposed), context=context
-            )
+        belief = beliefs.get(drafter.name)
+        if belief is None:
+            continue
+        read_ms = reading_ms + (batch * costs.prefill_ms(drafter.name, size.num_prompt_tokens) if size else 0.0)
+        for k in range(1, min(drafter.max_draft_tokens, belief.max_draft_tokens) + 1):
+            round_ms = here.round_ms(drafter.name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
             if round_ms is None:
-                continue
-            low, high = max(1.0, tokens - Z95 * error), min(k + 1.0, tokens + Z95 * error)
+                break
+            tokens, sd = belief.tokens[k], belief.tokens_sd[k]
+            rounds_ms = num_tokens * round_ms
+            taken_ms = read_ms + rounds_ms / tokens
+            low, high = max(1.0, tokens - Z95 * sd), min(k + 1.0, tokens + Z95 * sd)
+            met = objective.chance(
+                reading_ms=read_ms, round_ms=round_ms, num_tokens=num_tokens, tokens_per_round=tokens, tokens_sd=sd
+            )
             found.append(
                 Alternative(
-                    drafter.name, k, tokens, round_ms,
-                    speedup(tokens, round_ms), speedup(low, round_ms), speedup(high, round_ms),
+                    drafter.name, k, tokens, round_ms, job_ms / taken_ms,
+                    job_ms / (read_ms + rounds_ms / low), job_ms / (read_ms + rounds_ms / high),
+                    rounds_ms / tokens / tokens / taken_ms, met,
                 )
             )  # fmt: skip
-    return tuple(sorted(found, key=lambda a: (-a.speedup, a.num_draft_tokens)))
+    found.sort(key=lambda a: (-a.chance, -a.speedup, a.num_draft_tokens))
+    return tuple(found)
 
 
-def _expected_round(evidence: Evidence, k: int, limits: PolicyLimits) -> tuple[float, float, list[float]]:
-    """Expected tokens of a round at draft length k, their standard error, and how likely each position is proposed.
+def noise_between(one: Alternative, other: Alternative, beliefs: Mapping[str, Belief]) -> float:
+    """Standard deviation of ln(speed-up of one / speed-up of other).
 
-    The last is the product of the reaches up to a position. Reach is seen where all before was accepted, and drafters
-    go further where they are right, so the product takes proposals to be a little longer, and dearer, than they are.
-
-    α_i and the reach of each position are Beta posterior means around the prior, the prior's weight counted in trials.
-    A position past every trial so far falls back on the prior; so does the reach of a position that no run's k allowed,
-    or a history of short drafts would speak against long ones. The error is the one seen over jobs, or, with fewer than
-    two jobs, that of a single draw at the prior's spread.
+    Two draft lengths of one drafter share what they do not know: it mostly cancels.
     """
-    counts = evidence.counts
-    reach, acceptance = [], []
-    # Every job's prefill is a round in which nothing can be proposed.
-    through = max(counts.rounds - evidence.num_jobs, 0)
-    for i in range(k):
-        trials = counts.trials[i] if i < len(counts.trials) else 0
-        accepts = counts.accepts[i] if i < len(counts.accepts) else 0
-        if evidence.chances:
-            through = evidence.chances[i] if i < len(evidence.chances) else 0
-        # Decayed counts are rounded one by one, so a few more trials than chances are possible.
-        seen = (trials + limits.prior_trials * 0.5) / (through + limits.prior_trials)
-        allowed = i == 0 or bool(evidence.chances) or i < len(counts.trials)
-        reach.append(min(seen, 1.0) if allowed and through else 0.5)
-        acceptance.append((accepts + limits.prior_trials * limits.prior_alpha) / (trials + limits.prior_trials))
-        through = accepts
-    tokens = expected_tokens_per_round(reach, acceptance)
-    proposed = list(accumulate(reach, mul))
-    if evidence.tokens_per_round_se is not None:
-        return tokens, evidence.tokens_per_round_se, proposed
-    return tokens, math.sqrt(k) / max(1.0, math.sqrt(evidence.num_jobs)), proposed
+    if one.drafter != other.drafter:
+        return math.hypot(_noise(one, beliefs), _noise(other, beliefs))
+    if one.drafter is None:
+        return 0.0
+    belief = beliefs[one.drafter]
+    k, n = one.num_draft_tokens, other.num_draft_tokens
+    variance = (belief.common_sd[k] * one.slope - belief.common_sd[n] * other.slope) ** 2
+    mine, its = belief.slopes[k], belief.slopes[n]
+    for i in range(max(k, n)):
+        moved = (mine[i] * one.slope if i < k else 0.0) - (its[i] * other.slope if i < n else 0.0)
+        variance += moved * moved
+    return math.sqrt(variance)
 
 
-def evidence_of(history: Mapping[str, Evidence], drafter: DrafterState) -> Evidence:
-    """What is known of a drafter; nothing, for one without an entry."""
-    return history.get(drafter.name, Evidence())
+def news_of(tried: Alternative, chosen: Alternative, beliefs: Mapping[str, Belief]) -> float:
+    """How much of the doubt about ln(speed-up) of `tried` only trying it can resolve.
+
+    Vanilla has none. A longer draft of the same drafter is news from the positions behind the chosen length on.
+    """
+    if tried.drafter is None:
+        return 0.0
+    if tried.drafter != chosen.drafter:
+        return _noise(tried, beliefs)
+    unseen = beliefs[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
+    return tried.slope * math.hypot(*unseen) if unseen else 0.0
+
+
+def _noise(alternative: Alternative, beliefs: Mapping[str, Belief]) -> float:
+    if alternative.drafter is None:
+        return 0.0
+    return beliefs[alternative.drafter].tokens_sd[alternative.num_draft_tokens] * alternative.slope
+
+
+def lengths_by_batch(
+    belief: Belief, drafter: DrafterState, costs: CostTable, batch: int, num_draft_tokens: int, size: JobSize | None
+) -> tuple[int, ...]:
+    """Best k while 1, 2 … `batch` sequences are still running; the last is `num_draft_tokens`.
+
+    A batch drains, a pass that fewer share has room for longer drafts, and the drafter is the same throughout. Sizes
+    between powers of two take the length of the power above, the shorter one as a rule.
+    """
+    context = size.context if size else None
+    longest = min(drafter.max_draft_tokens, belief.max_draft_tokens)
+    lengths = [num_draft_tokens] * batch
+    live = 1
+    while live < batch:
+        best = _best_length(belief, drafter.name, costs.rounds(live, context), longest, num_draft_tokens)
+        for i in range(live // 2, live):
+            lengths[i] = best
+        live *= 2
+    return tuple(lengths)
+
+
+def _best_length(belief: Belief, name: str, here: RoundCosts, longest: int, usual: int) -> int:
+    best, best_rate = usual, 0.0
+    for k in range(1, longest + 1):
+        ms = here.round_ms(name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
+        if ms is None:
+            return usual
+        if belief.tokens[k] > best_rate * ms:
+            best, best_rate = k, belief.tokens[k] / ms
+    return best

@@ -6,144 +6,130 @@ the α at which speculation breaks even is .20 for a cheap drafter and .62 for a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import replace
 
 from alphaloop.cost import CostTable
-from alphaloop.deciding.goodput import Alternative, DrafterState, Evidence, JobSize, PolicyLimits, evidence_of, weigh
+from alphaloop.deciding.belief import Belief
+from alphaloop.deciding.decision import Choice, Decision, DecisionContext, Reason
+from alphaloop.deciding.exploration import ExplorationBudget, control_due, worth_trying
+from alphaloop.deciding.goodput import Alternative, DrafterState, lengths_by_batch, noise_between, weigh
+from alphaloop.deciding.guards import fit, refused
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim
+from alphaloop.deciding.posterior import PairBelief
 from alphaloop.messages import Decoding, Mode, Purpose
 
-
-class Reason(StrEnum):
-    """Why a batch is decoded the way it is; one short word for tables, metrics and SQL."""
-
-    FASTER = "faster"  #: the best alternative's expected goodput is above vanilla's
-    NOT_FASTER = "not_faster"  #: no alternative is expected to beat vanilla by the required margin
-    UNCERTAIN = "uncertain"  #: an alternative looks faster, but no lower bound does
-    NO_HISTORY = "no_history"  #: a cold task: vanilla until explored
-    NO_COSTS = "no_costs"  #: nothing was calibrated for this batch size
-    NO_DRAFTER = "no_drafter"  #: no drafter is configured, or none is fit to serve
-    EXPLORING = "exploring"  #: speculative from the exploration budget
-    CONTROL = "control"  #: vanilla from the exploration budget, or a control job
-    PROBE = "probe"  #: a probe measures the drafter it names
-    FORCED = "forced"  #: the job, or its task's configuration, fixed the mode
-    STALE_DRAFT = "stale_draft"  #: every drafter that could serve is flagged stale
-    SHORT_OUTPUT = "short_output"  #: too few tokens to gain anything
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionContext:
-    """The batch to decide for. `draw` is uniform on [0, 1) and comes from the worker's seeded generator."""
-
-    task: str
-    batch: int
-    expected_tokens: float
-    draw: float
-    purpose: Purpose = Purpose.TRAFFIC
-    decoding: Decoding = Decoding.AUTO
-    probe_drafter: str | None = None
-    probe_num_draft_tokens: int | None = None
-    prompt_tokens: float | None = None  #: mean of the batch; None: prompts and their reading are left out
-
-    @property
-    def size(self) -> JobSize | None:
-        """A usual job of the batch."""
-        return None if self.prompt_tokens is None else JobSize(self.prompt_tokens, self.expected_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """How a batch is decoded, and why."""
-
-    mode: Mode
-    drafter: str | None
-    draft_revision: str | None
-    num_draft_tokens: int
-    reason: Reason
-    explanation: str
-    alternatives: tuple[Alternative, ...] = ()
+__all__ = ["Choice", "Decision", "DecisionContext", "ExplorationBudget", "Reason", "decide"]
 
 
 def decide(
-    history: Mapping[str, Evidence],
+    beliefs: Mapping[str, Belief],
     drafters: Sequence[DrafterState],
     costs: CostTable,
     context: DecisionContext,
     limits: PolicyLimits,
+    *,
+    incumbent: Choice | None = None,
+    budget: ExplorationBudget | None = None,
 ) -> Decision:
-    """Choose how to decode one batch. `history` is by drafter name; a drafter without an entry is cold."""
-    usable = [drafter for drafter in drafters if not drafter.is_stale]
-    if fixed := _fixed_by_caller(drafters, usable, context, limits, history, costs):
+    """Choose how to decode one batch.
+
+    `beliefs` are by drafter name; a drafter without one is believed to be as `limits` say of an unknown pair.
+    `incumbent` and `budget` are `kept` and `budget` of the task's last decision. Without a budget nothing is explored.
+    """
+    beliefs = _with_unknown(beliefs, drafters, limits)
+    if fixed := _fixed_by_caller(beliefs, drafters, costs, context):
         return fixed
-    if not usable:
-        return _vanilla(Reason.STALE_DRAFT if drafters else Reason.NO_DRAFTER, "no drafter is fit to serve")
-    if context.expected_tokens < limits.short_output_tokens:
-        return _vanilla(
-            Reason.SHORT_OUTPUT,
-            f"about {context.expected_tokens:.0f} tokens expected, fewer than {limits.short_output_tokens}",
-        )
-    alternatives = weigh(history, usable, costs, context.batch, limits, context.size)
-    cold = [drafter for drafter in usable if evidence_of(history, drafter).num_jobs < limits.min_jobs]
-    if cold and context.draw < limits.cold_explore_share:
-        k = min(limits.cold_num_draft_tokens, cold[0].max_draft_tokens)
-        seen = evidence_of(history, cold[0]).num_jobs
-        return _speculative(
-            cold[0], k, Reason.EXPLORING, f"{seen} of {limits.min_jobs} jobs seen with {cold[0].name}", alternatives
-        )
-    if not alternatives:
-        return _vanilla(Reason.NO_COSTS, f"no cost was measured for a batch of {context.batch}")
-    chosen = _choose([a for a in alternatives if a.drafter not in {d.name for d in cold}], limits, bool(cold))
-    return _explore(chosen, usable, alternatives, context, limits)
+    if refusal := refused(context, drafters, limits):
+        return _vanilla(refusal.reason, refusal.explanation)
+    able, refusal = fit(context, drafters, costs)
+    if not able:
+        return _vanilla(refusal.reason, refusal.explanation)
+    alternatives = weigh(beliefs, able, costs, context.batch, context.size, context.objective)
+    if len(alternatives) < 2:
+        return _vanilla(Reason.NO_COSTS, f"no cost was measured for a batch of {context.batch}", alternatives)
+    chosen, reason, told = _choose(alternatives, beliefs, limits, incumbent)
+    decision = _decision(chosen, reason, told, able, alternatives)
+    if budget is not None:
+        decision = _explore(decision, chosen, able, beliefs, budget, context, limits)
+    return _with_lengths(decision, able, beliefs, costs, context)
 
 
-def _choose(alternatives: Sequence[Alternative], limits: PolicyLimits, some_cold: bool) -> tuple[Alternative, Reason]:
+def _choose(
+    alternatives: Sequence[Alternative], beliefs: Mapping[str, Belief], limits: PolicyLimits, incumbent: Choice | None
+) -> tuple[Alternative, Reason, str]:
+    """The best by expectation; what runs already, while the gain is within its noise and small.
+
+    A gain beyond one standard deviation of the comparison is followed at once, and so is one of `switch_gain`: staying
+    costs that much for certain, switching back and forth costs nothing but a line in the log.
+    """
     vanilla = next(a for a in alternatives if a.drafter is None)
-    rivals = [a for a in alternatives if a.drafter is not None]
-    if not rivals:
-        return vanilla, Reason.NO_HISTORY if some_cold else Reason.NO_COSTS
-    best = rivals[0]
-    if best.speedup < limits.min_speedup:
-        return vanilla, Reason.NOT_FASTER
-    # Another drafter may be worth a little less and be certain all the same.
-    certain = (a for a in rivals if a.speedup >= limits.min_speedup and a.speedup_low >= 1.0)
-    if sure := next(certain, None):
-        return sure, Reason.FASTER
-    return vanilla, Reason.UNCERTAIN
+    best = alternatives[0]
+    if best.drafter is not None and best.chance <= vanilla.chance and best.speedup < limits.min_speedup:
+        best = vanilla
+    running = next((a for a in alternatives if incumbent == Choice(a.drafter, a.num_draft_tokens)), None)
+    if running is not None and running is not best and running.chance >= best.chance:
+        gain = math.log(best.speedup / running.speedup)
+        noise = noise_between(best, running, beliefs)
+        if gain <= min(noise, math.log1p(limits.switch_gain)):
+            told = f"{_named(running)} stays: {_named(best)} at {_expected(best)} is not faster beyond noise"
+            is_loss = running.drafter is not None and running.speedup < 1
+            if not is_loss:
+                return running, _reason(running, best, vanilla, beliefs, limits), told
+    if best.drafter is not None:
+        return best, _reason(best, best, vanilla, beliefs, limits), f"{_expected(best)} with {_named(best)}"
+    rival = next(a for a in alternatives if a.drafter is not None)
+    told = f"best alternative {_named(rival)}: {_expected(rival)}"
+    return vanilla, _reason(vanilla, rival, vanilla, beliefs, limits), told
+
+
+def _reason(
+    chosen: Alternative, best: Alternative, vanilla: Alternative, beliefs: Mapping[str, Belief], limits: PolicyLimits
+) -> Reason:
+    if chosen.drafter is not None:
+        return Reason.ON_TARGET if chosen.chance > vanilla.chance else Reason.FASTER
+    if best.chance < chosen.chance and best.speedup >= limits.min_speedup:
+        return Reason.ON_TARGET
+    if all(belief.jobs < limits.min_jobs for belief in beliefs.values()):
+        return Reason.NO_HISTORY
+    return Reason.UNCERTAIN if best.speedup >= limits.min_speedup else Reason.NOT_FASTER
 
 
 def _explore(
-    chosen: tuple[Alternative, Reason], usable: Sequence[DrafterState], alternatives: tuple[Alternative, ...],
-    context: DecisionContext, limits: PolicyLimits,
+    decision: Decision, chosen: Alternative, able: Sequence[DrafterState], beliefs: Mapping[str, Belief],
+    budget: ExplorationBudget, context: DecisionContext, limits: PolicyLimits,
 ) -> Decision:  # fmt: skip
-    """Obey the choice, or spend the exploration budget on its opposite, so that a task can find its way back."""
-    best, reason = chosen
-    by_name = {drafter.name: drafter for drafter in usable}
-    if best.drafter is not None:
-        told = f"{_expected(best)} with {best.drafter}, k={best.num_draft_tokens}"
-        if context.draw < limits.explore_share:
-            return _vanilla(Reason.CONTROL, f"control against: {told}", alternatives)
-        return _speculative(by_name[best.drafter], best.num_draft_tokens, Reason.FASTER, told, alternatives)
-    rival = next((a for a in alternatives if a.drafter is not None), None)
-    if rival is None or rival.drafter is None:
-        return _vanilla(reason, "nothing to compare with", alternatives)
-    told = f"best alternative {rival.drafter}, k={rival.num_draft_tokens}: {_expected(rival)}"
-    # What looks faster, only not for sure, is expected to gain by being tried: as often as a cold drafter.
-    share = limits.cold_explore_share if reason is Reason.UNCERTAIN else limits.explore_share
-    if context.draw < share:
-        return _speculative(by_name[rival.drafter], rival.num_draft_tokens, Reason.EXPLORING, told, alternatives)
-    return _vanilla(reason, told, alternatives)
-
-
-def _expected(alternative: Alternative) -> str:
-    low, high = alternative.speedup_low, alternative.speedup_high
-    return f"{alternative.speedup:.2f}x vanilla expected ({low:.2f} to {high:.2f})"
+    """Obey the choice, or spend from the budget on what could change it or on a control."""
+    num_tokens = context.num_tokens
+    is_cold = all(beliefs[drafter.name].jobs < limits.min_jobs for drafter in able)
+    budget = budget.after(context.batch, num_tokens, limits, is_cold=is_cold)
+    if budget.unseen is not None and (new := [d.name for d in able if d.name not in budget.unseen]):
+        budget = replace(budget, unseen={**budget.unseen, **dict.fromkeys(new, 0.0)})
+    if chosen.drafter is not None:
+        lost = control_due(chosen, budget, limits, num_tokens, context.control_jobs, context.draw)
+        if lost is not None:
+            return replace(
+                _vanilla(Reason.CONTROL, f"control against: {decision.explanation}", decision.alternatives),
+                kept=decision.kept, budget=budget.paid_control(lost).used(None),
+            )  # fmt: skip
+    trial = worth_trying(
+        chosen, decision.alternatives, beliefs, budget, limits, context.batch, num_tokens
+    )  # fmt: skip
+    if trial is None:
+        return replace(decision, budget=budget.used(chosen.drafter))
+    tried = trial.alternative
+    told = f"{_named(tried)} {trial.why}; {_named(chosen)} is expected at {chosen.speedup:.2f}x"
+    return replace(
+        _decision(tried, Reason.EXPLORING, told, able, decision.alternatives),
+        kept=decision.kept, budget=budget.paid(trial.loss).used(tried.drafter),
+    )  # fmt: skip
 
 
 def _fixed_by_caller(
-    drafters: Sequence[DrafterState], usable: Sequence[DrafterState], context: DecisionContext, limits: PolicyLimits,
-    history: Mapping[str, Evidence], costs: CostTable,
-) -> Decision | None:  # fmt: skip
+    beliefs: Mapping[str, Belief], drafters: Sequence[DrafterState], costs: CostTable, context: DecisionContext
+) -> Decision | None:
     """Probes, controls and forced modes; None when the policy is free to choose. A probe may use a stale drafter."""
     if context.purpose is Purpose.CONTROL:
         return _vanilla(Reason.CONTROL, "a control job is decoded vanilla")
@@ -155,13 +141,63 @@ def _fixed_by_caller(
         return _speculative(named[0], k, Reason.PROBE, f"a probe measures {named[0].name} at k={k}")
     if context.decoding is Decoding.VANILLA:
         return _vanilla(Reason.FORCED, "vanilla was asked for")
-    if context.decoding is Decoding.SPECULATIVE and usable:
-        weighed = weigh(history, usable, costs, context.batch, limits, context.size)
-        best = next((a for a in weighed if a.drafter is not None), None)
-        drafter = next((d for d in usable if best and d.name == best.drafter), usable[0])
-        k = best.num_draft_tokens if best else min(limits.cold_num_draft_tokens, drafter.max_draft_tokens)
-        return _speculative(drafter, k, Reason.FORCED, "speculative was asked for", weighed)
-    return None
+    if context.decoding is not Decoding.SPECULATIVE:
+        return None
+    able, _ = fit(context, drafters, costs)
+    if not able:
+        return None
+    weighed = weigh(beliefs, able, costs, context.batch, context.size, context.objective)
+    best = next((a for a in weighed if a.drafter is not None), None)
+    drafter = next((d for d in able if best and d.name == best.drafter), able[0])
+    k = best.num_draft_tokens if best else _usual_length(beliefs[drafter.name], drafter)
+    return _speculative(drafter, k, Reason.FORCED, "speculative was asked for", weighed)
+
+
+def _usual_length(belief: Belief, drafter: DrafterState) -> int:
+    """Without costs: as far as a draft is expected to be accepted more often than not."""
+    through = 1.0
+    for i, s in enumerate(belief.through[: drafter.max_draft_tokens]):
+        through *= s
+        if through < 0.5:
+            return max(i, 1)
+    return drafter.max_draft_tokens
+
+
+def _with_unknown(
+    beliefs: Mapping[str, Belief], drafters: Sequence[DrafterState], limits: PolicyLimits
+) -> Mapping[str, Belief]:
+    unknown = [drafter for drafter in drafters if drafter.name not in beliefs]
+    if not unknown:
+        return beliefs
+    return {
+        **beliefs,
+        **{
+            d.name: PairBelief.unknown(d.max_draft_tokens, limits.prior_alpha, limits.prior_spread).for_a_task()
+            for d in unknown
+        },
+    }
+
+
+def _with_lengths(
+    decision: Decision, able: Sequence[DrafterState], beliefs: Mapping[str, Belief], costs: CostTable,
+    context: DecisionContext,
+) -> Decision:  # fmt: skip
+    if decision.drafter is None or context.batch < 2 or context.objective.aim is not Aim.THROUGHPUT:
+        return decision
+    drafter = next(d for d in able if d.name == decision.drafter)
+    lengths = lengths_by_batch(
+        beliefs[drafter.name], drafter, costs, context.batch, decision.num_draft_tokens, context.size
+    )  # fmt: skip
+    return replace(decision, num_draft_tokens_by_batch=lengths)
+
+
+def _decision(
+    chosen: Alternative, reason: Reason, told: str, able: Sequence[DrafterState], alternatives: tuple[Alternative, ...]
+) -> Decision:
+    if chosen.drafter is None:
+        return replace(_vanilla(reason, told, alternatives), kept=Choice())
+    drafter = next(d for d in able if d.name == chosen.drafter)
+    return _speculative(drafter, chosen.num_draft_tokens, reason, told, alternatives)
 
 
 def _vanilla(reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()) -> Decision:
@@ -171,4 +207,16 @@ def _vanilla(reason: Reason, explanation: str, alternatives: tuple[Alternative, 
 def _speculative(
     drafter: DrafterState, k: int, reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()
 ) -> Decision:
-    return Decision(Mode.SPECULATIVE, drafter.name, drafter.revision, k, reason, explanation, alternatives)
+    return Decision(
+        Mode.SPECULATIVE, drafter.name, drafter.revision, k, reason, explanation, alternatives,
+        kept=Choice(drafter.name, k),
+    )  # fmt: skip
+
+
+def _named(alternative: Alternative) -> str:
+    return f"{alternative.drafter}, k={alternative.num_draft_tokens}" if alternative.drafter else "vanilla"
+
+
+def _expected(alternative: Alternative) -> str:
+    low, high = alternative.speedup_low, alternative.speedup_high
+    return f"{alternative.speedup:.2f}x vanilla expected ({low:.2f} to {high:.2f})"

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.profile import Counts, Profile, clamped, fitted, total
 from alphaloop.deciding.trust import current, design_effect, effective
 
@@ -41,6 +43,10 @@ class PairBelief:
         """Nothing was seen of the pair."""
         profile = Profile.flat(acceptance, 0.5 * spread, max_draft_tokens)
         return cls(profile, spread, (1.0,) * max_draft_tokens)
+
+    def for_a_task(self) -> Belief:
+        """What is believed of a task that nothing is known of."""
+        return Belief(self.profile.widened(self.spread), self.reach, 0.0, 1.0)
 
     @classmethod
     def of(
@@ -100,6 +106,29 @@ def believe(
         deff,
         kept,
     )
+
+
+def believe_all(
+    memories: Mapping[EvidenceKey, Memory],
+    wanted: EvidenceKey,
+    drafters: Sequence[DrafterState],
+    limits: PolicyLimits,
+    pairs: Mapping[str, PairBelief] | None = None,
+) -> dict[str, Belief]:
+    """Beliefs by drafter name, for a batch of `wanted` (its drafter's fields are not looked at).
+
+    `memories` are of one task, faded to one moment; what belongs to other targets, engines or gates, or to other
+    revisions of a drafter, is left out. `pairs` by drafter name are what all tasks say; without, nothing is known.
+    """
+    found = {}
+    for drafter in drafters:
+        mine = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
+        leaves = {key: memory for key, memory in memories.items() if _same_pair(key, mine)}
+        pair = (pairs or {}).get(drafter.name) or PairBelief.unknown(
+            drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread
+        )
+        found[drafter.name] = believe(leaves, mine, drafter.max_draft_tokens, pair)
+    return found
 
 
 def splits_by_segment(leaves: Mapping[EvidenceKey, Memory]) -> bool:
@@ -163,6 +192,12 @@ def _sized(profile: Profile, size: int) -> Profile:
     return Profile(
         fitted(profile.mean, size, last=True), profile.common_var,
         fitted(profile.own_var, size, last=True), fitted(profile.loading, size, last=True),
+    )  # fmt: skip
+
+
+def _same_pair(key: EvidenceKey, other: EvidenceKey) -> bool:
+    return (key.task, key.target_revision, key.engine, key.drafter, key.draft_revision, key.gate) == (
+        other.task, other.target_revision, other.engine, other.drafter, other.draft_revision, other.gate
     )  # fmt: skip
 
 

@@ -96,6 +96,10 @@ class Profile:
         move = shift * math.sqrt(self.common_var)
         return tuple(logistic(m + b * move) for m, b in zip(self.mean, self.loading, strict=True))
 
+    def moved(self, logits: float) -> tuple[float, ...]:
+        """s_i if all were better by so many logits."""
+        return tuple(logistic(m + logits) for m in self.mean)
+
 
 def total(groups: Iterable[Counts]) -> Counts:
     accepts: list[float] = []

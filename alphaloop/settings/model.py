@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from alphaloop.deciding.goodput import PolicyLimits
+from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.messages.job import Decoding
 from alphaloop.messages.text import TaskName
 
@@ -184,16 +184,20 @@ class WorkerSettings(_Section):
 
 
 class PolicySettings(_Section):
-    """`[policy]` of configs/worker.toml; the same dials as alphaloop.deciding.policy.PolicyLimits."""
+    """`[policy]` of configs/worker.toml; the same dials as alphaloop.deciding.limits.PolicyLimits."""
 
-    explore_share: Share = 0.02
-    cold_explore_share: Share = 0.25
-    min_jobs: int = Field(4, ge=1)
-    min_speedup: float = Field(1.02, ge=1.0)
-    short_output_tokens: int = Field(20, ge=0)
-    cold_num_draft_tokens: int = Field(3, ge=1)
-    prior_alpha: Share = 0.5
-    prior_trials: float = Field(8.0, gt=0)
+    explore_share: Share = 0.02  #: of all tokens, what exploration and control may be expected to cost together
+    control_share: Share = 0.005  #: of it, for control
+    control_jobs: float = Field(30.0, gt=0)  #: jobs decoded vanilla for comparison, beyond which controls become rare
+    first_jobs: float = Field(8.0, ge=0)  #: what a new task may lose to exploration before it earned anything, in jobs
+    min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer is cold
+    min_speedup: float = Field(1.01, ge=1.0)  #: expected gain over vanilla below which speculation is not worth it
+    switch_gain: float = Field(0.03, ge=0)  #: a rival that is expected to be so much faster is taken at once
+    horizon_jobs: float = Field(300.0, gt=0)  #: for how many jobs something learned is used
+    change_jobs: float = Field(500.0, gt=0)  #: jobs between two changes of a task, before more is known of it
+    short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla
+    prior_alpha: float = Field(0.5, gt=0, lt=1)  #: of a drafter that no task has used
+    prior_spread: float = Field(1.0, gt=0)  #: standard deviation between tasks (logits), before any were compared
 
     def limits(self) -> PolicyLimits:
         """The dials as the pure policy takes them."""
@@ -209,6 +213,7 @@ class SchedulerSettings(_Section):
     probe_max_age_s: float = Field(86_400.0, gt=0)  #: evidence older than this is measured again
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
     probe_max_tokens: int = Field(48, ge=8)
+    probe_num_draft_tokens: int = Field(3, ge=1)  #: k of a probe, no more than its drafter's longest
     probe_device_share: Share = 0.01  #: of the device time of the last day that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: always allowed a run, so that a quiet system is measured too
     probe_deadline_s: float = Field(1800.0, gt=0)

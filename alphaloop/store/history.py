@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
@@ -11,11 +12,23 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import ColumnElement, Select, func, select, tuple_
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.goodput import Evidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import SHADOW
 from alphaloop.tables import acceptance_hourly
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the hours say about one drafter under the evidence key of a batch; decayed counts, jobs as clusters."""
+
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    num_jobs: int = 0
+    tokens_per_round_se: float | None = None  #: standard error over jobs; None with fewer than two
+    #: Rounds in which position i could have been proposed: accepted through i - 1, in runs with k ≥ i, prefills left
+    #: out. Empty where every run had the same k: then it follows from the counts.
+    chances: tuple[int, ...] = ()
+
 
 _DAY: Final = timedelta(days=1)
 _MEASURES: Final = (Purpose.TRAFFIC, Purpose.PROBE)

@@ -13,10 +13,9 @@ from sqlalchemy import text
 from sqlalchemy.dialects import postgresql
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.goodput import Evidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
-from alphaloop.store.history import HistoryStore, evidence_query
+from alphaloop.store.history import Evidence, HistoryStore, evidence_query
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import DecodeRun, OutcomeStore
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts

@@ -2,90 +2,226 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final, Protocol
 
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.cost import CostTable
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.cost import CostPoint, CostTable
+from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.evidence import EvidenceSums, Memory
-from alphaloop.deciding.goodput import DrafterState, Evidence, PolicyLimits
-from alphaloop.deciding.policy import DecisionContext, Reason, decide
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.policy import Choice as Kept
+from alphaloop.deciding.policy import Decision, DecisionContext, Reason, decide
+from alphaloop.deciding.posterior import PairBelief, believe_all
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
+from benchmarks.policy.scenario import Scenario
+from benchmarks.policy.stream import Cell
+from worker.costs import LiveCosts
+from worker.engine import Step
 
 #: worker.history_half_life_days
-HALF_LIFE = timedelta(days=7)
-_BUDGET = {Reason.CONTROL: Why.CONTROL, Reason.EXPLORING: Why.EXPLORING}
+HALF_LIFE: Final = timedelta(days=7)
+#: worker.correction_half_life_rounds
+CORRECTION_HALF_LIFE: Final = 32
+#: Rounds of a batch that correct the costs; a worker takes every one.
+CORRECTING_ROUNDS: Final = 3
+#: What a job may put out at most, while nothing is known of its task.
+MOST_TOKENS: Final = 128.0
+#: How old a belief may be, though nothing new was seen.
+REFRESH: Final = timedelta(hours=6)
+#: Batches between two looks at what all tasks say of a drafter.
+PAIR_REFRESH: Final = 25
+_BUDGET: Final = {Reason.CONTROL: Why.CONTROL, Reason.EXPLORING: Why.EXPLORING}
+
+
+class Costs(Protocol):
+    """The costs as they are now believed, and what rounds teach of them."""
+
+    @property
+    def table(self) -> CostTable:
+        """For decisions."""
+
+    def observe(self, step: Step) -> None:
+        """A round."""
+
+
+class CalibratedCosts:
+    """Costs that are believed as they were measured, for streams in which they were measured well."""
+
+    def __init__(self, points: Iterable[CostPoint]) -> None:
+        self.table: CostTable = CostTable(points)
+
+    def observe(self, step: Step) -> None:
+        """They stay."""
+
+
+def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> Costs:
+    """The worker's own live costs where the scenario's are wrong; they take most of the time where they are right."""
+    if not scenario.believed:
+        return CalibratedCosts(points)
+    return LiveCosts(
+        tuple(points), half_life=CORRECTION_HALF_LIFE, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0
+    )
+
+
+class Evidence:
+    """What is remembered and believed, by task: a worker's cache over `acceptance_state`. It outlives a restart."""
+
+    def __init__(self, scenario: Scenario, limits: PolicyLimits) -> None:
+        self.drafters = [DrafterState(name, "r1", most) for name, most in scenario.draft_tokens.items()]
+        self._scored = [d for d in self.drafters if d.name in scenario.scored_free]
+        self._limits = limits
+        self._memories: dict[str, dict[EvidenceKey, Memory]] = {}
+        self._lengths: dict[str, EvidenceSums] = {}
+        self._beliefs: dict[tuple[Cell, str], tuple[datetime, Belief]] = {}
+        self._pairs: dict[str, PairBelief] = {}
+        self._pairs_due = 0
+
+    def beliefs(self, cell: Cell, now: datetime) -> dict[str, Belief]:
+        """Of every drafter; made anew when it was used or scored in this task, or when the old one has aged."""
+        if self._pairs_due <= 0:
+            self._pairs, self._pairs_due = self._of_all_tasks(now), PAIR_REFRESH
+        self._pairs_due -= 1
+        found = {}
+        for drafter in self.drafters:
+            at, belief = self._beliefs.get((cell, drafter.name), (None, None))
+            if at is None or belief is None or now - at > REFRESH:
+                memories = {
+                    key: memory.faded(now, HALF_LIFE)
+                    for key, memory in self._memories.get(cell.task, {}).items()
+                    if key.drafter == drafter.name
+                }
+                belief = believe_all(memories, _key(cell), [drafter], self._limits, self._pairs)[drafter.name]
+                self._beliefs[cell, drafter.name] = (now, belief)
+            found[drafter.name] = belief
+        return found
+
+    def expected_tokens(self, task: str) -> tuple[float, float]:
+        """Mean output of the task's jobs, and how many jobs say so."""
+        sums = self._lengths.get(task)
+        return (MOST_TOKENS, 0.0) if sums is None else (sums.mean_output_tokens or MOST_TOKENS, sums.jobs)
+
+    def vanilla_jobs(self, cell: Cell) -> float:
+        """Jobs of this key that were decoded without a drafter."""
+        memory = self._memories.get(cell.task, {}).get(_key(cell))
+        return memory.all.jobs if memory else 0.0
+
+    def add(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
+        """The batch's counts, and those of drafters that its texts are replayed to."""
+        self._add(batch, choice.drafter, choice.num_draft_tokens, decoded.counts(), decoded.num_tokens)
+        for drafter in self._scored:
+            if drafter.name != choice.drafter:
+                k = drafter.max_draft_tokens
+                self._add(batch, drafter.name, k, decoded.scored(drafter.name, k), decoded.num_tokens)
+
+    def _add(
+        self, batch: Batch, drafter: str | None, k: int, counts: Iterable[AcceptanceCounts], num_tokens: tuple[int, ...]
+    ) -> None:  # fmt: skip
+        cell = batch.cell
+        key = _key(cell) if drafter is None else replace(_key(cell), drafter=drafter, draft_revision="r1")
+        jobs = [
+            EvidenceSums.of_job(job, k, batch.now, tokens, cell.prompt_tokens)
+            for job, tokens in zip(counts, num_tokens, strict=True)
+        ]
+        added = jobs[0]
+        for job in jobs[1:]:
+            added = added + job
+        of_task = self._memories.setdefault(cell.task, {})
+        of_task[key] = of_task.get(key, Memory.empty(batch.now)).with_job(added, HALF_LIFE)
+        if drafter not in {d.name for d in self._scored}:
+            lengths = EvidenceSums(batch.now, jobs=added.jobs, output_tokens=added.output_tokens)
+            known = self._lengths.get(cell.task)
+            self._lengths[cell.task] = lengths if known is None else known.faded(batch.now, HALF_LIFE) + lengths
+        for stale in [found for found in self._beliefs if found[0].task == cell.task and found[1] == drafter]:
+            del self._beliefs[stale]
+
+    def _of_all_tasks(self, now: datetime) -> dict[str, PairBelief]:
+        found = {}
+        for drafter in self.drafters:
+            tasks = []
+            for memories in self._memories.values():
+                mine = [m.all.faded(now, HALF_LIFE) for key, m in memories.items() if key.drafter == drafter.name]
+                if mine:
+                    tasks.append(sum(mine[1:], mine[0]))
+            limits = self._limits
+            found[drafter.name] = PairBelief.of(
+                tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread
+            )  # fmt: skip
+        return found
 
 
 class Ours:
     """The policy with its default limits. Evidence outlives a restart, as it does in Postgres."""
 
-    def __init__(self, draft_tokens: dict[str, int], costs: CostTable, seed: int) -> None:
-        self._drafters = [DrafterState(name, "r1", most) for name, most in draft_tokens.items()]
-        self._costs = costs
+    def __init__(self, scenario: Scenario, points: Iterable[CostPoint], seed: int) -> None:
         self._limits = PolicyLimits()
+        self._evidence = Evidence(scenario, self._limits)
+        self._costs = costs_of(scenario, points)
         self._rng = random.Random(seed)
-        self._memory: dict[tuple[str, str, str], Memory] = {}
+        self._kept: dict[tuple[Cell, int], Kept | None] = {}
+        self._budgets: dict[str, ExplorationBudget] = {}
 
     def choose(self, batch: Batch) -> Choice:
         """What the policy says."""
-        cell = batch.cell
-        history, usual = {}, []
-        for drafter in self._drafters:
-            memory = self._memory.get((cell.task, cell.sampling, drafter.name))
-            if memory is not None:
-                history[drafter.name] = _evidence(memory.all.faded(batch.now, HALF_LIFE))
-        for key, memory in self._memory.items():
-            if key[0] == cell.task:
-                usual.append(memory.all.faded(batch.now, HALF_LIFE))
-        context = DecisionContext(
-            task=cell.task,
-            batch=batch.num_jobs,
-            expected_tokens=_expected_tokens(usual),
-            draw=self._rng.random(),
-            prompt_tokens=cell.prompt_tokens,
-        )
-        decision = decide(history, self._drafters, self._costs, context, self._limits)
+        decision = self.decide(batch, explores=True)
         return Choice(decision.drafter, decision.num_draft_tokens, _BUDGET.get(decision.reason, Why.CHOSEN))
 
+    def decide(self, batch: Batch, *, explores: bool) -> Decision:
+        """The policy's whole answer; what it says to remember is remembered."""
+        cell = batch.cell
+        expected, known = self._evidence.expected_tokens(cell.task)
+        context = DecisionContext(
+            task=cell.task, batch=batch.num_jobs, expected_tokens=expected, draw=self._rng.random(),
+            prompt_tokens=cell.prompt_tokens, control_jobs=self._evidence.vanilla_jobs(cell), known_output_jobs=known,
+        )  # fmt: skip
+        budget = self._budgets.get(cell.task, ExplorationBudget()) if explores else None
+        decision = decide(
+            self._evidence.beliefs(cell, batch.now), self._evidence.drafters, self._costs.table, context, self._limits,
+            incumbent=self._kept.get((cell, batch.num_jobs)), budget=budget,
+        )  # fmt: skip
+        self._kept[cell, batch.num_jobs] = decision.kept
+        if decision.budget is not None:
+            self._budgets[cell.task] = decision.budget
+        return decision
+
     def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
-        """Store the batch's counts."""
-        key = (batch.cell.task, batch.cell.sampling, choice.drafter or "")
-        jobs = [
-            EvidenceSums.of_job(counts, choice.num_draft_tokens, batch.now, num_tokens, batch.cell.prompt_tokens)
-            for counts, num_tokens in zip(decoded.counts(), decoded.num_tokens, strict=True)
-        ]
-        added = jobs[0]
-        for job in jobs[1:]:
-            added = added + job
-        self._memory[key] = self._memory.get(key, Memory.empty(batch.now)).with_job(added, HALF_LIFE)
+        """Store the batch's counts; its rounds correct the costs."""
+        self._evidence.add(batch, choice, decoded)
+        verify_ms, draft_ms = decoded.round_ms
+        step = Step(
+            finished=(), deltas=(), batch=batch.num_jobs, width=choice.num_draft_tokens + 1,
+            wall_s=(verify_ms + draft_ms) / 1000, draft_s=draft_ms / 1000, verify_s=verify_ms / 1000,
+            num_positions=round(batch.num_jobs * decoded.mean_width), context=256, drafter=choice.drafter,
+        )  # fmt: skip
+        for _ in range(CORRECTING_ROUNDS):
+            self._costs.observe(step)
 
     def restart(self) -> None:
-        """Everything it decides from is stored."""
+        """Evidence and costs are stored; what a running worker keeps beside them is not."""
+        self._kept, self._budgets = {}, {}
 
 
-def _expected_tokens(sums: Iterable[EvidenceSums]) -> float:
-    known = [(s.jobs, s.output_tokens) for s in sums]
-    jobs = sum(j for j, _ in known)
-    return sum(t for _, t in known) / jobs if jobs else 128.0
+class EpsilonOverBeliefs(Ours):
+    """The same beliefs and the same choice, but exploring by chance: any alternative, in a fixed share of batches."""
+
+    EPSILON: Final = 0.02
+
+    def choose(self, batch: Batch) -> Choice:
+        """The best believed, or any."""
+        decision = self.decide(batch, explores=False)
+        if self._rng.random() < self.EPSILON and decision.alternatives:
+            tried = self._rng.choice(decision.alternatives)
+            return Choice(tried.drafter, tried.num_draft_tokens, Why.EXPLORING)
+        return Choice(decision.drafter, decision.num_draft_tokens)
 
 
-def _evidence(sums: EvidenceSums) -> Evidence:
-    accepts = [round(a) for a in sums.accepts]
-    trials = [max(round(t), a) for t, a in zip(sums.trials, accepts, strict=True)]
-    proposed = [max(round(p), t) for p, t in zip(sums.proposed, trials, strict=True)]
-    offered = max(round(sums.offered), max(proposed, default=0))
-    rounds = max(round(sums.rounds), offered)
-    jobs = round(sums.jobs)
-    counts = AcceptanceCounts(
-        rounds + jobs, rounds - offered + jobs, 0, tuple(proposed), tuple(trials), tuple(accepts)
+def _key(cell: Cell) -> EvidenceKey:
+    return EvidenceKey(
+        task=cell.task, target_revision="t1", engine="simulated", sampling_bucket=cell.sampling,
+        prompt_bucket=cell.prompt, segment=cell.segment,
     )  # fmt: skip
-    # No sum of the evidence gives the error over jobs of tokens a round: about one draw's spread for each job.
-    se = (
-        None
-        if sums.jobs < 2
-        else math.sqrt(max(sums.tokens / max(sums.rounds, 1.0) - 1, 0.1)) / math.sqrt(4 * sums.jobs)
-    )
-    return Evidence(counts, jobs, se, tuple(round(c) for c in sums.chances))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.deciding.goodput import PolicyLimits
+from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import PolicySettings, Settings, find_configs, load_settings, read_tasks
 from alphaloop.settings.reference import settings_reference

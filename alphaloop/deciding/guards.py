@@ -1,0 +1,87 @@
+"""Who may draft for a batch at all: every refusal with its own reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alphaloop.cost import CostTable
+from alphaloop.deciding.decision import DecisionContext, Reason
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a drafter, or speculation, is out."""
+
+    reason: Reason
+    explanation: str
+
+
+def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: PolicyLimits) -> Refusal | None:
+    """Why nobody may draft for this batch, whoever it is; None if somebody may."""
+    if not drafters:
+        return Refusal(Reason.NO_DRAFTER, "no drafter is configured")
+    if context.switched_off is not None:
+        return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {context.switched_off!r}")
+    if context.expected_tokens < limits.short_output_tokens:
+        known = f", learned from {context.known_output_jobs:.0f} jobs" if context.known_output_jobs > 0 else ""
+        return Refusal(
+            Reason.SHORT_OUTPUT,
+            f"about {context.expected_tokens:.0f} tokens expected{known}, fewer than {limits.short_output_tokens:g}",
+        )
+    return None
+
+
+def fit(
+    context: DecisionContext, drafters: Sequence[DrafterState], costs: CostTable
+) -> tuple[list[DrafterState], Refusal]:
+    """The drafters that may serve, and why the last of the others may not."""
+    able, refusal = [], Refusal(Reason.NO_DRAFTER, "no drafter is configured")
+    for drafter in drafters:
+        found = _refused(context, drafter, costs)
+        if found is None:
+            able.append(drafter)
+        else:
+            refusal = found
+    return able, refusal
+
+
+def _refused(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> Refusal | None:
+    if drafter.is_stale:
+        return Refusal(Reason.STALE_DRAFT, f"{drafter.name} ({drafter.revision}) is flagged stale")
+    if not drafter.revision:
+        return Refusal(Reason.UNKNOWN_REVISION, f"the revision of {drafter.name} is not known")
+    if setting := context.cannot_serve.get(drafter.name):
+        return Refusal(Reason.CANNOT_SERVE, f"{drafter.name} cannot serve {setting}")
+    return _no_memory(context, drafter) or _late(context, drafter, costs)
+
+
+def _no_memory(context: DecisionContext, drafter: DrafterState) -> Refusal | None:
+    longest = context.max_sequence_tokens
+    if context.free_cache_bytes is None or longest is None or not drafter.cache_bytes_per_token:
+        return None
+    needed = context.batch * longest * drafter.cache_bytes_per_token
+    if needed <= context.free_cache_bytes:
+        return None
+    return Refusal(
+        Reason.NO_MEMORY,
+        f"{drafter.name} needs {context.batch} jobs x {longest:.0f} tokens x {drafter.cache_bytes_per_token} bytes = "
+        f"{needed / 2**20:.0f} MiB, {context.free_cache_bytes / 2**20:.0f} MiB are free",
+    )
+
+
+def _late(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> Refusal | None:
+    if context.objective.aim is not Aim.TIME_TO_FIRST_TOKEN or context.prompt_tokens is None:
+        return None
+    target_ms = context.batch * costs.prefill_ms(None, context.prompt_tokens)
+    draft_ms = context.batch * costs.prefill_ms(drafter.name, context.prompt_tokens)
+    if draft_ms <= 0 or target_ms + draft_ms <= context.objective.target_ms:
+        return None
+    return Refusal(
+        Reason.FIRST_TOKENS,
+        f"with {drafter.name} the first token comes after {target_ms:.0f} + {draft_ms:.0f} ms of reading, "
+        f"{context.objective.target_ms:.0f} ms are allowed",
+    )
