@@ -31,18 +31,24 @@ THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), Bi
 _OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 
 
+class Pair(NamedTuple):
+    """A drafter under a target, on an engine; no drafter is vanilla decoding."""
+
+    target_revision: str
+    engine: str
+    drafter: str
+    draft_revision: str
+
+
 class StateRow(NamedTuple):
     """One key and what is remembered of it, unpacked when asked for: a worker reads far more rows than it needs."""
 
+    pair: Pair
     task: str
     segment: str
+    gate: str
     sampling_bucket: str
     prompt_bucket: str
-    drafter: str
-    draft_revision: str
-    gate: str
-    target_revision: str
-    engine: str
     num_jobs: int
     as_of: datetime
     packed: bytes
@@ -51,8 +57,8 @@ class StateRow(NamedTuple):
     def key(self) -> EvidenceKey:
         """What the row is about."""
         return EvidenceKey(
-            self.task, self.target_revision, self.engine, self.sampling_bucket, self.prompt_bucket, self.segment,
-            self.drafter, self.draft_revision, self.gate,
+            self.task, self.pair.target_revision, self.pair.engine, self.sampling_bucket, self.prompt_bucket,
+            self.segment, self.pair.drafter, self.pair.draft_revision, self.gate,
         )  # fmt: skip
 
     @property
@@ -61,16 +67,17 @@ class StateRow(NamedTuple):
         return unpack(self.packed, self.as_of)
 
 
-_ROWS: Final = """
-    SELECT task, segment, sampling_bucket, prompt_bucket, drafter, draft_revision, gate, target_revision, engine,
-           num_jobs, as_of, memory
-    FROM acceptance_state
+#: One drafter at a time: an index finds its rows, and what they share is not sent with each of them.
+_OF_PAIR: Final = """
+    SELECT task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, memory FROM acceptance_state
+    WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
 """
-_SERVED: Final = """
-    WHERE target_revision = %(target_revision)s AND engine = %(engine)s
-      AND (drafter, draft_revision) IN (SELECT * FROM unnest(%(drafters)s::text[], %(revisions)s::text[]))
+_OF_TASK: Final = """
+    SELECT target_revision, engine, drafter, draft_revision,
+           task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, memory
+    FROM acceptance_state WHERE task = %s
+    ORDER BY target_revision, engine, drafter, draft_revision, gate, segment, sampling_bucket, prompt_bucket
 """
-_OF_TASK: Final = "WHERE task = %(task)s ORDER BY drafter, segment, sampling_bucket, prompt_bucket, as_of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +101,30 @@ class AcceptanceStateStore:
         With `since`, an earlier look's `seen`, only those that changed meanwhile; but all of them, where the database
         was put back to a time before that look.
         """
-        served = [("", ""), *drafters.items()]
+        pairs = [Pair(target_revision, engine, *drafter) for drafter in (("", ""), *drafters.items())]
         with self._database.begin() as connection:
             # Before the rows are read: what commits in between is then read twice, never missed.
             seen: int = connection.execute(_OLDEST_RUNNING).scalar_one()
             is_all = since is None or seen < since
-            parameters = {
-                "target_revision": target_revision, "engine": engine, "since": since,
-                "drafters": [name for name, _ in served], "revisions": [revision for _, revision in served],
-            }  # fmt: skip
-            changed = "" if is_all else "AND changed_in >= %(since)s"
-            return Look(_read(connection, _ROWS + _SERVED + changed, parameters), seen, is_all)
+            changed, more = ("", ()) if is_all else (" AND changed_in >= %s", (since,))
+            rows = [
+                StateRow(pair, *row)
+                for pair in pairs
+                for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
+            ]  # fmt: skip
+        return Look(rows, seen, is_all)
 
     def of_task(self, task: str) -> list[StateRow]:
         """Every row of a task, whatever its target, engine and draft: for people."""
         with self._database.begin() as connection:
-            return _read(connection, _ROWS + _OF_TASK, {"task": task})
+            return [StateRow(Pair(*row[:4]), *row[4:]) for row in _read(connection, _OF_TASK, (task,))]
 
 
-def _read(connection: Connection, query: str, parameters: Mapping[str, Any]) -> list[StateRow]:
+def _read(connection: Connection, query: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
     """Rows in Postgres's binary form, past SQLAlchemy: packed memories come as they are, not spelt out in hex."""
     driver = cast(psycopg.Connection, connection.connection.driver_connection)
     with driver.cursor(binary=True) as cursor:
-        return [StateRow._make(row) for row in cursor.execute(query.encode(), parameters)]
+        return cursor.execute(query.encode(), parameters).fetchall()
 
 
 def add_jobs(connection: Connection, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]], half_life: timedelta) -> None:
