@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from alphaloop.errors import DecodeFailed, InvalidField
 from alphaloop.messages import Job
 from worker.decoding.prompts import fit_job
 from worker.decoding.text import TextStream
-from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 
 WORDS: Final = (
     "amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heath", "inlet", "jetty", "kelp", "larch", "meadow",
@@ -145,6 +145,14 @@ class FakeEngine:
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._running), self._num_slots)
+
+    def memory(self) -> CacheMemory:
+        """A gigabyte, of which nothing is ever taken."""
+        return CacheMemory(1 << 30, 0, 1 << 30, 1000, {}, 1, 1000)
+
+    def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
+        """Every drafter serves everything."""
+        return {}
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """What `round_ms` says."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
 import torch
@@ -18,13 +19,16 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, JobTooLarge
 from alphaloop.messages import Job
 from worker.decoding import measuring
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.memory import available_bytes, pass_bytes
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter
 from worker.decoding.rounds import Round, is_out_of_memory
 from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
+from worker.decoding.slots import BLOCK
 from worker.decoding.target import Target
-from worker.engine import EngineIdentity, Load, PreparedJob, Sampling, Step
+from worker.engine import CacheMemory, EngineIdentity, Load, PreparedJob, Sampling, Step
 
 
 class TransformersEngine:
@@ -142,6 +146,28 @@ class TransformersEngine:
         """How full the engine is."""
         return Load(len(self._running) + len(self._parked), self._num_slots)
 
+    def memory(self) -> CacheMemory:
+        """Memory for keys and values, as it is now. Reads the device's state: 0.3 ms on a CPU."""
+        drafts = self._draft_models()
+        return CacheMemory(
+            free=available_bytes(self._target.device),
+            held=self._cache.num_bytes + sum(draft.num_cache_bytes for draft in drafts.values()),
+            target_limit=self._max_cache_bytes,
+            target_per_token=self._cache.shape.bytes_per_token,
+            drafts_per_token={name: draft.bytes_per_token for name, draft in drafts.items()},
+            positions_at_once=BLOCK,
+            per_row=pass_bytes(self._target.model.vocabulary_size, 1),
+        )
+
+    def unserved(self, jobs: SequenceOf[PreparedJob]) -> Mapping[str, str]:
+        """Draft models whose context ends within every prompt of `jobs`. Sampling settings they serve all."""
+        shortest = min((len(job.token_ids) for job in jobs), default=0)
+        return {
+            name: f"prompts of {shortest} tokens, as it reads {draft.context_length}"
+            for name, draft in self._draft_models().items()
+            if shortest >= draft.context_length
+        }
+
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
         if drafter is None:
@@ -153,6 +179,9 @@ class TransformersEngine:
         if drafter is None:
             return measuring.measure_target_prefill_ms(self._target, num_tokens, num_samples)
         return measuring.measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
+
+    def _draft_models(self) -> dict[str, DraftModelDrafter]:
+        return {name: one for name, one in self._drafters.items() if isinstance(one, DraftModelDrafter)}
 
     def _drop(self, sequence: Sequence) -> None:
         if sequence in self._parked:

@@ -133,7 +133,7 @@ class DraftModelDrafter:
         self.state = state
         self._model = model
         self._tokens = tokens
-        self._context_length = context_length
+        self.context_length = context_length  #: tokens of a text that it reads; behind them it proposes nothing
         self._min_probability = min_probability
         self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
@@ -143,6 +143,11 @@ class DraftModelDrafter:
     def bytes_per_token(self) -> int:
         """Keys and values of one token of a text."""
         return self._model.kv_shape.bytes_per_token
+
+    @property
+    def num_cache_bytes(self) -> int:
+        """Memory that its keys and values hold now."""
+        return self._cache.num_bytes
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """A sequence begins; its prompt is read when it first wants drafts."""
@@ -178,7 +183,7 @@ class DraftModelDrafter:
 
     def _row(self, index: int, ask: Ask) -> _Row | None:
         # The last draft is never read, so the context has room for one more than it has positions.
-        room = self._context_length + 1 - len(ask.text)
+        room = self.context_length + 1 - len(ask.text)
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room)
         num_branches = self._num_branches if ask.choice.is_greedy else 1
         held = self._held[ask.job_id]
