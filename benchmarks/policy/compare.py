@@ -7,14 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alphaloop.cost import CostTable
+from alphaloop.cost import CostPoint, CostTable
 from benchmarks.policy.oracle import Oracle
 from benchmarks.policy.play import Played, RoundRule, Rule, Trace, play
-from benchmarks.policy.rules.ours import Ours
+from benchmarks.policy.rounds import Costs
+from benchmarks.policy.rules.ema_tiers import EmaTiers
+from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
+from benchmarks.policy.rules.ours import EpsilonOverBeliefs, Ours
+from benchmarks.policy.rules.survival import Survival
+from benchmarks.policy.rules.thresholds import AlphaThresholds
 from benchmarks.policy.scenario import Device, Scenario
 from benchmarks.policy.stream import Floats, draw_stream
 
-#: Tokens that may be spent on control and exploration without counting against a rule.
+#: Of the throughput, what control and exploration may cost without counting against a rule: the stated budget.
 BUDGET_SHARE = 0.02
 #: Jobs after which a new task's choice is judged, and how near to the best it has to be.
 COLD_JOBS, COLD_WITHIN = 50, 1.03
@@ -29,6 +34,7 @@ class Score:
     of_oracle_net: float  #: the same after subtracting the stated budget
     of_vanilla: float
     budget_share: float  #: tokens decoded for control and exploration
+    budget_loss: float  #: time that those lost to the oracle, over its whole time
     flaps: float  #: changes of a cell's choice a hundred jobs
     cold: bool | None  #: whether the new task's choice was near the best after `COLD_JOBS` jobs; None: not judged
     regret: tuple[float, ...]  #: time lost up to each of `NUM_POINTS` moments, over the oracle's whole time
@@ -39,16 +45,39 @@ class Setting:
     """What a rule is built from in a scenario."""
 
     scenario: Scenario
-    costs: CostTable  #: as they were calibrated
+    points: tuple[CostPoint, ...]  #: costs as they were calibrated
     device: Device
-    best_drafter: str  #: of the best single (drafter, k), with hindsight
+    best: dict[str, int]  #: of each drafter the best single k, with hindsight; the best drafter first
     seed: int
+
+    @property
+    def grids(self) -> Costs:
+        """The calibrated times by whole widths."""
+        return Costs.of(
+            CostTable(self.points), max(phase.batch for phase in self.scenario.phases), self.scenario.draft_tokens
+        )
+
+    @property
+    def model_drafter(self) -> str:
+        """The one with a draft model, which adaptive engines ask for; else the best."""
+        return "draft" if "draft" in self.scenario.draft_tokens else next(iter(self.best))
+
+    @property
+    def survival_tokens(self) -> int:
+        """The draft length with which that rule does best in this scenario: the best single one, or some more."""
+        best = self.best[self.model_drafter] + self.scenario.survival_more
+        return min(best, self.scenario.draft_tokens[self.model_drafter])
 
 
 Maker = Callable[[Setting], Rule | RoundRule]
 
 MAKERS: dict[str, Maker] = {
-    "ours": lambda s: Ours(s.scenario.draft_tokens, s.costs, s.seed),
+    "ours": lambda s: Ours(s.scenario, s.points, s.seed),
+    "epsilon_beliefs": lambda s: EpsilonOverBeliefs(s.scenario, s.points, s.seed),
+    "epsilon_greedy": lambda s: EpsilonGreedy(s.scenario.actions, s.seed),
+    "alpha_thresholds": lambda s: AlphaThresholds(*next(iter(s.best.items()))),
+    "ema_tiers": lambda s: EmaTiers(s.model_drafter, s.scenario.draft_tokens[s.model_drafter]),
+    "survival": lambda s: Survival(s.model_drafter, s.survival_tokens, s.grids),
 }
 
 
@@ -68,7 +97,7 @@ def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules
     best = played.oracle_ms(oracle)
     vanilla = float(played.fixed_ms(None, 0).sum())
     judge = _Judge(played, oracle, best, vanilla)
-    setting = Setting(scenario, device.table(scenario.believed), device, _best_drafter(played), seed)
+    setting = Setting(scenario, device.points(scenario.believed), device, _best_lengths(played), seed)
     actions = {action_name(*action): action for action in scenario.actions}
     scores = {}
     for name in rules:
@@ -82,11 +111,12 @@ def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules
     return scores
 
 
-def _best_drafter(played: Played) -> str:
-    actions = [action for action in played.stream.scenario.actions if action[0] is not None]
-    drafter, _ = min(actions, key=lambda action: float(played.fixed_ms(*action).sum()))
-    assert drafter is not None
-    return drafter
+def _best_lengths(played: Played) -> dict[str, int]:
+    actions = [(drafter, k) for drafter, k in played.stream.scenario.actions if drafter is not None]
+    best: dict[str, int] = {}
+    for drafter, k in sorted(actions, key=lambda action: float(played.fixed_ms(*action).sum())):
+        best.setdefault(drafter, k)
+    return best
 
 
 class _Judge:
@@ -106,14 +136,16 @@ class _Judge:
         excess = trace.ms - self._best
         budget = trace.is_budget > 0
         share = float(self._tokens[budget].sum() / self._tokens.sum())
-        # Only the stated share is forgiven: who explores more pays for the rest.
-        excused = max(0.0, float(excess[budget].sum())) * min(1.0, BUDGET_SHARE / share if share else 0.0)
-        total, best = float(trace.ms.sum()), float(self._best.sum())
+        # What it cost, up to the stated budget: who loses more pays for the rest.
+        best = float(self._best.sum())
+        lost = max(0.0, float(excess[budget].sum()))
+        excused = min(lost, BUDGET_SHARE * best)
+        total = float(trace.ms.sum())
         moments = np.linspace(0, len(excess), NUM_POINTS + 1).astype(int)[1:] - 1
         regret = np.cumsum(excess)[moments] / best
         return Score(
-            best / total, best / (total - excused), self._vanilla / total, share, self._flaps(trace), self._cold(trace),
-            tuple(float(r) for r in regret),
+            best / total, best / (total - excused), self._vanilla / total, share, lost / best, self._flaps(trace),
+            self._cold(trace), tuple(float(r) for r in regret),
         )  # fmt: skip
 
     def _flaps(self, trace: Trace) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -13,7 +13,7 @@ import numpy as np
 from alphaloop.acceptance import AcceptanceCounts
 from benchmarks.policy.oracle import Oracle
 from benchmarks.policy.rounds import Costs, Outcomes, Round, play_rounds, read_ms, real_costs, replay
-from benchmarks.policy.stream import Block, Cell, Floats, Ints, Stream
+from benchmarks.policy.stream import Block, Cell, Drafts, Floats, Ints, Stream
 
 BEGINNING = datetime(2026, 1, 5, tzinfo=UTC)
 
@@ -51,6 +51,7 @@ class Decoded:
     outcomes: Outcomes
     index: int
     num_tokens: tuple[int, ...]  #: by job
+    replayed: Callable[[str, int], Outcomes]
 
     @property
     def ms(self) -> float:
@@ -58,24 +59,33 @@ class Decoded:
         return float(self.outcomes.ms[self.index])
 
     @property
-    def rounds_ms(self) -> float:
-        """Its time without prompts."""
-        return float(self.outcomes.ms[self.index] - self.outcomes.read_ms[self.index])
+    def round_ms(self) -> tuple[float, float]:
+        """A mean round of the full batch: the target's pass, and drafting."""
+        i, out = self.index, self.outcomes
+        share = len(self.num_tokens) / max(int(out.rounds[i].sum()), 1)
+        return float(out.ms[i] - out.read_ms[i] - out.draft_ms[i]) * share, float(out.draft_ms[i]) * share
 
     @property
-    def num_rounds(self) -> int:
-        """Rounds that the batch took, prompts left out."""
-        return int(self.outcomes.rounds[self.index].max())
+    def mean_width(self) -> float:
+        """Positions a sequence of the target's passes."""
+        return 1 + float(self.outcomes.proposed[self.index].sum()) / max(int(self.outcomes.rounds[self.index].sum()), 1)
 
     def counts(self) -> Iterator[AcceptanceCounts]:
-        """By job, as the engine counts: the prefill is a round without a proposal."""
-        i, out = self.index, self.outcomes
-        rows = (out.rounds[i], out.empty[i], out.cropped[i], out.proposed[i], out.trials[i], out.accepts[i])
-        for rounds, empty, cropped, proposed, trials, accepts in zip(*(row.tolist() for row in rows), strict=True):
-            no_proposal = empty if proposed else rounds
-            yield AcceptanceCounts(
-                rounds + 1, no_proposal + 1, cropped, tuple(proposed), tuple(trials), tuple(accepts)
-            )  # fmt: skip
+        """By job, as the engine counts."""
+        return counts_of(self.outcomes, self.index)
+
+    def scored(self, drafter: str, k: int) -> Iterator[AcceptanceCounts]:
+        """By job, what a drafter that can be scored on finished texts would have come to."""
+        return counts_of(self.replayed(drafter, k), self.index)
+
+
+def counts_of(out: Outcomes, index: int) -> Iterator[AcceptanceCounts]:
+    """Counts of a batch's jobs: the prefill is a round without a proposal."""
+    rows = (out.rounds, out.empty, out.cropped, out.proposed, out.trials, out.accepts)
+    for rounds, empty, cropped, *positions in zip(*(row[index].tolist() for row in rows), strict=True):
+        proposed, trials, accepts = map(tuple, positions)
+        no_proposal = empty if proposed else rounds
+        yield AcceptanceCounts(rounds + 1, no_proposal + 1, cropped, proposed, trials, accepts)
 
 
 class Rule(Protocol):
@@ -97,8 +107,8 @@ class RoundRule(Protocol):
 
     drafter: str
 
-    def begin(self, batch: Batch, confidence: object) -> None:
-        """A batch begins; `confidence` is what its draft will say, [jobs][rounds][positions]."""
+    def begin(self, batch: Batch, drafts: Drafts, index: int) -> None:
+        """A batch begins: what the draft will offer of each round, and how sure it will be, is at `index`."""
 
     def lengths(self, jobs: Sequence[int], numbers: Sequence[int]) -> tuple[int, Sequence[int]]:
         """Tokens to draft, and of them into the pass, by running job."""
@@ -129,7 +139,9 @@ class Played:
     def decoded(self, block: Block, index: int, choice: Choice) -> Decoded:
         """One batch of it."""
         outcomes = self.outcomes(block, choice.drafter, choice.num_draft_tokens)
-        return Decoded(outcomes, index, self._tokens[block.step][index])
+        return Decoded(
+            outcomes, index, self._tokens[block.step][index], lambda drafter, k: self.outcomes(block, drafter, k)
+        )
 
     def fixed_ms(self, drafter: str | None, k: int) -> Floats:
         """All batches at one setting."""
@@ -185,7 +197,7 @@ def _play_rounds(played: Played, rule: RoundRule) -> Trace:
         if block.step not in read:
             table, costs[block.step] = real_costs(stream.device, block, stream.scenario.draft_tokens)
             read[block.step] = read_ms(block, table, rule.drafter)
-        rule.begin(batch, block.drafts[rule.drafter].confidence[index])
+        rule.begin(batch, block.drafts[rule.drafter], index)
         took = play_rounds(
             block, costs[block.step], index, rule.drafter, lengths=rule.lengths, observe=rule.follow
         )  # fmt: skip

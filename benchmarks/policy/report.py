@@ -34,7 +34,7 @@ class Mean:
         return cls(mean, mean - margin, mean + margin)
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ±{self.high - self.mean:.3f}"
+        return f"{self.mean:.3f}\n±{self.high - self.mean:.3f}"
 
 
 def over_seeds(scores: Scores, rule: str, of: Callable[[Score], float]) -> Mean:
@@ -64,15 +64,15 @@ def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mappin
     rules = [rule for rule in next(iter(scores.values()))[0] if not is_static(rule)]
     table = Table(title="Goodput over the clairvoyant oracle's, mean over seeds with 95 % bounds")
     table.add_column("scenario")
-    for rule in [*(["ours, net"] if "ours" in rules else []), *rules, "vanilla", "best static"]:
-        table.add_column(rule, justify="right")
+    for rule in [*(["ours,_net"] if "ours" in rules else []), *rules, "vanilla", "best static"]:
+        table.add_column(rule.replace("_", "\n"), justify="right", no_wrap=True)
     for scenario in scenarios:
         found = scores[scenario.name]
         row = [str(over_seeds(found, "ours", lambda s: s.of_oracle_net))] if "ours" in rules else []
         row += [str(over_seeds(found, rule, lambda s: s.of_oracle)) for rule in rules]
         row.append(str(over_seeds(found, "vanilla", lambda s: s.of_oracle)) if "vanilla" in found[0] else "")
         best = best_static(found)
-        row.append(f"{over_seeds(found, best, lambda s: s.of_oracle)} {best}" if best else "")
+        row.append(f"{over_seeds(found, best, lambda s: s.of_oracle).mean:.3f}\n{best}" if best else "")
         table.add_row(scenario.name, *row)
     console.print(table)
     if "ours" in rules:
@@ -81,7 +81,16 @@ def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mappin
 
 def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
     table = Table(title="Ours: what it spent and how steady it was")
-    for column in ("scenario", "net of oracle", "of vanilla", "least of vanilla", "budget", "flaps/100", "cold"):
+    for column in (
+        "scenario",
+        "net of oracle",
+        "of vanilla",
+        "least of vanilla",
+        "budget: tokens",
+        "loss",
+        "flaps/100",
+        "cold",
+    ):
         table.add_column(column, justify="right")
     for scenario in scenarios:
         found = scores[scenario.name]
@@ -92,6 +101,7 @@ def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping
             str(over_seeds(found, "ours", lambda s: s.of_vanilla)),
             f"{min(seed['ours'].of_vanilla for seed in found):.3f}",
             f"{over_seeds(found, 'ours', lambda s: s.budget_share).mean:.1%}",
+            f"{over_seeds(found, 'ours', lambda s: s.budget_loss).mean:.1%}",
             f"{over_seeds(found, 'ours', lambda s: s.flaps).mean:.2f}",
             "" if cold is None else f"{cold:.0%}",
         )
@@ -114,6 +124,7 @@ def as_json(scenarios: Sequence[Scenario], scores: Mapping[str, Scores], seeds: 
                 "of_oracle_net": [round(x, 4) for x in (net.mean, net.low, net.high)],
                 "of_vanilla": round(over_seeds(of_it, rule, lambda s: s.of_vanilla).mean, 4),
                 "budget_share": round(over_seeds(of_it, rule, lambda s: s.budget_share).mean, 4),
+                "budget_loss": round(over_seeds(of_it, rule, lambda s: s.budget_loss).mean, 4),
                 "flaps": round(over_seeds(of_it, rule, lambda s: s.flaps).mean, 3),
                 "cold": cold_share(of_it, rule),
             }

@@ -23,6 +23,7 @@ class Outcomes:
 
     ms: Floats  #: [batches]
     read_ms: Floats  #: [batches], of it, reading prompts
+    draft_ms: Floats  #: [batches], of it, drafting
     rounds: Ints  #: [batches, jobs]
     empty: Ints  #: [batches, jobs], rounds without a proposal
     cropped: Ints  #: [batches, jobs]
@@ -91,7 +92,7 @@ def replay(block: Block, device: Device, draft_tokens: dict[str, int], drafter: 
     num_batches, batch = block.shape
     by_job = [np.zeros((num_batches, batch), np.int64) for _ in range(3)]
     by_position = [np.zeros((num_batches, batch, k), np.int64) for _ in range(3)]
-    out = Outcomes(np.zeros(num_batches), read_ms(block, table, drafter), *by_job, *by_position)
+    out = Outcomes(np.zeros(num_batches), read_ms(block, table, drafter), np.zeros(num_batches), *by_job, *by_position)
     order = np.argsort(block.needed.max(axis=1), kind="stable")
     for first in range(0, num_batches, _CHUNK):
         _replay_rows(block, costs, drafter, k, order[first : first + _CHUNK], out)
@@ -112,7 +113,8 @@ def _replay_rows(block: Block, costs: Costs, drafter: str | None, k: int, rows: 
     before = np.cumsum(yields, axis=-1, dtype=np.int32) - yields
     used = before < wanted[..., None]
     rounds = used.sum(axis=-1)
-    out.ms[rows] = out.read_ms[rows] + _rounds_ms(costs, drafter, k, used, offered, block.noise[rows, :most])
+    rounds_ms, out.draft_ms[rows] = _rounds_ms(costs, drafter, k, used, offered, block.noise[rows, :most])
+    out.ms[rows] = out.read_ms[rows] + rounds_ms
     out.rounds[rows] = rounds
     if k:
         last = (rounds - 1)[..., None]
@@ -135,17 +137,22 @@ def _replay_rows(block: Block, costs: Costs, drafter: str | None, k: int, rows: 
 
 def _rounds_ms(
     costs: Costs, drafter: str | None, k: int, used: NDArray[np.bool_], offered: NDArray[np.int8], noise: Floats
-) -> Floats:
-    """Milliseconds of all rounds of each batch: a round costs what is still running, at its mean width."""
+) -> tuple[Floats, Floats]:
+    """Milliseconds of each batch's rounds, and of them drafting.
+
+    Slots that fall free are taken by other jobs, so the load stays what it is: a round costs what it costs at the full
+    batch, at the mean width of those still running, and they bear their share of it.
+    """
+    batch = used.shape[1]
     running = used.sum(axis=1)
+    share = running / batch * noise
     mean = (offered * used).sum(axis=1) / np.maximum(running, 1)
     below = np.minimum(mean.astype(np.int64), costs.passes.shape[1] - 1)
     above = np.minimum(below + 1, costs.passes.shape[1] - 1)
-    narrow, wide = costs.passes[running, below], costs.passes[running, above]
-    ms = narrow + (mean - below) * (wide - narrow)
-    if drafter is not None and k:
-        ms = ms + costs.drafts[drafter][running, k]
-    return np.asarray((ms * noise * (running > 0)).sum(axis=1), dtype=np.float64)
+    narrow, wide = costs.passes[batch, below], costs.passes[batch, above]
+    passes = (share * (narrow + (mean - below) * (wide - narrow))).sum(axis=1)
+    drafts = share.sum(axis=1) * (costs.drafts[drafter][batch, k] if drafter is not None else 0.0)
+    return passes + drafts, drafts
 
 
 def read_ms(block: Block, table: CostTable, drafter: str | None) -> Floats:
@@ -165,7 +172,6 @@ class Round:
     jobs: Sequence[int]  #: numbers of the jobs still running
     num_verified: Sequence[int]  #: drafted tokens that went into the pass
     num_accepted: Sequence[int]
-    ms: float
 
 
 def play_rounds(
@@ -185,7 +191,7 @@ def play_rounds(
     numbers = [0] * num_jobs
     running = [j for j in range(num_jobs) if left[j] > 0]
     total, step = 0.0, 0
-    passes, drafts = costs.passes, costs.drafts[drafter]
+    passes, drafts = costs.passes[num_jobs].tolist(), costs.drafts[drafter][num_jobs].tolist()
     while running:
         drafted, wanted = lengths(running, numbers)
         verified = [min(w, offered[j][numbers[j]]) for j, w in zip(running, wanted, strict=True)]
@@ -193,12 +199,12 @@ def play_rounds(
         num_running = len(running)
         mean = sum(verified) / num_running
         below = int(mean)
-        ms = float(passes[num_running, below])
+        ms = passes[below]
         if mean > below:
-            ms += (mean - below) * float(passes[num_running, below + 1] - passes[num_running, below])
-        ms = (ms + float(drafts[num_running, drafted])) * noise[step]
+            ms += (mean - below) * (passes[below + 1] - passes[below])
+        ms = (ms + drafts[drafted]) * noise[step] * num_running / num_jobs
         total, step = total + ms, step + 1
-        observe(Round(running, verified, got, ms))
+        observe(Round(running, verified, got))
         for j, a in zip(running, got, strict=True):
             left[j] -= a + 1
             numbers[j] += 1

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 #: Longest output, in medians of its task.
-MOST_TOKENS = 3.0
+MOST_TOKENS = 2.5
 #: Standard deviation of the logarithm of a round's time.
 ROUND_NOISE = 0.05
 
