@@ -19,7 +19,7 @@ class Reason(StrEnum):
     ON_TARGET = "on_target"  #: it meets the task's time target, or the deadline, and faster ones are not sure to
     NOT_FASTER = "not_faster"  #: no alternative is expected to beat vanilla by the required margin
     UNCERTAIN = "uncertain"  #: a rival looks faster than what runs, but not beyond its noise
-    NO_HISTORY = "no_history"  #: a cold task: vanilla until explored
+    NO_HISTORY = "no_history"  #: a cold task: decided by what other tasks, or nobody, say of the drafter
     NO_COSTS = "no_costs"  #: the calibration of this device is missing
     NO_DRAFTER = "no_drafter"  #: no drafter is configured, or the probe's is not here
     EXPLORING = "exploring"  #: from the exploration budget

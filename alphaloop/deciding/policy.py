@@ -89,7 +89,9 @@ def _reason(
     chosen: Alternative, best: Alternative, vanilla: Alternative, beliefs: Mapping[str, Belief], limits: PolicyLimits
 ) -> Reason:
     if chosen.drafter is not None:
-        return Reason.ON_TARGET if chosen.chance > vanilla.chance else Reason.FASTER
+        if chosen.chance > vanilla.chance:
+            return Reason.ON_TARGET
+        return Reason.FASTER if beliefs[chosen.drafter].jobs >= limits.min_jobs else Reason.NO_HISTORY
     if best.chance < chosen.chance and best.speedup >= limits.min_speedup:
         return Reason.ON_TARGET
     if all(belief.jobs < limits.min_jobs for belief in beliefs.values()):

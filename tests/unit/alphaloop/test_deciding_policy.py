@@ -99,7 +99,7 @@ def test_a_round_brings_what_its_formula_says_and_not_what_articles_say() -> Non
 
 def test_an_unknown_drafter_is_tried_where_its_proposals_cost_next_to_nothing() -> None:
     cold = choose()
-    assert (cold.mode, cold.reason) == (Mode.SPECULATIVE, Reason.FASTER)
+    assert (cold.mode, cold.reason) == (Mode.SPECULATIVE, Reason.NO_HISTORY)
     dear = choose(costs=costs(draft_ms=90.0))
     assert (dear.mode, dear.reason) == (Mode.VANILLA, Reason.NO_HISTORY)
 
