@@ -1,0 +1,103 @@
+"""How long a decision takes, and how long beliefs take to form. Last line: JSON.
+
+python -m benchmarks.decide_speed
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.policy import Choice, DecisionContext, ExplorationBudget, decide
+from alphaloop.deciding.posterior import believe_all
+
+NOW = datetime(2026, 1, 5, tzinfo=UTC)
+HALF_LIFE = timedelta(days=3)
+#: 12 + 7 draft lengths and vanilla: 20 alternatives.
+DRAFTERS = (DrafterState("lookup", "r1", 12), DrafterState("draft", "r1", 7))
+SAMPLINGS = ("greedy", "t<=0.5", "t<=1.0", "t>1.0")
+PROMPTS = ("<=256", "<=1024", "<=4096")
+REPEATS = 2000
+
+
+def main() -> None:
+    """Time decisions of a warm task, at batch 1 and 8, and the beliefs they rest on."""
+    rng = random.Random(1)
+    memories = _memories(rng)
+    wanted = EvidenceKey("code", "target", "engine", "greedy", "<=256")
+    limits, points = PolicyLimits(), _points()
+    beliefs = believe_all(memories, wanted, DRAFTERS, limits)
+    found = {"believe_us": _median_us(lambda: believe_all(memories, wanted, DRAFTERS, limits), REPEATS // 20)}
+    for batch in (1, 8):
+        context = DecisionContext("code", batch, 120.0, 0.7, prompt_tokens=300.0)
+        table = CostTable(points)
+
+        def once(table: CostTable = table, context: DecisionContext = context) -> object:
+            budget = ExplorationBudget(balance=500.0, control=50.0, unseen={"draft": 40.0})
+            return decide(
+                beliefs, DRAFTERS, table, context, limits, incumbent=Choice("lookup", 4), budget=budget
+            )  # fmt: skip
+
+        decision = decide(beliefs, DRAFTERS, table, context, limits)
+        found["num_alternatives"] = len(decision.alternatives)
+        found[f"decide_us_batch_{batch}"] = _median_us(once, REPEATS)
+    for name, value in found.items():
+        print(f"{name:24} {value:8.1f}")
+    print(json.dumps(found))
+
+
+def _median_us(call: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e6
+
+
+def _points() -> list[CostPoint]:
+    points = []
+    for batch in (1, 2, 4, 8):
+        for width in (1, 2, 3, 5, 9, 13):
+            points.append(CostPoint(None, batch, width, 20 + 2 * batch + 0.6 * batch * width, 9))
+            points.append(CostPoint("lookup", batch, width, 0.05 * batch, 9))
+            points.append(CostPoint("draft", batch, width, 3.0 * width + 0.2 * batch, 9))
+    for batch, width in ((1, 1), (1, 13), (8, 1), (8, 13)):
+        points.append(CostPoint(None, batch, width, 30 + 2 * batch + 0.6 * batch * width, 9, 2048))
+    points += [CostPoint(None, 1, w, 0.5 * w, 5, 0, CostKind.PREFILL) for w in (1, 512)]
+    points += [CostPoint("draft", 1, w, 0.07 * w, 5, 0, CostKind.PREFILL) for w in (1, 512)]
+    return points
+
+
+def _memories(rng: random.Random) -> dict[EvidenceKey, Memory]:
+    found = {}
+    for drafter in DRAFTERS:
+        for sampling in SAMPLINGS:
+            for prompt in PROMPTS:
+                memory = Memory.empty(NOW)
+                for _ in range(30):
+                    memory = memory.with_job(_job(rng, drafter.max_draft_tokens), HALF_LIFE)
+                key = EvidenceKey("code", "target", "engine", sampling, prompt, "", drafter.name, drafter.revision)
+                found[key] = memory
+    return found
+
+
+def _job(rng: random.Random, k: int) -> EvidenceSums:
+    counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
+    for _ in range(30):
+        accepted = next((i for i in range(k) if rng.random() > 0.7), k)
+        counts = counts.with_round(k, accepted, num_emitted=accepted + 1)
+    return EvidenceSums.of_job(counts, k, NOW, counts.num_tokens, 200)
+
+
+if __name__ == "__main__":
+    main()
