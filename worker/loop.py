@@ -159,8 +159,8 @@ class Worker:
         if not claims.to_decode:
             return None, decoded, []
         jobs = [claimed.ready.prepared for claimed in claims.to_decode]
-        forced = self._p.validation.task_decoding(key.task)
-        decision = self._patience.until_done("decide", lambda: self._p.decider.decide(key, jobs, forced))
+        task = self._p.validation.task(key.task)
+        decision = self._patience.until_done("decide", lambda: self._p.decider.decide(key, jobs, task))
         self._p.metrics.decided(key.task, decision)
         started = self._p.now()
         batch = self._decoding(claims.to_decode).decode(claims.to_decode, decision)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
 from alphaloop.kafka.topics import task_of
-from alphaloop.messages import Decoding, Job, Origin, Purpose, parse_job, payload_digest
+from alphaloop.messages import Job, Origin, Purpose, parse_job, payload_digest
 from alphaloop.settings import TaskSettings, WorkerSettings
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake import Delivery
@@ -76,9 +76,9 @@ class Validation:
         prepared = self._engine.prepare(job, sampling_of(job, settings))
         return ReadyJob(delivery, prepared, payload_digest(job), self._pattern_of(job, settings))
 
-    def task_decoding(self, task: str) -> Decoding:
-        """How the task's configuration wants its jobs decoded; `auto` leaves it to the policy."""
-        return self._tasks[task].decoding
+    def task(self, name: str) -> TaskSettings:
+        """The settings of a task that a job was read for."""
+        return self._tasks[name]
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
         """Probes and controls are decoded as they ask: what they measure is not the prompts' affair."""

@@ -50,8 +50,10 @@ def load_draft_model(
         revision += f"-p{settings.min_probability:g}"  # it decides which positions are tried
     if settings.num_branches > 1:
         revision += f"-b{settings.num_branches}"
-    state = DrafterState(name, revision, settings.max_draft_tokens, is_stale=False)
     model = LanguageModel(loaded.model, of_draft.context_length)
+    state = DrafterState(
+        name, revision, settings.max_draft_tokens, cache_bytes_per_token=model.kv_shape.bytes_per_token
+    )
     return DraftModelDrafter(
         state, model, tokens, num_slots=num_slots, context_length=of_draft.context_length,
         min_probability=settings.min_probability, num_branches=settings.num_branches,
