@@ -11,6 +11,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.evidence import EvidenceSums
+from benchmarks.policy.evidence import BlockEvidence
 from benchmarks.policy.oracle import Oracle
 from benchmarks.policy.rounds import Costs, Outcomes, Round, play_rounds, read_ms, real_costs, replay
 from benchmarks.policy.stream import Block, Cell, Drafts, Floats, Ints, Stream
@@ -51,7 +53,7 @@ class Decoded:
     outcomes: Outcomes
     index: int
     num_tokens: tuple[int, ...]  #: by job
-    replayed: Callable[[str, int], Outcomes]
+    evidence: Callable[[str | None, int, datetime], EvidenceSums]  #: of (drafter, k), used or replayed
 
     @property
     def ms(self) -> float:
@@ -62,30 +64,22 @@ class Decoded:
     def round_ms(self) -> tuple[float, float]:
         """A mean round of the full batch: the target's pass, and drafting."""
         i, out = self.index, self.outcomes
-        share = len(self.num_tokens) / max(int(out.rounds[i].sum()), 1)
+        share = len(self.num_tokens) / max(int(out.counts.rounds[i].sum()), 1)
         return float(out.ms[i] - out.read_ms[i] - out.draft_ms[i]) * share, float(out.draft_ms[i]) * share
 
     @property
     def mean_width(self) -> float:
         """Positions a sequence of the target's passes."""
-        return 1 + float(self.outcomes.proposed[self.index].sum()) / max(int(self.outcomes.rounds[self.index].sum()), 1)
+        counts = self.outcomes.counts
+        return 1 + float(counts.proposed[self.index].sum()) / max(int(counts.rounds[self.index].sum()), 1)
 
     def counts(self) -> Iterator[AcceptanceCounts]:
-        """By job, as the engine counts."""
-        return counts_of(self.outcomes, self.index)
-
-    def scored(self, drafter: str, k: int) -> Iterator[AcceptanceCounts]:
-        """By job, what a drafter that can be scored on finished texts would have come to."""
-        return counts_of(self.replayed(drafter, k), self.index)
-
-
-def counts_of(out: Outcomes, index: int) -> Iterator[AcceptanceCounts]:
-    """Counts of a batch's jobs: the prefill is a round without a proposal."""
-    rows = (out.rounds, out.empty, out.cropped, out.proposed, out.trials, out.accepts)
-    for rounds, empty, cropped, *positions in zip(*(row[index].tolist() for row in rows), strict=True):
-        proposed, trials, accepts = map(tuple, positions)
-        no_proposal = empty if proposed else rounds
-        yield AcceptanceCounts(rounds + 1, no_proposal + 1, cropped, proposed, trials, accepts)
+        """By job, as the engine counts: the prefill is a round without a proposal."""
+        out = self.outcomes.counts
+        rows = (out.rounds, out.empty, out.cropped, out.proposed, out.trials, out.accepts)
+        for rounds, empty, cropped, *positions in zip(*(row[self.index].tolist() for row in rows), strict=True):
+            proposed, trials, accepts = map(tuple, positions)
+            yield AcceptanceCounts(rounds + 1, empty + 1, cropped, proposed, trials, accepts)
 
 
 class Rule(Protocol):
@@ -126,6 +120,7 @@ class Played:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._outcomes: dict[tuple[int, str | None, int], Outcomes] = {}
+        self._evidence: dict[tuple[int, str | None, int], BlockEvidence] = {}
         self._tokens = [[tuple(row) for row in block.needed.tolist()] for block in stream.blocks]
 
     def outcomes(self, block: Block, drafter: str | None, k: int) -> Outcomes:
@@ -139,9 +134,14 @@ class Played:
     def decoded(self, block: Block, index: int, choice: Choice) -> Decoded:
         """One batch of it."""
         outcomes = self.outcomes(block, choice.drafter, choice.num_draft_tokens)
-        return Decoded(
-            outcomes, index, self._tokens[block.step][index], lambda drafter, k: self.outcomes(block, drafter, k)
-        )
+
+        def evidence(drafter: str | None, k: int, now: datetime) -> EvidenceSums:
+            key = (block.step, drafter, k)
+            if key not in self._evidence:
+                self._evidence[key] = BlockEvidence.of(block, self.outcomes(block, drafter, k).counts, k)
+            return self._evidence[key].batch(index, now)
+
+        return Decoded(outcomes, index, self._tokens[block.step][index], evidence)
 
     def fixed_ms(self, drafter: str | None, k: int) -> Floats:
         """All batches at one setting."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +18,30 @@ _CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """What rounds came to, prefills left out. All but the first three by position."""
+
+    rounds: Ints  #: [batches, jobs]
+    empty: Ints  #: rounds without a proposal
+    cropped: Ints
+    proposed: Ints  #: [batches, jobs, k]
+    trials: Ints
+    accepts: Ints
+
+
+@dataclass(frozen=True)
 class Outcomes:
-    """A block decoded at one (drafter, k). Counts leave the prefill's round out."""
+    """A block decoded at one (drafter, k)."""
 
     ms: Floats  #: [batches]
     read_ms: Floats  #: [batches], of it, reading prompts
     draft_ms: Floats  #: [batches], of it, drafting
-    rounds: Ints  #: [batches, jobs]
-    empty: Ints  #: [batches, jobs], rounds without a proposal
-    cropped: Ints  #: [batches, jobs]
-    proposed: Ints  #: [batches, jobs, k]
-    trials: Ints  #: [batches, jobs, k]
-    accepts: Ints  #: [batches, jobs, k]
+    count: Callable[[], Counts]
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Made when they are first asked for: most settings are only ever timed."""
+        return self.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,64 +101,87 @@ def _real_costs(
 def replay(block: Block, device: Device, draft_tokens: dict[str, int], drafter: str | None, k: int) -> Outcomes:
     """Every batch of the block at this draft length; vanilla is k = 0."""
     table, costs = real_costs(device, block, draft_tokens)
-    num_batches, batch = block.shape
-    by_job = [np.zeros((num_batches, batch), np.int64) for _ in range(3)]
-    by_position = [np.zeros((num_batches, batch, k), np.int64) for _ in range(3)]
-    out = Outcomes(np.zeros(num_batches), read_ms(block, table, drafter), np.zeros(num_batches), *by_job, *by_position)
+    num_batches = block.shape[0]
+    reading = read_ms(block, table, drafter)
+    ms, draft_ms = reading.copy(), np.zeros(num_batches)
+    for rows in _chunks(block):
+        lengths = _Lengths.of(block, drafter, k, rows)
+        took, draft_ms[rows] = _rounds_ms(costs, drafter, k, lengths, block.noise[rows])
+        ms[rows] += took
+    return Outcomes(ms, reading, draft_ms, lambda: _count(block, drafter, k))
+
+
+def _chunks(block: Block) -> Iterator[Ints]:
+    """Rows of batches of alike length, a few at a time."""
     order = np.argsort(block.needed.max(axis=1), kind="stable")
-    for first in range(0, num_batches, _CHUNK):
-        _replay_rows(block, costs, drafter, k, order[first : first + _CHUNK], out)
-    return out
+    for first in range(0, len(order), _CHUNK):
+        yield order[first : first + _CHUNK]
 
 
-def _replay_rows(block: Block, costs: Costs, drafter: str | None, k: int, rows: Ints, out: Outcomes) -> None:
-    wanted = block.needed[rows] - 1
-    most = int(wanted.max())
-    if drafter is None or k == 0:
-        accepted = np.zeros((*wanted.shape, most), dtype=np.int8)
-        offered = accepted
-    else:
-        drafts = block.drafts[drafter]
-        offered = np.minimum(drafts.offered[rows, :, :most], np.int8(k))
-        accepted = np.minimum(drafts.accepted[rows, :, :most], offered)
-    yields = accepted.astype(np.int16) + np.int16(1)
-    before = np.cumsum(yields, axis=-1, dtype=np.int32) - yields
-    used = before < wanted[..., None]
-    rounds = used.sum(axis=-1)
-    rounds_ms, out.draft_ms[rows] = _rounds_ms(costs, drafter, k, used, offered, block.noise[rows, :most])
-    out.ms[rows] = out.read_ms[rows] + rounds_ms
-    out.rounds[rows] = rounds
-    if k:
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Draft lengths round by round, [batches, jobs, rounds]."""
+
+    offered: NDArray[np.int8]
+    accepted: NDArray[np.int8]
+    before: NDArray[np.int32]  #: tokens out before the round
+    used: NDArray[np.bool_]  #: whether the job is still running
+    wanted: Ints  #: [batches, jobs], tokens behind the prefill's
+
+    @classmethod
+    def of(cls, block: Block, drafter: str | None, k: int, rows: Ints) -> _Lengths:
+        wanted = block.needed[rows] - 1
+        most = int(wanted.max())
+        if drafter is None or k == 0:
+            offered = accepted = np.zeros((*wanted.shape, most), dtype=np.int8)
+        else:
+            drafts = block.drafts[drafter]
+            offered = np.minimum(drafts.offered[rows, :, :most], np.int8(k))
+            accepted = np.minimum(drafts.accepted[rows, :, :most], offered)
+        yields = accepted.astype(np.int16) + np.int16(1)
+        before = np.cumsum(yields, axis=-1, dtype=np.int32) - yields
+        return cls(offered, accepted, before, before < wanted[..., None], wanted)
+
+    def cut(self) -> tuple[NDArray[np.int8], NDArray[np.int8], Ints, NDArray[np.bool_]]:
+        """Offered and accepted, censored where a text ends inside its accepted tokens; rounds; which jobs were cut."""
+        rounds = self.used.sum(axis=-1)
         last = (rounds - 1)[..., None]
-        left = wanted - np.take_along_axis(before, last, -1)[..., 0]
-        is_cut = left <= np.take_along_axis(accepted, last, -1)[..., 0]
-        # A round cut short inside its accepted tokens is censored at the cut.
-        seen = [np.array(lengths) for lengths in (offered, accepted)]
-        for lengths in seen:
+        left = self.wanted - np.take_along_axis(self.before, last, -1)[..., 0]
+        is_cut = left <= np.take_along_axis(self.accepted, last, -1)[..., 0]
+        offered, accepted = np.array(self.offered), np.array(self.accepted)
+        for lengths in (offered, accepted):
             end = np.take_along_axis(lengths, last, -1)[..., 0]
             np.put_along_axis(lengths, last, np.where(is_cut, left, end)[..., None].astype(np.int8), -1)
-        offered, accepted = seen
+        return offered, accepted, rounds, is_cut
+
+
+def _count(block: Block, drafter: str | None, k: int) -> Counts:
+    by_job = [np.zeros(block.shape, np.int64) for _ in range(3)]
+    by_position = [np.zeros((*block.shape, k), np.int64) for _ in range(3)]
+    out = Counts(*by_job, *by_position)
+    for rows in _chunks(block):
+        lengths = _Lengths.of(block, drafter, k, rows)
+        offered, accepted, out.rounds[rows], out.cropped[rows] = lengths.cut()
+        used = lengths.used
         tested = np.minimum(offered, accepted + np.int8(1))
-        out.cropped[rows] = is_cut
         out.empty[rows] = (used & (offered == 0)).sum(axis=-1)
         for i in range(k):
             out.proposed[rows, :, i] = (used & (offered > i)).sum(axis=-1)
             out.trials[rows, :, i] = (used & (tested > i)).sum(axis=-1)
             out.accepts[rows, :, i] = (used & (accepted > i)).sum(axis=-1)
+    return out
 
 
-def _rounds_ms(
-    costs: Costs, drafter: str | None, k: int, used: NDArray[np.bool_], offered: NDArray[np.int8], noise: Floats
-) -> tuple[Floats, Floats]:
+def _rounds_ms(costs: Costs, drafter: str | None, k: int, lengths: _Lengths, noise: Floats) -> tuple[Floats, Floats]:
     """Milliseconds of each batch's rounds, and of them drafting.
 
     Slots that fall free are taken by other jobs, so the load stays what it is: a round costs what it costs at the full
     batch, at the mean width of those still running, and they bear their share of it.
     """
-    batch = used.shape[1]
-    running = used.sum(axis=1)
-    share = running / batch * noise
-    mean = (offered * used).sum(axis=1) / np.maximum(running, 1)
+    batch, most = lengths.used.shape[1:]
+    running = lengths.used.sum(axis=1)
+    share = running / batch * noise[:, :most]
+    mean = (lengths.offered * lengths.used).sum(axis=1) / np.maximum(running, 1)
     below = np.minimum(mean.astype(np.int64), costs.passes.shape[1] - 1)
     above = np.minimum(below + 1, costs.passes.shape[1] - 1)
     narrow, wide = costs.passes[batch, below], costs.passes[batch, above]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, Protocol
 
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.evidence import EvidenceSums, Memory
@@ -34,6 +34,9 @@ CORRECTING_ROUNDS: Final = 3
 MOST_TOKENS: Final = 128.0
 #: How old a belief may be, though nothing new was seen.
 REFRESH: Final = timedelta(hours=6)
+#: New jobs of a drafter after which its beliefs are made anew, at least: a share of those known, up to so many.
+UNREAD_SHARE: Final = 0.05
+MOST_UNREAD: Final = 3.0
 #: Batches between two looks at what all tasks say of a drafter.
 PAIR_REFRESH: Final = 25
 _BUDGET: Final = {Reason.CONTROL: Why.CONTROL, Reason.EXPLORING: Why.EXPLORING}
@@ -79,6 +82,7 @@ class Evidence:
         self._memories: dict[str, dict[EvidenceKey, Memory]] = {}
         self._lengths: dict[str, EvidenceSums] = {}
         self._beliefs: dict[tuple[Cell, str], tuple[datetime, Belief]] = {}
+        self._unread: dict[tuple[str, str], float] = {}
         self._pairs: dict[str, PairBelief] = {}
         self._pairs_due = 0
 
@@ -113,32 +117,27 @@ class Evidence:
 
     def add(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
         """The batch's counts, and those of drafters that its texts are replayed to."""
-        self._add(batch, choice.drafter, choice.num_draft_tokens, decoded.counts(), decoded.num_tokens)
+        seen = decoded.evidence(choice.drafter, choice.num_draft_tokens, batch.now)
+        lengths = EvidenceSums(batch.now, jobs=seen.jobs, output_tokens=seen.output_tokens)
+        known = self._lengths.get(batch.cell.task)
+        self._lengths[batch.cell.task] = lengths if known is None else known.faded(batch.now, HALF_LIFE) + lengths
+        self._add(batch, choice.drafter, seen)
         for drafter in self._scored:
             if drafter.name != choice.drafter:
                 k = drafter.max_draft_tokens
-                self._add(batch, drafter.name, k, decoded.scored(drafter.name, k), decoded.num_tokens)
+                self._add(batch, drafter.name, decoded.evidence(drafter.name, k, batch.now))
 
-    def _add(
-        self, batch: Batch, drafter: str | None, k: int, counts: Iterable[AcceptanceCounts], num_tokens: tuple[int, ...]
-    ) -> None:  # fmt: skip
+    def _add(self, batch: Batch, drafter: str | None, seen: EvidenceSums) -> None:
         cell = batch.cell
         key = _key(cell) if drafter is None else replace(_key(cell), drafter=drafter, draft_revision="r1")
-        jobs = [
-            EvidenceSums.of_job(job, k, batch.now, tokens, cell.prompt_tokens)
-            for job, tokens in zip(counts, num_tokens, strict=True)
-        ]
-        added = jobs[0]
-        for job in jobs[1:]:
-            added = added + job
         of_task = self._memories.setdefault(cell.task, {})
-        of_task[key] = of_task.get(key, Memory.empty(batch.now)).with_job(added, HALF_LIFE)
-        if drafter not in {d.name for d in self._scored}:
-            lengths = EvidenceSums(batch.now, jobs=added.jobs, output_tokens=added.output_tokens)
-            known = self._lengths.get(cell.task)
-            self._lengths[cell.task] = lengths if known is None else known.faded(batch.now, HALF_LIFE) + lengths
-        for stale in [found for found in self._beliefs if found[0].task == cell.task and found[1] == drafter]:
-            del self._beliefs[stale]
+        of_task[key] = of_task.get(key, Memory.empty(batch.now)).with_job(seen, HALF_LIFE)
+        if drafter is not None:
+            count = self._unread[cell.task, drafter] = self._unread.get((cell.task, drafter), 0.0) + seen.jobs
+            if count >= min(MOST_UNREAD, UNREAD_SHARE * of_task[key].all.jobs):
+                self._unread[cell.task, drafter] = 0.0
+                for stale in [known for known in self._beliefs if known[0].task == cell.task and known[1] == drafter]:
+                    del self._beliefs[stale]
 
     def _of_all_tasks(self, now: datetime) -> dict[str, PairBelief]:
         found = {}

@@ -44,7 +44,7 @@ class AlphaThresholds:
         task = self._tasks[batch.cell.task]
         task.lengths.extend(decoded.num_tokens)
         if choice.drafter is not None:
-            i, out = decoded.index, decoded.outcomes
+            i, out = decoded.index, decoded.outcomes.counts
             task.recent.extend(zip(out.accepts[i].sum(1).tolist(), out.trials[i].sum(1).tolist(), strict=True))
         task.jobs_left -= batch.num_jobs
         if task.jobs_left > 0:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from alphaloop.cost import expected_tokens_per_round
+from alphaloop.deciding.evidence import EvidenceSums
 from benchmarks.policy.compare import action_name, compare
 from benchmarks.policy.oracle import know
-from benchmarks.policy.play import Choice, Played, play
+from benchmarks.policy.play import BEGINNING, Choice, Played, play
 from benchmarks.policy.rounds import Costs, play_rounds, real_costs
 from benchmarks.policy.rules.ema_tiers import EmaTiers
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task, read_scenarios
@@ -49,7 +50,7 @@ def test_tokens_a_round_are_those_of_the_formula(drafter: str, k: int, seed: int
     out = Played(stream).outcomes(stream.blocks[0], drafter, k)
     reach = [1.0] * k if drafter == "draft" else [REACH[min(i, 2)] for i in range(k)]
     expected = expected_tokens_per_round(reach, [ALPHA[min(i, 3)] for i in range(k)])
-    rounds = out.rounds.sum()
+    rounds = out.counts.rounds.sum()
     found = (stream.blocks[0].needed - 1).sum() / rounds
     # A round's tokens lie within 1 … k + 1, so their deviation is k / 2 at most; 4.5 of them, and the cut rounds.
     assert found == pytest.approx(expected, abs=4.5 * k / 2 / math.sqrt(rounds) + k * 150 / rounds)
@@ -64,6 +65,19 @@ def test_counts_of_a_job_add_up_to_its_text(seed: int) -> None:
             counts = list(decoded.counts())
             # AcceptanceCounts refuses what no sequence of rounds can produce.
             assert [c.num_tokens for c in counts] == list(decoded.num_tokens)
+
+
+def test_evidence_of_a_batch_is_that_of_its_jobs(seed: int) -> None:
+    stream = draw_stream(scenario(jobs=24, batch=4, job_spread=1.0), DEVICE, seed)
+    played, now = Played(stream), BEGINNING
+    for drafter, k in [(None, 0), ("draft", 3), ("lookup", 7)]:
+        for index in range(6):
+            decoded = played.decoded(stream.blocks[0], index, Choice(drafter, k))
+            jobs = [
+                EvidenceSums.of_job(counts, k, now, tokens, 120)
+                for counts, tokens in zip(decoded.counts(), decoded.num_tokens, strict=True)
+            ]
+            assert decoded.evidence(drafter, k, now) == sum(jobs[1:], jobs[0])
 
 
 def test_following_rounds_takes_as_long_as_replaying_them(seed: int) -> None:
@@ -87,7 +101,7 @@ def test_a_batch_at_full_width_costs_what_the_table_says(seed: int) -> None:
     out = Played(stream).outcomes(block, "draft", 3)
     costs = Costs.of(DEVICE.table(), 4, certain.draft_tokens)
     a_round = costs.passes[4, 3] + costs.drafts["draft"][4, 3]
-    rounds = out.rounds.sum() / 4
+    rounds = out.counts.rounds.sum() / 4
     assert (out.ms - out.read_ms).sum() / rounds == pytest.approx(a_round, rel=6 * 0.05 / math.sqrt(rounds))
 
 
@@ -117,7 +131,9 @@ def test_a_rule_that_follows_rounds_learns_from_them(seed: int) -> None:
     """Drafts that are always right raise the tier to the highest, drafts that never are to the lowest."""
     for alpha, expected in ((1.0, 7), (0.0, 1)):
         of = scenario(jobs=5)
-        task = of.tasks["code"].model_copy(update={"drafters": {d: Acceptance(alpha=(alpha,)) for d in DEVICE.drafters}})
+        task = of.tasks["code"].model_copy(
+            update={"drafters": {d: Acceptance(alpha=(alpha,)) for d in DEVICE.drafters}}
+        )
         stream = draw_stream(of.model_copy(update={"tasks": {"code": task}}), DEVICE, seed)
         rule = EmaTiers("draft", 7)
         trace = play(Played(stream), rule)
@@ -142,7 +158,7 @@ def test_jobs_of_one_task_differ_as_much_as_told(seed: int) -> None:
     for spread in (0.0, 1.2):
         stream = draw_stream(scenario(jobs=300, job_spread=spread, tokens=120), DEVICE, seed)
         out = Played(stream).outcomes(stream.blocks[0], "draft", 1)
-        accepts, trials = out.accepts[:, 0, 0], out.trials[:, 0, 0]
+        accepts, trials = out.counts.accepts[:, 0, 0], out.counts.trials[:, 0, 0]
         alpha = accepts.sum() / trials.sum()
         ratios.append(float(np.mean((accepts - alpha * trials) ** 2 / (trials * alpha * (1 - alpha)))))
     assert ratios[0] < 1.5 < 2.5 < ratios[1]
