@@ -142,12 +142,15 @@ class RoundCosts:
         """
         if drafter is None or num_draft_tokens == 0:
             return self.part_ms(None, num_draft_tokens + 1)
+        draft = self.part_ms(drafter, num_draft_tokens + 1)
+        mean = num_draft_tokens * proposing if mean_proposed is None else mean_proposed
+        if proposing >= 1.0:
+            wide = self.part_ms(None, 1 + mean)
+            return None if draft is None or wide is None else draft + wide
         nobody = (1 - proposing) ** self._batch
         # Without anybody the width does not matter: it is weighed with 0.
-        mean = num_draft_tokens * proposing if mean_proposed is None else mean_proposed
         mean_width = 1 + (mean / (1 - nobody) if nobody < 1 else num_draft_tokens)
-        narrow, wide = self.part_ms(None, 1), self.part_ms(None, mean_width)
-        draft = self.part_ms(drafter, num_draft_tokens + 1)
+        wide, narrow = self.part_ms(None, mean_width), self.part_ms(None, 1)
         if narrow is None or wide is None or draft is None:
             return None
         return draft + (1 - nobody) * wide + nobody * narrow

@@ -178,9 +178,8 @@ class Memory:
         before = self.faded(now, half_life)
         lately = before.lately.scaled(0.5 ** (job.jobs / LATELY_JOBS)) + job
         memory = Memory(before.all + job, lately)
-        older = memory.all - lately
-        kept = kept_of_older([(lately, older)], design_effect([memory.all]), FORGETTING_Z)
-        return memory if kept == 1 else Memory(lately + older.scaled(kept), lately)
+        kept = kept_of_older([(lately, memory.all)], design_effect([memory.all]), FORGETTING_Z)
+        return memory if kept == 1 else Memory(lately + (memory.all - lately).scaled(kept), lately)
 
     def faded(self, now: datetime, half_life: timedelta) -> Memory:
         """The same at a later moment."""

@@ -155,27 +155,29 @@ def lengths_by_batch(
 ) -> tuple[int, ...]:
     """Best k while 1, 2 … `batch` sequences are still running; the last is `num_draft_tokens`.
 
-    A batch drains, a pass that fewer share has room for longer drafts, and the drafter is the same throughout. Sizes
-    between powers of two take the length of the power above, the shorter one as a rule.
+    A batch drains, and a pass that fewer share has room for longer drafts; the drafter stays. Sizes between powers of
+    two take the length of the power above.
     """
     context = size.context if size else None
     longest = min(drafter.max_draft_tokens, belief.max_draft_tokens)
     lengths = [num_draft_tokens] * batch
-    live = 1
-    while live < batch:
-        best = _best_length(belief, drafter.name, costs.rounds(live, context), longest, num_draft_tokens)
-        for i in range(live // 2, live):
-            lengths[i] = best
-        live *= 2
+    live, k = 1 << (batch - 1).bit_length() - 1, num_draft_tokens
+    while live >= 1:
+        k = _longer(belief, drafter.name, costs.rounds(live, context), k, longest)
+        if live < batch:
+            lengths[:live] = [k] * live
+        live //= 2
     return tuple(lengths)
 
 
-def _best_length(belief: Belief, name: str, here: RoundCosts, longest: int, usual: int) -> int:
-    best, best_rate = usual, 0.0
-    for k in range(1, longest + 1):
-        ms = here.round_ms(name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
-        if ms is None:
-            return usual
-        if belief.tokens[k] > best_rate * ms:
-            best, best_rate = k, belief.tokens[k] / ms
-    return best
+def _longer(belief: Belief, name: str, here: RoundCosts, k: int, longest: int) -> int:
+    """From k on upwards, while drafts gain by being longer."""
+    rate = _rate(belief, name, here, k)
+    while k < longest and (longer := _rate(belief, name, here, k + 1)) > rate:
+        k, rate = k + 1, longer
+    return k
+
+
+def _rate(belief: Belief, name: str, here: RoundCosts, k: int) -> float:
+    ms = here.round_ms(name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
+    return belief.tokens[k] / ms if ms else 0.0

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from alphaloop.acceptance import EvidenceKey
@@ -30,29 +30,35 @@ FORGETTING_Z: Final = 3.0
 def current(leaves: Mapping[EvidenceKey, Memory]) -> tuple[dict[EvidenceKey, EvidenceSums], float]:
     """Each leaf's sums, the older part discounted where the last jobs contradict it, and the share that was kept."""
     deff = design_effect([memory.all for memory in leaves.values()])
-    older = {key: memory.all - memory.lately for key, memory in leaves.items()}
-    kept = kept_of_older([(memory.lately, older[key]) for key, memory in leaves.items()], deff, READING_Z)
-    if kept == 1:
-        return {key: memory.all for key, memory in leaves.items()}, kept
-    return {key: memory.lately + older[key].scaled(kept) for key, memory in leaves.items()}, kept
+    kept = kept_of_older([(memory.lately, memory.all) for memory in leaves.values()], deff, READING_Z)
+    return {
+        key: memory.all if kept == 1 else memory.lately + (memory.all - memory.lately).scaled(kept)
+        for key, memory in leaves.items()
+    }, kept
 
 
-def kept_of_older(leaves: Sequence[tuple[EvidenceSums, EvidenceSums]], deff: float, z: float) -> float:
-    """What share of the older evidence is left by the last jobs; pairs (lately, older) are compared leaf by leaf.
+def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: float, z: float) -> float:
+    """What share of the older evidence is left by the last jobs; each leaf (lately, all) is compared within.
 
     So a new mix of leaves is no contradiction. With d the difference in logits and v its variance, older evidence of
     information H keeps 1 / (1 + H · max(0, d² - z²·v)).
     """
     score = information = before = 0.0
-    for lately, older in leaves:
-        new, old = effective(lately, deff), effective(older, deff)
-        for a, n, x, m in zip(new.accepts, new.chances, old.accepts, old.chances, strict=False):
-            if n <= 0 or m <= 0:
+    for lately, everything in leaves:
+        jobs, jobs_w2 = everything.jobs - lately.jobs, everything.jobs_w2 - lately.jobs_w2
+        if jobs <= 1e-9 or jobs_w2 <= 1e-12 or lately.jobs <= 0:
+            continue
+        newer = lately.effective_jobs / lately.jobs / deff
+        older = jobs / jobs_w2 / deff
+        counts = zip(lately.accepts, lately.chances, everything.accepts, everything.chances, strict=False)
+        for a, n, x, m in counts:
+            m -= n
+            if n <= 0 or m <= 1e-9:
                 continue
-            rate = (x + 0.5) / (m + 1.0)
-            score += a - n * rate
-            information += n * rate * (1 - rate)
-            before += m * rate * (1 - rate)
+            rate = ((x - a) * older + 0.5) / (m * older + 1.0)
+            score += newer * (a - n * rate)
+            information += newer * n * rate * (1 - rate)
+            before += older * m * rate * (1 - rate)
     if information <= 0 or before <= 0:
         return 1.0
     # Past a logit and a half the linear step overshoots; what is then left of the past is nothing either way.
