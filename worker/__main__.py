@@ -71,6 +71,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
     )
     try:
         parts.leases.start()
+        parts.watch.start()
         parts.intake.start()
         log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": endpoint.url})
         worker.run()
@@ -78,6 +79,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         parts.intake.stop_taking()
         parts.intake.close(settings.worker.drain_s)
         parts.leases.close()
+        parts.watch.close()
         producer.close()
         endpoint.close()
         database.close()

@@ -9,7 +9,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from alphaloop.errors import ConfigError
@@ -18,25 +18,30 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dead_letter_topic, ensure_topics
 from alphaloop.settings import Settings, TaskSettings, read_tasks
 from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.backfill import fill_from_hours
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.history import HistoryStore
 from alphaloop.store.jobs import JobStore
+from alphaloop.store.notices import Listener
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from worker.batching import Batcher
+from worker.choices import Budgets, Choices
 from worker.claiming import Claiming
 from worker.costs import open_costs
-from worker.deciding import Decider, Window
+from worker.deciding import Decider
 from worker.engine import Engine
 from worker.intake import Intake
 from worker.leases import LeaseKeeper
 from worker.metrics import WorkerMetrics
 from worker.parts import Parts
 from worker.publish import Publisher
+from worker.remembered import Remembered
 from worker.validation import Validation
+from worker.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +68,7 @@ def assemble(
     ensure_topics(settings.kafka, settings.tasks)
     _register_drafters(engine, database)
     costs = open_costs(limits, engine, CostStore(database))
+    remembered = _remember(engine, database, timedelta(days=limits.history_half_life_days))
     jobs = JobStore(database)
     source = Consumer(settings.kafka, group_id=settings.kafka.group_id)
     intake = Intake(
@@ -89,20 +95,18 @@ def assemble(
         ),
         decider=Decider(
             engine,
-            AcceptanceStateStore(database),
-            HistoryStore(database),
-            DraftRegistry(database),
-            DecisionLog(database),
+            remembered,
+            Choices(DecisionLog(database), engine.identity, owner),
+            Budgets(HistoryStore(database), remembered, _revisions(engine)),
             costs=costs,
             limits=settings.policy.limits(),
-            window=Window(limits.history_days, limits.history_half_life_days),
-            owner=owner,
             now=lambda: datetime.now(UTC),
             rng=rng,
         ),
+        watch=Watch(Listener(database), remembered.look, every_s=limits.evidence_poll_s),
         costs=costs,
         leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
-        recorder=OutcomeStore(database),
+        recorder=OutcomeStore(database, half_life=timedelta(days=limits.history_half_life_days)),
         jobs=jobs,
         outbox=Outbox(database),
         relay_after_s=2 * limits.lease_s,
@@ -114,6 +118,23 @@ def assemble(
         stop=stop,
         hurry=hurry,
     )
+
+
+def _remember(engine: Engine, database: Database, half_life: timedelta) -> Remembered:
+    """All that was ever measured here, before the first job comes: a restarted worker decides from it at once."""
+    if num_keys := fill_from_hours(database, half_life, datetime.now(UTC)):
+        log.info("remembered %d keys of evidence from hourly sums", num_keys, extra={"action": "evidence_filled"})
+    remembered = Remembered(
+        AcceptanceStateStore(database), DraftRegistry(database),
+        target_revision=engine.identity.target_revision, engine=engine.identity.engine, drafters=_revisions(engine),
+        half_life=half_life,
+    )  # fmt: skip
+    remembered.look()
+    return remembered
+
+
+def _revisions(engine: Engine) -> dict[str, str]:
+    return {drafter.name: drafter.revision for drafter in engine.drafters}
 
 
 def _register_drafters(engine: Engine, database: Database) -> None:

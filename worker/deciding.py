@@ -1,121 +1,124 @@
-"""The decision for a batch: memory and staleness from the store, costs from the calibration, then the pure policy."""
+"""The decision for a batch, from what is remembered, what rounds cost, and the pure policy."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Final
 
-from alphaloop.acceptance import EvidenceKey, prompt_bucket
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.policy import Choice, Decision, DecisionContext, ExplorationBudget, decide
-from alphaloop.deciding.posterior import believe_all
-from alphaloop.messages import Decoding, Purpose
+from alphaloop.deciding.policy import Decision, decide
+from alphaloop.deciding.posterior import PairBelief, believe
 from alphaloop.settings import TaskSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.history import HistoryStore
+from alphaloop.store.outcomes import Outcome
 from worker.batching import BatchKey
+from worker.choices import BatchKind, Budgets, Choices
 from worker.circumstances import with_circumstances
 from worker.costs import LiveCosts
 from worker.engine import Engine, PreparedJob
+from worker.question import evidence_key, question
+from worker.remembered import Remembered
+
+#: What all tasks say of a drafter moves slowly, and takes tens of milliseconds to add up.
+_PAIR_LASTS: Final = timedelta(seconds=60)
+#: Where nothing was added, only fading moves a belief.
+_BELIEF_LASTS: Final = timedelta(seconds=60)
+_MOST_BELIEFS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """How far back evidence counts, and how fast it fades."""
-
-    days: float
-    half_life_days: float
+class _Believed:
+    version: int
+    at: datetime
+    belief: Belief
 
 
 class Decider:
-    """Decides batches. The generator is the worker's own, seeded, so that a run can be repeated."""
+    """Decides batches. The generator is the worker's own, seeded, so that a run can be repeated.
+
+    Only the first batch of a task and sampling bucket, and a choice that changes, ask the database.
+    """
 
     def __init__(
         self,
         engine: Engine,
-        state: AcceptanceStateStore,
-        history: HistoryStore,
-        drafts: DraftRegistry,
-        changes: DecisionLog,
+        remembered: Remembered,
+        choices: Choices,
+        budgets: Budgets,
         *,
         costs: LiveCosts,
         limits: PolicyLimits,
-        window: Window,
-        owner: str,
         now: Callable[[], datetime],
         rng: random.Random,
     ) -> None:
         self._engine = engine
-        self._state = state
-        self._history = history
-        self._drafts = drafts
-        self._changes = changes
+        self._remembered = remembered
+        self._choices = choices
+        self._budgets = budgets
         self._costs = costs
         self._limits = limits
-        self._window = window
-        self._owner = owner
         self._now = now
         self._rng = rng
-        self._kept: dict[tuple[str, str], Choice | None] = {}
-        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+        self._pairs: dict[str, tuple[datetime, PairBelief]] = {}
+        self._beliefs: dict[EvidenceKey, _Believed] = {}
 
     def decide(self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings) -> Decision:
-        """Decide for a batch of jobs of `task`."""
-        identity = self._engine.identity
-        drafters = self._drafters(identity.target_revision)
+        """Decide for a batch. Raises StoreError only before anything is changed, so it can be asked again."""
         now = self._now()
-        half_life = timedelta(days=self._window.half_life_days)
-        memories = {row.key: row.memory.faded(now, half_life) for row in self._state.of_task(key.task)}
-        prompt_tokens = sum(len(job.token_ids) for job in jobs) / len(jobs)
-        length = prompt_bucket(round(prompt_tokens))
-        wanted = EvidenceKey(key.task, identity.target_revision, identity.engine, key.sampling_bucket, length)
-        beliefs = believe_all(memories, wanted, drafters, self._limits)
-        of_vanilla = replace(wanted, drafter="", draft_revision="")
-        vanilla = [memory.all.jobs for found, memory in memories.items() if _is_same_engine(found, of_vanilla)]
-        usual = self._history.expected_tokens(key.task, now=now, window_days=self._window.days)
-        limit = sum(job.sampling.max_tokens for job in jobs) / len(jobs)
-        asked = Decoding(key.decoding)
-        context = DecisionContext(
-            task=key.task,
-            batch=len(jobs),
-            expected_tokens=min(limit, usual) if usual is not None else limit,
-            draw=self._rng.random(),
-            purpose=Purpose(key.purpose),
-            decoding=task.decoding if asked is Decoding.AUTO else asked,
-            probe_drafter=key.probe_drafter or None,
-            probe_num_draft_tokens=key.probe_num_draft_tokens or None,
-            prompt_tokens=prompt_tokens,
-            control_jobs=sum(vanilla),
-        )
+        drafters = self._drafters()
+        wanted = evidence_key(key, jobs, self._engine.identity)
+        kind = BatchKind(key.task, key.sampling_bucket, wanted.prompt_bucket, len(jobs))
+        incumbent = self._choices.incumbent(kind)
+        budget = self._budgets.of(key.task, key.sampling_bucket)
+        lengths = self._remembered.lengths(key.task, ["", *(drafter.name for drafter in drafters)], now)
+        controls = self._remembered.lengths(key.task, [""], now)
+        context = question(key, jobs, task, lengths, control_jobs=controls.jobs, draw=self._rng.random())
         context = with_circumstances(context, self._engine, key, jobs, task, now)
-        subject = (key.task, key.sampling_bucket)
+        beliefs = {drafter.name: self._belief(wanted, drafter, now) for drafter in drafters}
         decision = decide(
-            beliefs, drafters, self._costs.table, context, self._limits,
-            incumbent=self._kept.get(subject), budget=self._budgets.get(subject, ExplorationBudget()),
+            beliefs, drafters, self._costs.table, context, self._limits, incumbent=incumbent, budget=budget
         )  # fmt: skip
-        self._kept[subject] = decision.kept or self._kept.get(subject)
         if decision.budget is not None:
-            self._budgets[subject] = decision.budget
-        self._changes.record_change(
-            key.task,
-            identity.target_revision,
-            identity.device,
-            key.sampling_bucket,
-            context.batch,
-            decision,
-            self._owner,
-        )
+            self._budgets.keep(key.task, key.sampling_bucket, decision.budget)
+        self._choices.keep(kind, decision)
         return decision
 
-    def _drafters(self, target_revision: str) -> list[DrafterState]:
-        stale = self._drafts.stale(target_revision)
-        return [replace(d, is_stale=(d.name, d.revision) in stale) for d in self._engine.drafters]
+    def remember(self, outcomes: Iterable[Outcome]) -> None:
+        """Outcomes of this worker's that were recorded count for its next decision."""
+        for outcome in outcomes:
+            self._remembered.add(outcome.evidence)
+            for shadow in outcome.shadows:
+                self._budgets.seen(shadow.key.task, shadow.key.sampling_bucket, [shadow.key.drafter])
 
+    def _drafters(self) -> list[DrafterState]:
+        return [
+            replace(drafter, is_stale=self._remembered.is_stale(drafter.name, drafter.revision))
+            for drafter in self._engine.drafters
+        ]
 
-def _is_same_engine(found: EvidenceKey, vanilla: EvidenceKey) -> bool:
-    return (found.target_revision, found.engine, found.drafter) == (vanilla.target_revision, vanilla.engine, "")
+    def _belief(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Belief:
+        key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
+        version = self._remembered.version(wanted.task, drafter.name)
+        known = self._beliefs.get(key)
+        if known is not None and known.version == version and now - known.at < _BELIEF_LASTS:
+            return known.belief
+        if len(self._beliefs) >= _MOST_BELIEFS:
+            self._beliefs.clear()
+        leaves = self._remembered.leaves(wanted.task, drafter.name, now)
+        belief = believe(leaves, key, drafter.max_draft_tokens, self._pair(drafter, now))
+        self._beliefs[key] = _Believed(version, now, belief)
+        return belief
+
+    def _pair(self, drafter: DrafterState, now: datetime) -> PairBelief:
+        known = self._pairs.get(drafter.name)
+        if known is not None and now - known[0] < _PAIR_LASTS:
+            return known[1]
+        tasks = self._remembered.of_tasks(drafter.name, now)
+        pair = PairBelief.of(tasks, drafter.max_draft_tokens, self._limits.prior_alpha, self._limits.prior_spread)
+        self._pairs[drafter.name] = (now, pair)
+        return pair

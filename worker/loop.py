@@ -195,6 +195,7 @@ class Worker:
         messages = self._patience.until_done("record", lambda: self._p.recorder.record(every, owner=self._p.owner))
         self._p.leases.let_go(claimed.job_id for claimed, _ in decoded)
         won = {(message.key or b"").decode() for message in messages}
+        self._p.decider.remember(outcome for claimed, outcome in decoded if claimed.job_id in won)
         for claimed, outcome in decoded:
             if claimed.job_id in won:
                 job = claimed.ready.job

@@ -21,6 +21,7 @@ from worker.leases import LeaseKeeper
 from worker.metrics import WorkerMetrics
 from worker.publish import Publisher
 from worker.validation import ReadyJob, Validation
+from worker.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Parts:
     batcher: Batcher[ReadyJob]
     claiming: Claiming
     decider: Decider
+    watch: Watch
     costs: LiveCosts
     leases: LeaseKeeper
     recorder: OutcomeStore

@@ -109,6 +109,12 @@ class Remembered:
             held = self._open((task, drafter, gate)).items()
             return {key: one.memory.faded(max(now, one.memory.all.as_of), self._half_life) for key, one in held}
 
+    def last_used(self, task: str, drafter: str) -> datetime | None:
+        """When the task last saw the drafter at work; None if never."""
+        with self._lock:
+            place = (task, drafter, "")
+            return self._last_used(place) if self._open(place) else None
+
     def of_tasks(self, drafter: str, now: datetime, gate: str = "") -> list[EvidenceSums]:
         """The sums of a drafter in each task of late, as of `now`."""
         with self._lock:

@@ -181,6 +181,9 @@ class WorkerSettings(_Section):
     correction_save_s: float = Field(60.0, gt=0)  #: between two times at which corrected costs are stored
     history_days: float = Field(14.0, gt=0)  #: how far back evidence counts
     history_half_life_days: float = Field(3.0, gt=0)
+    evidence_poll_s: float = Field(
+        5.0, gt=0
+    )  #: between two looks at what others measured; stale flags and promotions are told at once
 
 
 class PolicySettings(_Section):

@@ -8,12 +8,19 @@ from typing import Final
 
 from sqlalchemy import Connection, func, insert, select
 
+from alphaloop.deciding import decision as deciding
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.store.database import Database
 from alphaloop.tables import decisions
 
 #: A batch decoded this way says nothing about what the policy would choose.
-NOT_A_CHOICE: Final = frozenset({Reason.EXPLORING, Reason.CONTROL, Reason.PROBE, Reason.FORCED})
+NOT_A_CHOICE: Final = frozenset(
+    {
+        Reason.EXPLORING, Reason.CONTROL, Reason.PROBE, Reason.FORCED,
+        # These come and go with the jobs that happen to make up a batch.
+        Reason.SWITCHED_OFF, Reason.NO_MEMORY, Reason.FIRST_TOKENS, Reason.CANNOT_SERVE,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,12 @@ class DecisionLog:
                 )
             )
         return True
+
+    def last_choice(self, task: str, target_revision: str, device: str, sampling_bucket: str) -> deciding.Choice | None:
+        """What was chosen last for these; None if nothing ever was."""
+        with self._database.begin() as connection:
+            last = _last_choice(connection, task, target_revision, device, sampling_bucket)
+        return deciding.Choice(last[0].drafter, last[0].num_draft_tokens) if last else None
 
     def latest(self, task: str, limit: int = 20) -> list[DecisionChange]:
         """The last changes of a task's choice, newest first."""

@@ -81,6 +81,19 @@ class HistoryStore:
         """Mean tokens of a prompt of the task's traffic; None without any."""
         return self._mean(acceptance_hourly.c.num_prompt_tokens, task, now, window_days)
 
+    def num_jobs_since(self, task: str, sampling_bucket: str, moment: datetime) -> int:
+        """Jobs of the task's traffic in the hours after that of `moment`."""
+        hours = acceptance_hourly.c
+        query = select(func.coalesce(func.sum(hours.num_jobs), 0)).where(
+            hours.task == task,
+            hours.sampling_bucket == sampling_bucket,
+            hours.bucket > moment,
+            hours.purpose == Purpose.TRAFFIC,
+            hours.mode != SHADOW,
+        )
+        with self._database.begin() as connection:
+            return int(connection.execute(query).scalar_one())
+
     def _mean(self, column: ColumnElement[int], task: str, now: datetime, window_days: float) -> float | None:
         hours = acceptance_hourly.c
         query = select(func.sum(column), func.sum(hours.num_jobs)).where(

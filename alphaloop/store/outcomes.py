@@ -9,6 +9,8 @@ from datetime import timedelta
 from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, delete, func, insert, update
 from sqlalchemy.dialects.postgresql import JSON
 
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, ShadowRun, insert_runs
@@ -31,6 +33,12 @@ class Outcome:
     headers: Mapping[str, str]
     run: DecodeRun | None = None
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it, each at most once
+
+    @property
+    def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
+        """What it adds to what is remembered, by key."""
+        of_run = [(self.run.key, self.run.evidence)] if self.run is not None and self.run.is_evidence else []
+        return of_run + [(shadow.key, shadow.evidence) for shadow in self.shadows]
 
 
 class OutcomeStore:
@@ -56,9 +64,7 @@ class OutcomeStore:
                 runs = [(won.job_id, won.attempt, won.run) for won in winners if won.run is not None]
                 shadows = [shadow for won in winners for shadow in won.shadows]
                 insert_runs(connection, runs, shadows)
-                evidence = [(run.key, run.evidence) for _, _, run in runs if run.is_evidence]
-                evidence += [(shadow.key, shadow.evidence) for shadow in shadows]
-                add_jobs(connection, evidence, self._half_life)
+                add_jobs(connection, [one for won in winners for one in won.evidence], self._half_life)
                 return _enqueue(connection, winners, owner)
         return []
 

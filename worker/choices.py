@@ -1,0 +1,114 @@
+"""What each kind of batch was last decoded with, and what its task may still lose to exploration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from alphaloop.deciding.decision import Choice, Decision
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.errors import StoreError
+from alphaloop.store.decisions import NOT_A_CHOICE, DecisionLog
+from alphaloop.store.history import HistoryStore
+from worker.engine import EngineIdentity
+from worker.remembered import Remembered
+
+log = logging.getLogger(__name__)
+
+#: Kinds of batches kept in mind; beyond it all are forgotten, and the log says again what was chosen last.
+_MOST_KINDS: Final = 50_000
+
+
+class BatchKind(NamedTuple):
+    """Batches among which a choice goes on until there is a reason to change it."""
+
+    task: str
+    sampling_bucket: str
+    prompt_bucket: str
+    batch: int
+
+
+class Choices:
+    """The incumbents. A new worker begins with the choice that the log names last for the task.
+
+    A choice is logged when it, or its reason, is another than that of the last batch of its kind. A log that cannot be
+    written is no reason not to decode: the change is logged with the next batch.
+    """
+
+    def __init__(self, changes: DecisionLog, identity: EngineIdentity, owner: str) -> None:
+        self._changes = changes
+        self._identity = identity
+        self._owner = owner
+        self._kept: dict[BatchKind, Choice | None] = {}
+        self._logged: dict[BatchKind, tuple[Choice, str]] = {}
+        self._begun_with: dict[tuple[str, str], Choice | None] = {}
+
+    def incumbent(self, kind: BatchKind) -> Choice | None:
+        """What batches of this kind are decoded with; None where nothing was ever chosen. May raise StoreError."""
+        if kind in self._kept:
+            return self._kept[kind]
+        subject = kind.task, kind.sampling_bucket
+        if subject not in self._begun_with:
+            self._begun_with[subject] = self._changes.last_choice(
+                kind.task, self._identity.target_revision, self._identity.device, kind.sampling_bucket
+            )
+        return self._begun_with[subject]
+
+    def keep(self, kind: BatchKind, decision: Decision) -> None:
+        """The decision was taken: it stays until there is a reason to change it, and is logged if it is a change."""
+        if len(self._kept) > _MOST_KINDS:
+            self._kept.clear()
+            self._logged.clear()
+        if decision.kept is not None:
+            self._kept[kind] = decision.kept
+        now = Choice(decision.drafter, decision.num_draft_tokens), decision.reason.value
+        if decision.reason in NOT_A_CHOICE or self._logged.get(kind) == now:
+            return
+        try:
+            self._changes.record_change(
+                kind.task, self._identity.target_revision, self._identity.device, kind.sampling_bucket, kind.batch,
+                decision, self._owner,
+            )  # fmt: skip
+        except StoreError as error:
+            log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
+        else:
+            self._logged[kind] = now
+
+
+class Budgets:
+    """What each task may still lose, by sampling bucket; one thread owns it.
+
+    A restart forgets what was saved up, so nothing is spent twice, and recalls from history how long each drafter has
+    not been used, so that looks come as they would have.
+    """
+
+    def __init__(self, history: HistoryStore, remembered: Remembered, drafters: Mapping[str, str]) -> None:
+        self._history = history
+        self._remembered = remembered
+        self._drafters = drafters
+        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+
+    def of(self, task: str, sampling_bucket: str) -> ExplorationBudget:
+        """The task's budget. The first time it is asked for, may raise StoreError."""
+        subject = task, sampling_bucket
+        if subject not in self._budgets:
+            last_used = {name: self._remembered.last_used(task, name) for name in self._drafters}
+            unseen = {
+                name: float(self._history.num_jobs_since(task, sampling_bucket, moment))
+                for name, moment in last_used.items()
+                if moment is not None
+            }
+            self._budgets[subject] = ExplorationBudget(unseen=unseen or None)
+        return self._budgets[subject]
+
+    def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> None:
+        """What is left of it."""
+        self._budgets[task, sampling_bucket] = budget
+
+    def seen(self, task: str, sampling_bucket: str, drafters: Iterable[str]) -> None:
+        """These drafters were scored on the task without being used: a change would have been noticed."""
+        subject = task, sampling_bucket
+        for drafter in drafters:
+            if subject in self._budgets:
+                self._budgets[subject] = self._budgets[subject].used(drafter)
