@@ -106,6 +106,7 @@ class Generation:
     wall_s: float
     device_s: float  #: the job's share: each step's time divided by the sequences in it
     batch_size: int  #: most sequences that shared a step with it
+    chances: tuple[int, ...] = ()  #: by position, rounds in which it was asked for with all before it accepted
     shadows: tuple[ShadowCounts, ...] = ()  #: of drafters that did not decode it and can be scored for nothing
 
 

@@ -143,6 +143,7 @@ def _run(
         reason=decision.reason.value,
         device=identity.device,
         counts=generation.counts,
+        chances=generation.chances,
         num_prompt_tokens=generation.num_prompt_tokens,
         num_tokens=generation.counts.num_tokens,
         batch_size=generation.batch_size,

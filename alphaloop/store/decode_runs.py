@@ -41,13 +41,16 @@ class DecodeRun:
     wall_s: float
     device_s: float
     decoded_at: datetime
+    #: By position, rounds that allowed it: k may change within a job. Not stored with the run. Empty: k never changed.
+    chances: tuple[int, ...] = ()
 
     @property
     def evidence(self) -> EvidenceSums:
         """What the run adds to what is remembered of its key."""
         return EvidenceSums.of_job(
-            self.counts, self.num_draft_tokens, self.decoded_at, self.num_tokens, self.num_prompt_tokens
-        )
+            self.counts, self.num_draft_tokens, self.decoded_at, self.num_tokens, self.num_prompt_tokens,
+            self.chances or None,
+        )  # fmt: skip
 
     @property
     def is_evidence(self) -> bool:
@@ -95,7 +98,7 @@ def insert_runs(
 
 
 def _run_row(job_id: str, attempt: int, run: DecodeRun) -> dict[str, Any]:
-    row = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in ("key", "counts")}
+    row = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances")}
     return {"job_id": job_id, "attempt": attempt, **row, **asdict(run.key), **_counts(run.counts)}
 
 

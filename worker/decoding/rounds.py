@@ -93,7 +93,7 @@ class Round:
         """A proposal for each sequence whose slot lacks the last token only."""
         proposals = {sequence.job_id: NOTHING for sequence in pending}
         for name, drafter in self._drafters.items():
-            asks = [ask for sequence in pending if sequence.drafter == name and (ask := sequence.ask()).num_tokens > 0]
+            asks = [ask for sequence in pending if sequence.drafter == name and (ask := sequence.ask(len(self._batch))).num_tokens > 0]
             if asks:
                 answers = drafter.propose(asks)
                 proposals |= {ask.job_id: answer for ask, answer in zip(asks, answers, strict=True)}

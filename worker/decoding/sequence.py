@@ -36,6 +36,9 @@ class Sequence:
         self.counts = AcceptanceCounts()
         self.finish_reason: Literal["stop", "length"] | None = None
         self._num_draft_tokens = decision.num_draft_tokens
+        self._by_batch = decision.num_draft_tokens_by_batch
+        self._num_asked = 0
+        self._chances: list[int] = []
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
         self._stream = TextStream(target.decode, self.sampling.stop, is_live=prepared.job.body.stream)
         self._num_deltas = 0
@@ -59,10 +62,17 @@ class Sequence:
         """Most tokens that the output may have."""
         return self.sampling.max_tokens
 
-    def ask(self) -> Ask:
-        """What it wants from its drafter: never so many tokens that the round could pass the token limit."""
+    def ask(self, num_running: int) -> Ask:
+        """What it wants from its drafter while so many sequences share a pass.
+
+        Never so many tokens that the round could pass the token limit.
+        """
         room = self.num_positions - len(self.text) - 1
-        return Ask(self.job_id, self.text, min(self._num_draft_tokens, room), self.choice)
+        wanted = self._num_draft_tokens
+        if self._by_batch:
+            wanted = self._by_batch[min(num_running, len(self._by_batch)) - 1]
+        self._num_asked = min(wanted, room)
+        return Ask(self.job_id, self.text, self._num_asked, self.choice)
 
     def take(self, proposal: Proposal, verdict: Verdict) -> None:
         """Append a round's tokens, its accepted drafts and the target's own, up to where the text ends.
@@ -88,8 +98,18 @@ class Sequence:
         self.counts = self.counts.with_round(
             depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
         )
+        self._count_chances(verdict.num_accepted, num_emitted)
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
+
+    def _count_chances(self, num_accepted: int, num_emitted: int) -> None:
+        """One more for each position that was asked for with all before it accepted, censored as the counts are."""
+        is_cut = num_emitted <= num_accepted
+        reached = min(self._num_asked, num_emitted if is_cut else num_accepted + 1)
+        self._chances += [0] * (reached - len(self._chances))
+        for position in range(reached):
+            self._chances[position] += 1
+        self._num_asked = 0
 
     def charge(self, seconds: float, batch: int) -> None:
         """Add this sequence's share of a step."""
@@ -115,6 +135,7 @@ class Sequence:
             finish_reason=self.finish_reason,
             num_prompt_tokens=self.num_prompt,
             counts=self.counts,
+            chances=tuple(self._chances),
             time_to_first_token_s=self._first_token_s,
             wall_s=time.perf_counter() - self._admitted,
             device_s=self.device_s,
