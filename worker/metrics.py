@@ -73,6 +73,9 @@ class WorkerMetrics:
             "alphaloop_step_width", "Target positions a sequence", buckets=(1, 2, 3, 5, 9, 17, 33, 65), registry=r
         )
         self._prefill = Counter("alphaloop_step_prefill_tokens", "Tokens of prompts read", registry=r)
+        self._shadow = Counter(
+            "alphaloop_shadow_seconds", "Beside steps, scoring drafters on texts they did not decode", registry=r
+        )
         self._build = Gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=r)
 
     def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
@@ -109,6 +112,7 @@ class WorkerMetrics:
         self._steps.observe(step.wall_s)
         self._batch.observe(step.batch)
         self._prefill.inc(step.num_prefill_tokens)
+        self._shadow.inc(step.shadow_s)
         if step.verify_s > 0:
             self._width.observe(step.width)
             self._parts["verify"].observe(step.verify_s)

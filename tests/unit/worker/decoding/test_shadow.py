@@ -96,7 +96,12 @@ def test_a_virtual_round_accepts_what_the_target_would_and_is_cropped_where_the_
 
 def test_a_proposal_is_never_asked_for_beyond_the_jobs_own_limit() -> None:
     asked = []
-    replay(lambda room: (asked.append(room), NOTHING)[1], [0], [1, 2, 3, 4], 2, 4)
+
+    def propose(room: int) -> Proposal:
+        asked.append(room)
+        return NOTHING
+
+    replay(propose, [0], [1, 2, 3, 4], 2, 4)
     assert asked == [2, 1, 0]
 
 
