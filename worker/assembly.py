@@ -103,6 +103,7 @@ def assemble(
             now=lambda: datetime.now(UTC),
             rng=rng,
         ),
+        remembered=remembered,
         watch=Watch(Listener(database), remembered.look, every_s=limits.evidence_poll_s),
         costs=costs,
         leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),

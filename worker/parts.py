@@ -20,6 +20,7 @@ from worker.intake import Intake
 from worker.leases import LeaseKeeper
 from worker.metrics import WorkerMetrics
 from worker.publish import Publisher
+from worker.remembered import Remembered
 from worker.validation import ReadyJob, Validation
 from worker.watch import Watch
 
@@ -36,6 +37,7 @@ class Parts:
     batcher: Batcher[ReadyJob]
     claiming: Claiming
     decider: Decider
+    remembered: Remembered
     watch: Watch
     costs: LiveCosts
     leases: LeaseKeeper

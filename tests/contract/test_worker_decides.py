@@ -1,0 +1,218 @@
+"""The worker's decisions over a real PostgreSQL: from history at once, without asking it again, and serving on."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import NoReturn
+
+import pytest
+
+from alphaloop.acceptance import EvidenceKey, prompt_bucket
+from alphaloop.deciding.decision import Choice, Decision, Reason
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.errors import StoreUnavailable
+from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.settings import TaskSettings, WorkerSettings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.history import HistoryStore
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import Outcome, OutcomeStore
+from tests.fakes import FakeEngine
+from tests.fixtures.runs import claim_request, outcome, simulated_counts, vanilla_counts
+from worker.batching import BatchKey, batch_key
+from worker.choices import BatchKind, Budgets, Choices
+from worker.costs import open_costs
+from worker.deciding import Decider
+from worker.engine import PreparedJob, Sampling
+from worker.remembered import Remembered
+
+pytestmark = pytest.mark.postgres
+
+HALF_LIFE = timedelta(days=3)
+NO_EXPLORATION = PolicyLimits(explore_share=0.0, control_share=0.0)
+ENGINE = FakeEngine(num_slots=4)
+(LOOKUP,) = ENGINE.drafters
+_NUMBERS = count()
+
+
+class Worker:
+    """What assembly.py makes of a decider, and what it remembers."""
+
+    def __init__(self, database: Database, seed: int, limits: PolicyLimits = NO_EXPLORATION) -> None:
+        identity = ENGINE.identity
+        self.remembered = Remembered(
+            AcceptanceStateStore(database), DraftRegistry(database), target_revision=identity.target_revision,
+            engine=identity.engine, drafters={LOOKUP.name: LOOKUP.revision}, half_life=HALF_LIFE,
+        )  # fmt: skip
+        self.remembered.look()
+        self.choices = Choices(DecisionLog(database), identity, "w")
+        self.budgets = Budgets(HistoryStore(database), self.remembered, {LOOKUP.name: LOOKUP.revision})
+        self.decider = Decider(
+            ENGINE, self.remembered, self.choices, self.budgets,
+            costs=open_costs(WorkerSettings(calibration_samples=1), ENGINE, CostStore(database)), limits=limits,
+            now=lambda: datetime.now(UTC), rng=random.Random(seed),
+        )  # fmt: skip
+
+    def decide(self, task: str, num_jobs: int = 2) -> Decision:
+        key, jobs = asked(task, num_jobs)
+        return self.decider.decide(key, jobs, TaskSettings())
+
+
+def asked(task: str, num_jobs: int) -> tuple[BatchKey, Sequence[PreparedJob]]:
+    jobs = []
+    for number in range(num_jobs):
+        value = json.dumps({"body": {"prompt": "x"}}).encode()
+        job = parse_job(value, Origin("test", f"jobs.{task}", 0, number), task=task)
+        jobs.append(PreparedJob(job, (1,) * 40, Sampling(max_tokens=100, temperature=0.0)))
+    return batch_key(jobs[0].job, jobs[0].sampling), jobs
+
+
+def run(task: str, rng: random.Random, alpha: float | None, *, at: datetime | None = None) -> DecodeRun:
+    """A traffic job of this engine; without an alpha, decoded vanilla."""
+    speculative = alpha is not None
+    counts = simulated_counts(rng, [alpha] * 4, 20) if alpha is not None else vanilla_counts(50)
+    identity = ENGINE.identity
+    key = EvidenceKey(
+        task, identity.target_revision, identity.engine, "greedy", prompt_bucket(40), "",
+        LOOKUP.name if speculative else "", LOOKUP.revision if speculative else "",
+    )  # fmt: skip
+    return DecodeRun(
+        key=key, purpose="traffic", mode=Mode.SPECULATIVE if speculative else Mode.VANILLA,
+        num_draft_tokens=4 if speculative else 0, reason="faster", device=identity.device, counts=counts,
+        num_prompt_tokens=40, num_tokens=counts.num_tokens, batch_size=1, queue_s=0.0, time_to_first_token_s=0.1,
+        wall_s=1.0, device_s=1.0, decoded_at=at or datetime.now(UTC),
+    )  # fmt: skip
+
+
+def record(database: Database, *runs: DecodeRun) -> list[Outcome]:
+    ids = [f"{next(_NUMBERS)}" for _ in runs]
+    JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
+    recorded = [outcome(i, run=one) for i, one in zip(ids, runs, strict=True)]
+    OutcomeStore(database, half_life=HALF_LIFE).record(recorded, owner="w")
+    return recorded
+
+
+def test_a_new_worker_decides_its_first_batch_from_what_others_measured(
+    database: Database, seed: int, rng: random.Random
+) -> None:
+    """Two tasks that nothing but history tells apart, and a third without any."""
+    record(database, *(run("code", rng, 0.95) for _ in range(20)), *(run("chat", rng, 0.02) for _ in range(20)))
+    worker = Worker(database, seed)
+    code, chat, cold = (worker.decide(task) for task in ("code", "chat", "sql"))
+    assert (code.mode, code.reason) == (Mode.SPECULATIVE, Reason.FASTER)
+    assert (chat.mode, chat.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
+    assert cold.reason is Reason.NO_HISTORY or cold.mode is Mode.SPECULATIVE
+
+
+@contextmanager
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The database is away; the list grows with every attempt to reach it."""
+    tries: list[str] = []
+
+    def begin(database: Database) -> NoReturn:
+        tries.append(database.redacted_url)
+        raise StoreUnavailable("no connection")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "begin", begin)
+        yield tries
+
+
+def test_the_next_batches_ask_the_database_nothing(
+    database: Database, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(database, *(run("code", rng, 0.95) for _ in range(10)))
+    worker = Worker(database, seed)
+    first = worker.decide("code")
+    with unreachable(monkeypatch) as tries:
+        again = [worker.decide("code") for _ in range(5)]
+    assert tries == []
+    assert {decision.num_draft_tokens for decision in again} == {first.num_draft_tokens}
+
+
+def test_a_first_batch_without_a_database_is_asked_for_again_and_counts_once(
+    database: Database, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, undisturbed = (Worker(database, seed, PolicyLimits()) for _ in range(2))
+    with unreachable(monkeypatch):
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                worker.decide("code")
+    assert worker.decide("code") == undisturbed.decide("code")
+
+
+def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
+    database: Database, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(database, *(run("code", rng, 0.02) for _ in range(10)))
+    worker = Worker(database, seed)
+    assert worker.decide("code").mode is Mode.VANILLA
+    outcomes = [outcome("x", run=run("code", rng, 0.97)) for _ in range(80)]
+    worker.decider.remember(outcomes)
+    with unreachable(monkeypatch) as tries:
+        changed = worker.decide("code")
+    assert changed.mode is Mode.SPECULATIVE
+    assert tries
+    assert [change.after.mode for change in DecisionLog(database).latest("code")] == ["vanilla"]
+    worker.decide("code")
+    worker.decide("code")
+    assert [change.after.mode for change in DecisionLog(database).latest("code")] == ["speculative", "vanilla"]
+
+
+def test_own_outcomes_count_for_the_next_batch_before_any_look(
+    database: Database, seed: int, rng: random.Random
+) -> None:
+    worker = Worker(database, seed)
+    worker.decide("code")
+    worker.decider.remember(record(database, *(run("code", rng, 0.02) for _ in range(20))))
+    decision = worker.decide("code")
+    assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
+
+
+def test_a_restarted_worker_goes_on_with_the_choice_that_was_logged(database: Database, seed: int) -> None:
+    identity, log = ENGINE.identity, DecisionLog(database)
+    kind = BatchKind("code", "greedy", "<=256", 2)
+    assert Choices(log, identity, "w").incumbent(kind) is None
+    chosen = Decision(Mode.SPECULATIVE, LOOKUP.name, LOOKUP.revision, 3, Reason.FASTER, "", kept=Choice(LOOKUP.name, 3))
+    before = Choices(log, identity, "w")
+    before.keep(kind, chosen)
+    explored = Decision(Mode.VANILLA, None, None, 0, Reason.CONTROL, "", kept=Choice(LOOKUP.name, 3))
+    before.keep(kind, explored)
+    assert before.incumbent(kind) == Choices(log, identity, "w2").incumbent(kind) == Choice(LOOKUP.name, 3)
+    assert Choices(log, identity, "w2").incumbent(kind._replace(task="chat")) is None
+    assert len(log.latest("code")) == 1
+
+
+def test_a_restarted_worker_knows_how_long_a_drafter_was_not_used(
+    database: Database, seed: int, rng: random.Random
+) -> None:
+    now = datetime.now(UTC)
+    runs = [run("code", rng, 0.2, at=now - timedelta(hours=30))]
+    runs += [run("code", rng, None, at=now - timedelta(hours=hour)) for hour in range(3, 10)]
+    record(database, *runs)
+    budgets = Worker(database, seed).budgets
+    assert budgets.of("code", "greedy").unseen == {LOOKUP.name: 7.0}
+    assert budgets.of("chat", "greedy").unseen is None
+    assert budgets.of("code", "t<=1.0").unseen == {LOOKUP.name: 0.0}
+
+
+def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, seed: int, rng: random.Random) -> None:
+    now = datetime.now(UTC)
+    record(database, run("code", rng, 0.2, at=now - timedelta(hours=30)), run("code", rng, None))
+    worker = Worker(database, seed)
+    assert worker.budgets.of("code", "greedy").unseen == {LOOKUP.name: 1.0}
+    plain = run("code", rng, None)
+    scored = run("code", rng, 0.5)
+    shadow = ShadowRun(scored.key, 4, scored.counts, 40, 50, now)
+    worker.decider.remember([Outcome("x", 1, "succeeded", b"{}", "results", {}, plain, (shadow,))])
+    assert worker.budgets.of("code", "greedy").unseen == {LOOKUP.name: 0.0}
