@@ -48,19 +48,36 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_command_measures_compares_and_judges(configs: Path, prompts: Path, tmp_path: Path) -> None:
+def test_the_command_becomes_the_measuring_process(configs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.jsonl"
+    file.write_text('{"prompt": "fine"}\n{"prompt": "fine", "temperature": 3}')
     command = [
-        sys.executable, "-m", "alphaloop.cli", "--configs", str(configs), "measure", "--prompts", str(prompts),
-        "--task", "code", "--k", "1", "--k", "4", "--seed", "5", "--json",
+        sys.executable, "-m", "alphaloop.cli", "--configs", str(configs), "measure", "--prompts", "-", "--task", "code",
+        "--k", "1", "--drafter", "lookup", "--max-tokens", "4", "--json",
     ]  # fmt: skip
     environment = {
         **os.environ, "ALPHALOOP_DATA_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"
     }  # fmt: skip
     ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
+        command, cwd=tmp_path, env=environment, input=file.read_text(), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert ran.stdout == ""
+    assert "error: 1 of 2 prompts cannot be measured:\n  standard input:2: body.temperature: " in ran.stderr
+    assert "hint: a line is" in ran.stderr
+
+
+def test_everything_is_measured_compared_and_judged(
+    configs: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = main([
+        "--configs", str(configs), "--prompts", str(prompts), "--task", "code", "--k", "1", "--k", "4", "--seed", "5",
+        "--json",
+    ])  # fmt: skip
+    captured = capsys.readouterr()
+    assert ended == 0, captured.err
+    told = json.loads(captured.out)
     assert told["setup"]["identity"]["target"] == "tiny"
     assert told["setup"]["seed"] == 5
     assert told["num_batches"] == NUM
@@ -165,3 +182,55 @@ def test_a_differing_text_is_a_near_tie_or_a_fault(tiny_engine: Any, monkeypatch
     assert (limited.num_near_ties, limited.num_unexamined) == (1, 3)
     assert engine.load().num_running == 0
     assert VANILLA.decision.mode == VANILLA_DECISION.mode
+
+
+def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
+    tiny_models: dict[str, Path], tiny_engine: Any, tmp_path: Path
+) -> None:
+    import shutil
+
+    from alphaloop.settings import load_settings
+    from worker.decoding.sources import find_weights
+    from worker.decoding.training.card import DraftCard, Judgement, Measured
+    from worker.measure_records import MemoryWatch, records_of
+
+    folder = tmp_path / "draft"
+    shutil.copytree(tiny_models["llama"], folder)
+    # Another template is what check-pair warns of; the same size would be refused, but nothing is loaded here.
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    engine = tiny_engine("llama")
+    measured = Measured(
+        num_texts=9, num_tokens=100, rounds=50, proposed=(50, 50), trials=(50, 40), accepts=(40, 20), num_positions=100,
+        overlap_sum=70.0,
+    )  # fmt: skip
+    card = DraftCard(
+        name="small", draft_revision=find_weights(str(folder)).revision, target="tiny",
+        target_revision=engine.identity.target_revision, trained_on="its own texts", recipe={},
+        judgement=Judgement(
+            num_draft_tokens=2, by_task={}, total=measured, untrained=measured, target_pass_ms=2.0, draft_pass_ms=1.0
+        ),
+    )  # fmt: skip
+    card.write(folder)
+    settings = load_settings(
+        None,
+        overrides={
+            "models": {
+                "target": {"source": str(tiny_models["llama"]), "dtype": "float64", "device": "cpu"},
+                "drafters": {"lookup": {}, "small": {"method": "draft_model", "source": str(folder)}},
+            }
+        },
+    )
+    state = replace(engine.drafters[0], name="small", revision=f"{card.draft_revision}-p0.4")
+    engine._drafters["small"] = type("Draft", (), {"state": state})()
+    parts, records, notes = records_of(settings, engine)
+    assert [part.name for part in parts] == ["target", "small"]
+    assert parts[0].kv_bytes_per_slot == parts[0].kv_bytes_per_token * engine.identity.context_length
+    assert records.held_out["small"].alpha_1 == 0.8
+    assert records.held_out["small"].where == "its 9 held-out texts"
+    assert "chat template" in {check for check, _ in records.findings["small"]}
+    assert notes == []
+    footprint = MemoryWatch(settings.models).footprint(parts)
+    assert footprint.parts == parts
+    assert footprint.device_bytes is None
+    engine._drafters["small"].state = replace(state, revision="000000000000")
+    assert "small" not in records_of(settings, engine)[1].held_out
