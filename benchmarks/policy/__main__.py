@@ -1,65 +1,90 @@
 """Ours, its peers and an oracle on simulated streams whose acceptance is known.
 
-    python -m benchmarks.policy                                      # everything, 200 seeds, plots
+    python -m benchmarks.policy --plots docs/concepts                # everything: half an hour on two cores
     python -m benchmarks.policy --scenario steady_mix --seeds 10 --rule ours --rule vanilla
 
-Last line: JSON.
+With --scores FILE what was played is kept there, a line a seed, and not played again. Last line: JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from multiprocessing import get_context
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.policy.compare import Score, compare, rule_names
+from benchmarks.policy.compare import SLOW, compare, rule_names
 from benchmarks.policy.oracle import Oracle, know
+from benchmarks.policy.plots import write_plots
 from benchmarks.policy.report import as_json, print_tables
 from benchmarks.policy.scenario import FILE, Device, Scenario, read_scenarios
+from benchmarks.policy.scores import Scores, Seed, append, read_scores
 
 #: A scenario with its oracle; worker processes inherit it.
 _KNOWN: dict[str, tuple[Scenario, Device, Oracle]] = {}
+_Work = tuple[str, int, tuple[str, ...]]
 
 
 def main() -> None:
     """Play, print tables, write plots, print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--file", type=Path, default=FILE, help="scenarios")
     parser.add_argument("--scenario", action="append", help="only these")
     parser.add_argument("--rule", action="append", help="only these (ours, vanilla, lookup:4 …)")
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--slow-seeds", type=int, default=50, help=f"of them, for {' and '.join(SLOW)}")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--plots", type=Path, help="folder for the pictures")
+    parser.add_argument("--scores", type=Path, help="file that keeps what was played")
     options = parser.parse_args()
     console = Console(stderr=True)
+    console.width = max(console.width, 118)
     read = read_scenarios(options.file)
     scenarios = [read.named(name) for name in options.scenario] if options.scenario else list(read.scenarios)
-    for scenario in scenarios:
-        device = read.devices[scenario.device]
-        _KNOWN[scenario.name] = (scenario, device, know(scenario, device))
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    work = [(scenario.name, seed, tuple(options.rule or ())) for scenario in scenarios for seed in seeds]
-    scores: dict[str, list[Mapping[str, Score]]] = {scenario.name: [] for scenario in scenarios}
-    with Progress(console=console) as progress, get_context("fork").Pool(options.processes) as pool:
-        bar = progress.add_task("seeds", total=len(work))
-        # In order, so that rules are paired by seed.
-        for name, found in pool.imap(_compare, work, chunksize=1):
-            scores[name].append(found)
-            progress.advance(bar)
+    slow = seeds[: options.slow_seeds]
+    kept = read_scores(options.scores) if options.scores and options.scores.exists() else {}
+    work = []
+    for scenario in scenarios:
+        names = [name for name in rule_names(scenario) if not options.rule or name in options.rule]
+        for seed in seeds:
+            if (scenario.name, seed) not in kept:
+                work.append((scenario.name, seed, tuple(n for n in names if seed in slow or n not in SLOW)))
+    kept |= _play(console, work, {s.name: (s, read.devices[s.device]) for s in scenarios}, options)
+    scores: dict[str, Scores] = {s.name: [kept[s.name, seed] for seed in seeds] for s in scenarios}
     print_tables(console, scenarios, scores)
+    for path in write_plots(options.plots, scenarios, scores) if options.plots else ():
+        console.print(f"written: {path}")
     print(json.dumps(as_json(scenarios, scores, seeds)))
 
 
-def _compare(work: tuple[str, int, tuple[str, ...]]) -> tuple[str, Mapping[str, Score]]:
+def _play(
+    console: Console, work: list[_Work], scenarios: dict[str, tuple[Scenario, Device]], options: argparse.Namespace
+) -> dict[tuple[str, int], Seed]:
+    found: dict[tuple[str, int], Seed] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("what is best", total=len({name for name, _, _ in work}))
+        for name in dict.fromkeys(name for name, _, _ in work):
+            _KNOWN[name] = (*scenarios[name], know(*scenarios[name]))
+            progress.advance(bar)
+        bar = progress.add_task("seeds", total=len(work))
+        with get_context("fork").Pool(options.processes) as pool:
+            for name, seed, scores in pool.imap_unordered(_compare, work):
+                found[name, seed] = scores
+                progress.advance(bar)
+                if options.scores:
+                    append(options.scores, name, seed, scores)
+    return found
+
+
+def _compare(work: _Work) -> tuple[str, int, Seed]:
     name, seed, rules = work
-    scenario, device, oracle = _KNOWN[name]
-    names = [rule for rule in rule_names(scenario) if not rules or rule in rules]
-    return name, compare(scenario, device, oracle, seed, names)
+    return name, seed, dict(compare(*_KNOWN[name], seed, rules))
 
 
 if __name__ == "__main__":

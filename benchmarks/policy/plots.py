@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from benchmarks.policy.report import Scores, best_static, over_seeds
+from benchmarks.policy.report import best_static, over_seeds
 from benchmarks.policy.scenario import Scenario
+from benchmarks.policy.scores import Scores
 
 INK: Final = "#1f2933"
 MUTED: Final = "#66727f"
@@ -98,7 +99,7 @@ def regret_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> 
 def _panel(axes: Axes, scenario: Scenario, scores: Scores) -> None:
     highest = 0.0
     for name, rule in _lines(scores).items():
-        lost = 100 * np.array([seed[rule].regret for seed in scores])
+        lost = 100 * np.array([seed[rule].regret for seed in scores if rule in seed])
         mean = lost.mean(axis=0)
         x = np.linspace(0, 1, len(mean) + 1)
         width = 2.0 if name == "ours" else 1.1

@@ -14,8 +14,7 @@ from rich.table import Table
 from alphaloop.acceptance import Z95
 from benchmarks.policy.compare import Score
 from benchmarks.policy.scenario import Scenario
-
-Scores = Sequence[Mapping[str, Score]]
+from benchmarks.policy.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,8 @@ class Mean:
 
 
 def over_seeds(scores: Scores, rule: str, of: Callable[[Score], float]) -> Mean:
-    """One figure of one rule."""
-    return Mean.of([of(seed[rule]) for seed in scores])
+    """One figure of one rule, over the seeds that it played."""
+    return Mean.of([of(seed[rule]) for seed in scores if rule in seed])
 
 
 def is_static(rule: str) -> bool:
@@ -54,9 +53,9 @@ def best_static(scores: Scores) -> str | None:
 
 
 def cold_share(scores: Scores, rule: str) -> float | None:
-    """Share of seeds whose new task was decided well in time; None where that is not judged."""
-    judged = [seed[rule].cold for seed in scores if seed[rule].cold is not None]
-    return sum(map(bool, judged)) / len(judged) if judged else None
+    """Share of new tasks, over seeds, that were decided well in time; None where that is not judged."""
+    judged = [cold for seed in scores if rule in seed and (cold := seed[rule].cold) is not None]
+    return statistics.fmean(judged) if judged else None
 
 
 def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
