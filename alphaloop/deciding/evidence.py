@@ -33,6 +33,8 @@ from alphaloop.errors import AlphaloopError
 #: After so many jobs, or so long, `Memory.lately` weighs a job half.
 LATELY_JOBS: Final = 16.0
 LATELY: Final = timedelta(hours=6)
+#: Least share of it that outlives a contradiction.
+_KEPT_LATELY: Final = 0.25
 
 
 class InconsistentEvidence(AlphaloopError, ValueError):
@@ -176,10 +178,14 @@ class Memory:
         now = max(self.all.as_of, job.as_of)
         job = job.faded(now, half_life)
         before = self.faded(now, half_life)
-        lately = before.lately.scaled(0.5 ** (job.jobs / LATELY_JOBS)) + job
-        memory = Memory(before.all + job, lately)
-        kept = kept_of_older([(lately, memory.all)], design_effect([memory.all]), FORGETTING_Z)
-        return memory if kept == 1 else Memory(lately + (memory.all - lately).scaled(kept), lately)
+        recent = before.lately.scaled(0.5 ** (job.jobs / LATELY_JOBS))
+        memory = Memory(before.all + job, recent + job)
+        kept = kept_of_older([(memory.lately, memory.all)], design_effect([memory.all]), FORGETTING_Z)
+        if kept == 1:
+            return memory
+        # What came lately is in part from before the change; left whole, it would look like jobs that differ wildly.
+        lately = recent.scaled(max(kept, _KEPT_LATELY)) + job
+        return Memory(lately + (memory.all - memory.lately).scaled(kept), lately)
 
     def faded(self, now: datetime, half_life: timedelta) -> Memory:
         """The same at a later moment."""

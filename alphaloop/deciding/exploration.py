@@ -38,6 +38,8 @@ _NUM_BATCHES: Final = (1, 4, 16)
 #: A change for the better, in logits, and its probability given a change.
 _BETTER_BY: Final = 1.5
 _BETTER: Final = 0.25
+#: Of ln(speed-up): knowing better by less is not worth a trial, be it free.
+_LEAST_GAIN: Final = 0.002
 #: A look costs something even where nothing is lost.
 _LEAST_LOSS: Final = 0.01
 #: A budget holds no more than so many jobs' tokens: what a quiet week earned is not spent in an hour.
@@ -108,6 +110,8 @@ def worth_trying(
     """What to decode this batch with instead of the choice; None where nothing is worth it, or affordable."""
     if limits.explore_share <= 0:
         return None
+    if look := _look(chosen, alternatives, beliefs, budget, limits, num_jobs, num_tokens):
+        return look
     per_job = num_tokens / num_jobs
     best: tuple[float, Trial] | None = None
     for rival in alternatives:
@@ -120,7 +124,7 @@ def worth_trying(
         if gain > 0 and (best is None or gain > best[0]):
             told = f"could be better: {rival.speedup:.2f}x ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
             best = gain, Trial(rival, lost, told)
-    return best[1] if best else _look(chosen, alternatives, beliefs, budget, limits, num_jobs, num_tokens)
+    return best[1] if best else None
 
 
 def _gain(
@@ -129,7 +133,8 @@ def _gain(
     """Expected gain of a job of this look, in jobs, less what the rest of the look would lose."""
     gap = math.log(chosen.speedup / rival.speedup)
     noise = news_of(rival, chosen, beliefs)
-    if noise <= 1e-6 or gap > 3.5 * noise:
+    # What is expected to be better already only waits until that is beyond its noise.
+    if gap <= 0 or gap > 3.5 * noise:
         return 0.0
     known_jobs = (_JOB_NOISE / noise) ** 2
     best = 0.0
@@ -138,6 +143,8 @@ def _gain(
         resolved = noise * math.sqrt(jobs / (jobs + known_jobs))
         u = gap / resolved
         value = resolved * (math.exp(-u * u / 2) / math.sqrt(2 * math.pi) - u * 0.5 * math.erfc(u / math.sqrt(2)))
+        if value < _LEAST_GAIN:
+            continue
         later = (batches - 1) / batches * max(0.0, math.expm1(gap))
         best = max(best, horizon * value / jobs - later)
     return best

@@ -15,7 +15,7 @@ class PolicyLimits:
     first_jobs: float = 8.0  #: what a new task may lose to exploration before it has earned anything, in jobs
     min_jobs: float = 4.0  #: a drafter with fewer is cold
     min_speedup: float = 1.01  #: expected gain over vanilla below which speculation is not worth its risk
-    switch_gain: float = 0.03  #: a rival that is expected to be so much faster is taken, however noisy that is
+    switch_gain: float = 0.02  #: a rival that is expected to be so much faster is taken, however noisy that is
     horizon_jobs: float = 300.0  #: for how long something learned is used
     change_jobs: float = 500.0  #: jobs between two changes of a task, before more is known of it
     short_output_tokens: float = 20.0

@@ -62,8 +62,8 @@ def _choose(
 ) -> tuple[Alternative, Reason, str]:
     """The best by expectation; what runs already, while the gain is within its noise and small.
 
-    A gain beyond one standard deviation of the comparison is followed at once, and so is one of `switch_gain`: staying
-    costs that much for certain, switching back and forth costs nothing but a line in the log.
+    A gain beyond half a standard deviation of the comparison is followed at once, and so is one of `switch_gain`:
+    staying may cost that much for good, switching back and forth costs nothing but a line in the log.
     """
     vanilla = next(a for a in alternatives if a.drafter is None)
     best = alternatives[0]
@@ -73,7 +73,7 @@ def _choose(
     if running is not None and running is not best and running.chance >= best.chance:
         gain = math.log(best.speedup / running.speedup)
         noise = noise_between(best, running, beliefs)
-        if gain <= min(noise, math.log1p(limits.switch_gain)):
+        if gain <= min(noise / 2, math.log1p(limits.switch_gain)):
             told = f"{_named(running)} stays: {_named(best)} at {_expected(best)} is not faster beyond noise"
             is_loss = running.drafter is not None and running.speedup < 1
             if not is_loss:

@@ -195,7 +195,7 @@ class PolicySettings(_Section):
     first_jobs: float = Field(8.0, ge=0)  #: what a new task may lose to exploration before it earned anything, in jobs
     min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer is cold
     min_speedup: float = Field(1.01, ge=1.0)  #: expected gain over vanilla below which speculation is not worth it
-    switch_gain: float = Field(0.03, ge=0)  #: a rival that is expected to be so much faster is taken at once
+    switch_gain: float = Field(0.02, ge=0)  #: a rival that is expected to be so much faster is taken at once
     horizon_jobs: float = Field(300.0, gt=0)  #: for how many jobs something learned is used
     change_jobs: float = Field(500.0, gt=0)  #: jobs between two changes of a task, before more is known of it
     short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla

@@ -161,9 +161,9 @@ def test_a_choice_that_has_become_a_loss_is_left_at_once() -> None:
 
 def test_a_small_uncertain_gain_does_not_move_vanilla() -> None:
     table = costs(draft_ms=3.0)
-    hopeful = {"lookup": believed(0.127, sd=0.3)}
+    hopeful = {"lookup": believed(0.11, sd=0.5)}
     free, held = choose(hopeful, costs=table), choose(hopeful, costs=table, incumbent=Choice())
-    assert 1.01 <= free.alternatives[0].speedup < 1.03
+    assert 1.01 <= free.alternatives[0].speedup < 1.02
     assert free.mode is Mode.SPECULATIVE
     assert (held.mode, held.reason) == (Mode.VANILLA, Reason.UNCERTAIN)
 
