@@ -3,13 +3,15 @@
     python -m benchmarks.policy --plots docs/concepts                # everything: half an hour on two cores
     python -m benchmarks.policy --scenario steady_mix --seeds 10 --rule ours --rule vanilla
 
-With --scores FILE what was played is kept there, a line a seed, and not played again. Last line: JSON.
+With --scores FILE what was played is kept there and not played again: delete it when a rule or a scenario changes.
+Last line: JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -52,9 +54,12 @@ def main() -> None:
     for scenario in scenarios:
         names = [name for name in rule_names(scenario) if not options.rule or name in options.rule]
         for seed in seeds:
-            if (scenario.name, seed) not in kept:
-                work.append((scenario.name, seed, tuple(n for n in names if seed in slow or n not in SLOW)))
-    kept |= _play(console, work, {s.name: (s, read.devices[s.device]) for s in scenarios}, options)
+            has = kept.setdefault((scenario.name, seed), {})
+            lacking = tuple(n for n in names if n not in has and (seed in slow or n not in SLOW))
+            if lacking:
+                work.append((scenario.name, seed, lacking))
+    for name, seed, found in _play(console, work, {s.name: (s, read.devices[s.device]) for s in scenarios}, options):
+        kept[name, seed].update(found)
     scores: dict[str, Scores] = {s.name: [kept[s.name, seed] for seed in seeds] for s in scenarios}
     print_tables(console, scenarios, scores)
     for path in write_plots(options.plots, scenarios, scores) if options.plots else ():
@@ -64,8 +69,7 @@ def main() -> None:
 
 def _play(
     console: Console, work: list[_Work], scenarios: dict[str, tuple[Scenario, Device]], options: argparse.Namespace
-) -> dict[tuple[str, int], Seed]:
-    found: dict[tuple[str, int], Seed] = {}
+) -> Iterator[tuple[str, int, Seed]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("what is best", total=len({name for name, _, _ in work}))
@@ -75,16 +79,15 @@ def _play(
         bar = progress.add_task("seeds", total=len(work))
         with get_context("fork").Pool(options.processes) as pool:
             for name, seed, scores in pool.imap_unordered(_compare, work):
-                found[name, seed] = scores
-                progress.advance(bar)
                 if options.scores:
                     append(options.scores, name, seed, scores)
-    return found
+                progress.advance(bar)
+                yield name, seed, scores
 
 
 def _compare(work: _Work) -> tuple[str, int, Seed]:
     name, seed, rules = work
-    return name, seed, dict(compare(*_KNOWN[name], seed, rules))
+    return name, seed, compare(*_KNOWN[name], seed, rules)
 
 
 if __name__ == "__main__":

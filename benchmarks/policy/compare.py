@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +95,7 @@ def action_name(drafter: str | None, k: int) -> str:
     return "vanilla" if drafter is None else f"{drafter}:{k}"
 
 
-def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules: Sequence[str]) -> Mapping[str, Score]:
+def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules: Sequence[str]) -> dict[str, Score]:
     """Scores of these rules on the same stream."""
     played = Played(draw_stream(scenario, device, seed))
     best = played.oracle_ms(oracle)

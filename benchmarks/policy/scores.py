@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from benchmarks.policy.compare import Score
 
 #: Rule → score.
-Seed: TypeAlias = Mapping[str, Score]
+Seed: TypeAlias = dict[str, Score]
 Scores: TypeAlias = Sequence[Seed]
 
 
@@ -23,12 +23,12 @@ def append(path: Path, scenario: str, seed: int, scores: Seed) -> None:
 
 
 def read_scores(path: Path) -> dict[tuple[str, int], Seed]:
-    """All lines; a later one of the same seed counts. A last line that was cut short is left out."""
+    """All lines; of the same seed and rule the later one counts. A last line that was cut short is left out."""
     found: dict[tuple[str, int], Seed] = {}
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             read = json.loads(line)
-            found[read["scenario"], read["seed"]] = {
-                rule: Score(**{**score, "regret": tuple(score["regret"])}) for rule, score in read["scores"].items()
-            }
+            of_seed = found.setdefault((read["scenario"], read["seed"]), {})
+            for rule, score in read["scores"].items():
+                of_seed[rule] = Score(**{**score, "regret": tuple(score["regret"])})
     return found
