@@ -101,8 +101,10 @@ def _measure(options: argparse.Namespace, settings: Settings, lines: Sequence[Li
         notes = [*notes, *more_notes]
 
         def on_stage(name: str, total: int) -> None:
-            bar.update(task, description=name, completed=0, total=total or None)
-            bar.reset(task, description=name, total=total or None)
+            # A task cannot be told that its total is not known: another one takes its place.
+            nonlocal task
+            bar.remove_task(task)
+            task = bar.add_task(name, total=total or None)
 
         def on_decoded(num: int) -> None:
             bar.advance(task, num)
