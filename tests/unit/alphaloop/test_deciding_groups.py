@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.cost import CostPoint, CostTable
+from alphaloop.deciding.belief import Belief
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.groups import Group, Together, decide_groups
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.policy import Choice, DecisionContext, Reason
+from alphaloop.deciding.profile import Profile
+from alphaloop.messages import Decoding, Mode
+
+DRAFTER = DrafterState("draft", "r1", 4)
+OTHER = DrafterState("lookup", "r1", 3)
+LIMITS = PolicyLimits()
+
+
+def costs(per_position_ms: float) -> CostTable:
+    """A pass of w positions for each of b sequences takes 20 ms and so much a position."""
+    return CostTable([
+        *(CostPoint(None, b, w, 20 + per_position_ms * b * w, 5) for b in (1, 8) for w in (1, 5)),
+        *(CostPoint("draft", b, w, 1.0 * (w - 1) + 0.2 * b, 5) for b in (1, 8) for w in (2, 5)),
+        *(CostPoint("lookup", b, w, 0.1, 5) for b in (1, 8) for w in (2, 5)),
+    ])  # fmt: skip
+
+
+def believed(alpha: float, k: int = 4, jobs: float = 100.0) -> Belief:
+    mean = (math.log(alpha / (1 - alpha)),) * k
+    return Belief(Profile(mean, 1e-4, (1e-4,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
+
+
+def group(num_jobs: int, draft: float, lookup: float = 0.05) -> Group:
+    return Group(num_jobs, {"draft": believed(draft), "lookup": believed(lookup, 3)})
+
+
+def context(batch: int, **more: object) -> DecisionContext:
+    return DecisionContext("code", batch, 200.0, 0.7, **more)  # type: ignore[arg-type]
+
+
+def test_a_group_that_drafts_badly_makes_room_for_one_that_drafts_well() -> None:
+    groups = [group(4, 0.9), group(4, 0.05)]
+    good, bad = decide_groups(groups, [DRAFTER, OTHER], costs(3.0), context(8), LIMITS)
+    assert (good.mode, good.drafter, good.reason) == (Mode.SPECULATIVE, "draft", Reason.FASTER)
+    assert (bad.mode, bad.num_draft_tokens, bad.reason) == (Mode.VANILLA, 0, Reason.NOT_FASTER)
+    assert "apart" in bad.explanation
+
+
+def test_groups_may_use_different_drafters() -> None:
+    groups = [group(4, 0.9, 0.05), group(4, 0.05, 0.9)]
+    first, second = decide_groups(groups, [DRAFTER, OTHER], costs(2.0), context(8), LIMITS)
+    assert (first.drafter, second.drafter) == ("draft", "lookup")
+
+
+def test_groups_that_hardly_differ_stay_together() -> None:
+    groups = [group(4, 0.80), group(4, 0.79)]
+    first, second = decide_groups(groups, [DRAFTER, OTHER], costs(1.0), context(8), LIMITS)
+    assert (first.drafter, first.num_draft_tokens) == (second.drafter, second.num_draft_tokens)
+
+
+@pytest.mark.parametrize("more", [{"decoding": Decoding.VANILLA}, {"switched_off": "Translate *"}])
+def test_what_is_fixed_for_the_batch_is_fixed_for_its_groups(more: dict[str, object]) -> None:
+    groups = [group(4, 0.9), group(4, 0.05)]
+    decisions = decide_groups(groups, [DRAFTER], costs(3.0), context(8, **more), LIMITS)
+    assert {decision.mode for decision in decisions} == {Mode.VANILLA}
+
+
+def test_a_control_is_a_control_for_all() -> None:
+    budget = ExplorationBudget(control=1e6, earned=1e6, unseen={})
+    decisions = decide_groups(
+        [group(6, 0.9), group(2, 0.5)], [DRAFTER], costs(0.5),
+        DecisionContext("code", 8, 200.0, 0.1), LIMITS, budget=budget,
+    )  # fmt: skip
+    assert {decision.reason for decision in decisions} == {Reason.CONTROL}
+
+
+@given(
+    alphas=st.tuples(*(st.floats(0.02, 0.97),) * 4),
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    per_position_ms=st.floats(0.0, 5.0),
+)
+def test_climbing_ends_near_the_best_of_all_combinations_and_never_below_the_common_choice(
+    alphas: tuple[float, ...], sizes: tuple[int, int], per_position_ms: float
+) -> None:
+    groups = [group(sizes[0], alphas[0], alphas[1]), group(sizes[1], alphas[2], alphas[3])]
+    together = Together(groups, [DRAFTER, OTHER], costs(per_position_ms), None)
+    common = together.best_common(Choice())
+    apart, gain = together.climb(common)
+    choices = [Choice(), *(Choice("draft", k) for k in range(1, 5)), *(Choice("lookup", k) for k in range(1, 4))]
+    best = max(together.rate(pair) or 0.0 for pair in product(choices, choices))
+    found = together.rate(apart) or 0.0
+    assert gain >= 1
+    assert found >= 0.93 * best
