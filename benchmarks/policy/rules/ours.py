@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
@@ -34,9 +34,10 @@ CORRECTING_ROUNDS: Final = 3
 MOST_TOKENS: Final = 128.0
 #: How old a belief may be, though nothing new was seen.
 REFRESH: Final = timedelta(hours=6)
-#: New jobs of a drafter after which its beliefs are made anew, at least: a share of those known, up to so many.
-UNREAD_SHARE: Final = 0.05
-MOST_UNREAD: Final = 3.0
+#: New jobs of a drafter after which its beliefs are made anew: a share of those known, at most so many. A worker does
+#: it after every batch.
+WAITING_SHARE: Final = 0.05
+MOST_WAITING: Final = 8.0
 #: Batches between two looks at what all tasks say of a drafter.
 PAIR_REFRESH: Final = 25
 _BUDGET: Final = {Reason.CONTROL: Why.CONTROL, Reason.EXPLORING: Why.EXPLORING}
@@ -77,12 +78,12 @@ class Evidence:
 
     def __init__(self, scenario: Scenario, limits: PolicyLimits) -> None:
         self.drafters = [DrafterState(name, "r1", most) for name, most in scenario.draft_tokens.items()]
-        self._scored = [d for d in self.drafters if d.name in scenario.scored_free]
+        self.scored = [d for d in self.drafters if d.name in scenario.scored_free]
         self._limits = limits
         self._memories: dict[str, dict[EvidenceKey, Memory]] = {}
         self._lengths: dict[str, EvidenceSums] = {}
         self._beliefs: dict[tuple[Cell, str], tuple[datetime, Belief]] = {}
-        self._unread: dict[tuple[str, str], float] = {}
+        self._waiting: dict[tuple[str, str], list[tuple[EvidenceKey, EvidenceSums]]] = {}
         self._pairs: dict[str, PairBelief] = {}
         self._pairs_due = 0
 
@@ -110,10 +111,9 @@ class Evidence:
         sums = self._lengths.get(task)
         return (MOST_TOKENS, 0.0) if sums is None else (sums.mean_output_tokens or MOST_TOKENS, sums.jobs)
 
-    def vanilla_jobs(self, cell: Cell) -> float:
-        """Jobs of this key that were decoded without a drafter."""
-        memory = self._memories.get(cell.task, {}).get(_key(cell))
-        return memory.all.jobs if memory else 0.0
+    def vanilla_jobs(self, task: str) -> float:
+        """Jobs of this task that were decoded without a drafter."""
+        return sum(memory.all.jobs for key, memory in self._memories.get(task, {}).items() if not key.drafter)
 
     def add(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
         """The batch's counts, and those of drafters that its texts are replayed to."""
@@ -121,23 +121,32 @@ class Evidence:
         lengths = EvidenceSums(batch.now, jobs=seen.jobs, output_tokens=seen.output_tokens)
         known = self._lengths.get(batch.cell.task)
         self._lengths[batch.cell.task] = lengths if known is None else known.faded(batch.now, HALF_LIFE) + lengths
-        self._add(batch, choice.drafter, seen)
-        for drafter in self._scored:
+        self._add(batch, choice.drafter or "", seen)
+        for drafter in self.scored:
             if drafter.name != choice.drafter:
                 k = drafter.max_draft_tokens
                 self._add(batch, drafter.name, decoded.evidence(drafter.name, k, batch.now))
 
-    def _add(self, batch: Batch, drafter: str | None, seen: EvidenceSums) -> None:
-        cell = batch.cell
-        key = _key(cell) if drafter is None else replace(_key(cell), drafter=drafter, draft_revision="r1")
-        of_task = self._memories.setdefault(cell.task, {})
-        of_task[key] = of_task.get(key, Memory.empty(batch.now)).with_job(seen, HALF_LIFE)
-        if drafter is not None:
-            count = self._unread[cell.task, drafter] = self._unread.get((cell.task, drafter), 0.0) + seen.jobs
-            if count >= min(MOST_UNREAD, UNREAD_SHARE * of_task[key].all.jobs):
-                self._unread[cell.task, drafter] = 0.0
-                for stale in [known for known in self._beliefs if known[0].task == cell.task and known[1] == drafter]:
-                    del self._beliefs[stale]
+    def _add(self, batch: Batch, drafter: str, seen: EvidenceSums) -> None:
+        """Jobs wait until they are worth a new belief: adding and believing are most of what this rule costs."""
+        task = batch.cell.task
+        key = replace(_key(batch.cell), drafter=drafter, draft_revision="r1" if drafter else "")
+        waiting = self._waiting.setdefault((task, drafter), [])
+        waiting.append((key, seen))
+        memories = self._memories.setdefault(task, {})
+        known = sum(memory.all.jobs for key, memory in memories.items() if key.drafter == drafter)
+        if sum(jobs.jobs for _, jobs in waiting) < min(MOST_WAITING, WAITING_SHARE * known):
+            return
+        added: dict[EvidenceKey, EvidenceSums] = {}
+        for key, jobs in waiting:
+            # Minutes apart, against a half-life of days.
+            jobs = replace(jobs, as_of=batch.now)
+            added[key] = added[key] + jobs if key in added else jobs
+        for key, jobs in added.items():
+            memories[key] = memories.get(key, Memory.empty(batch.now)).with_job(jobs, HALF_LIFE)
+        del self._waiting[task, drafter]
+        for stale in [known for known in self._beliefs if known[0].task == task and known[1] == drafter]:
+            del self._beliefs[stale]
 
     def _of_all_tasks(self, now: datetime) -> dict[str, PairBelief]:
         found = {}
@@ -154,16 +163,21 @@ class Evidence:
         return found
 
 
+#: Batches that are decided alike: task, sampling and prompt bucket, batch size.
+_Kind: TypeAlias = tuple[str, str, str, int]
+
+
 class Ours:
-    """The policy with its default limits. Evidence outlives a restart, as it does in Postgres."""
+    """The policy with its default limits, asked as `worker.deciding` asks it."""
 
     def __init__(self, scenario: Scenario, points: Iterable[CostPoint], seed: int) -> None:
         self._limits = PolicyLimits()
         self._evidence = Evidence(scenario, self._limits)
         self._costs = costs_of(scenario, points)
         self._rng = random.Random(seed)
-        self._kept: dict[tuple[Cell, int], Kept | None] = {}
-        self._budgets: dict[str, ExplorationBudget] = {}
+        self._kept: dict[_Kind, Kept | None] = {}
+        self._logged: dict[tuple[str, str], Kept | None] = {}
+        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
 
     def choose(self, batch: Batch) -> Choice:
         """What the policy says."""
@@ -173,24 +187,31 @@ class Ours:
     def decide(self, batch: Batch, *, explores: bool) -> Decision:
         """The policy's whole answer; what it says to remember is remembered."""
         cell = batch.cell
+        kind, subject = (cell.task, cell.sampling, cell.prompt, batch.num_jobs), (cell.task, cell.sampling)
         expected, known = self._evidence.expected_tokens(cell.task)
         context = DecisionContext(
             task=cell.task, batch=batch.num_jobs, expected_tokens=expected, draw=self._rng.random(),
-            prompt_tokens=cell.prompt_tokens, control_jobs=self._evidence.vanilla_jobs(cell), known_output_jobs=known,
+            prompt_tokens=cell.prompt_tokens, known_output_jobs=known,
+            control_jobs=self._evidence.vanilla_jobs(cell.task),
         )  # fmt: skip
-        budget = self._budgets.get(cell.task, ExplorationBudget()) if explores else None
         decision = decide(
             self._evidence.beliefs(cell, batch.now), self._evidence.drafters, self._costs.table, context, self._limits,
-            incumbent=self._kept.get((cell, batch.num_jobs)), budget=budget,
+            incumbent=self._kept.get(kind, self._logged.get(subject)),
+            budget=self._budgets.get(subject, ExplorationBudget()) if explores else None,
         )  # fmt: skip
-        self._kept[cell, batch.num_jobs] = decision.kept
+        if decision.kept is not None:
+            self._kept[kind] = self._logged[subject] = decision.kept
         if decision.budget is not None:
-            self._budgets[cell.task] = decision.budget
+            self._budgets[subject] = decision.budget
         return decision
 
     def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
         """Store the batch's counts; its rounds correct the costs."""
         self._evidence.add(batch, choice, decoded)
+        subject = (batch.cell.task, batch.cell.sampling)
+        if subject in self._budgets:
+            for drafter in self._evidence.scored:
+                self._budgets[subject] = self._budgets[subject].used(drafter.name)
         verify_ms, draft_ms = decoded.round_ms
         step = Step(
             finished=(), deltas=(), batch=batch.num_jobs, width=choice.num_draft_tokens + 1,
@@ -201,8 +222,14 @@ class Ours:
             self._costs.observe(step)
 
     def restart(self) -> None:
-        """Evidence and costs are stored; what a running worker keeps beside them is not."""
-        self._kept, self._budgets = {}, {}
+        """Evidence, costs and the log of choices are stored, and since when no drafter was used can be told from them.
+
+        What was saved up for exploration is lost.
+        """
+        self._kept = {}
+        self._budgets = {
+            subject: ExplorationBudget(unseen=budget.unseen) for subject, budget in self._budgets.items()
+        }  # fmt: skip
 
 
 class EpsilonOverBeliefs(Ours):
