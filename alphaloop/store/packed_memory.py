@@ -7,15 +7,20 @@ First those of `Memory.all`, then those of `Memory.lately`. The view evidence_no
 from __future__ import annotations
 
 import struct
-from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final
 
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums, Memory
 from alphaloop.errors import StoreError
 
-_BY_POSITION: Final = tuple(field.name for field in fields(EvidenceSums) if field.default == ())
-_NUMBERS: Final = tuple(name for name in SUMS if name not in _BY_POSITION)
+#: The names and their order are what rows were written in: they change with a migration, which rewrites them.
+_NUMBERS: Final = (
+    "jobs", "jobs_w2", "rounds", "offered", "tokens", "output_tokens", "output_tokens_sq", "prompt_tokens",
+)  # fmt: skip
+_BY_POSITION: Final = (
+    "proposed", "chances", "trials", "accepts", "trials_w2", "accepts_w2", "accepts_trials_w2", "chances_w2",
+    "accepts_chances_w2",
+)  # fmt: skip
 
 
 def pack(memory: Memory) -> bytes:
@@ -47,7 +52,7 @@ def unpack(packed: bytes, as_of: datetime) -> Memory:
 
 
 def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSums:
-    sums: dict[str, Any] = dict(zip(_NUMBERS, values, strict=False))
+    sums: dict[str, Any] = dict(zip(_NUMBERS, values[: len(_NUMBERS)], strict=True))
     for i, name in enumerate(_BY_POSITION):
         start = len(_NUMBERS) + i * length
         sums[name] = values[start : start + length]
