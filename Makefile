@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode lock up down clean
+.PHONY: help demo test check format generated bench-decode bench-policy lock up down clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ PROMPTS ?= ../shared/prompts
 VLLM := .venv-vllm
 
 help: ## these lines
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to a drift report (5 minutes)
 	@$(BIN)/alphaloop demo $(ARGS)
@@ -53,6 +53,9 @@ down: $(INSTALLED) ## stop them after the running batch; the data stays
 bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers and vLLM: make bench-decode PROMPTS=folder (40 minutes)
 	@$(BIN)/python -m benchmarks.decode --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" \
 		--suite batches --suite tasks $(ARGS)
+
+bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (half an hour)
+	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock
