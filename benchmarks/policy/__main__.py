@@ -58,6 +58,8 @@ def main() -> None:
             lacking = tuple(n for n in names if n not in has and (seed in slow or n not in SLOW))
             if lacking:
                 work.append((scenario.name, seed, lacking))
+    # Seed by seed, so that what is there after an interruption is of all scenarios.
+    work.sort(key=lambda one: one[1])
     for name, seed, found in _play(console, work, {s.name: (s, read.devices[s.device]) for s in scenarios}, options):
         kept[name, seed].update(found)
     scores: dict[str, Scores] = {s.name: [kept[s.name, seed] for seed in seeds] for s in scenarios}
