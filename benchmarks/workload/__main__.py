@@ -1,0 +1,187 @@
+"""One worker's choices beside every static setting, on a real model and real prompts.
+
+    python -m benchmarks.workload --prompts FOLDER
+    python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --static vanilla --static draft:3
+
+FOLDER holds TASK.jsonl files with a `prompt` a line. Each block of the workload is decoded by every setting in turn,
+greedily and in bf16, so their times are paired. The adaptive setting is the worker's own decider over its own memory,
+costs measured at start, PostgreSQL behind it, and begins with no history; it learns from its own turns only. What
+Kafka and the recording of outcomes cost is not in it: they are the same for every setting. Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import SecretStr
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.settings import Settings
+from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.history import HistoryStore
+from alphaloop.store.schema import upgrade
+from benchmarks.workload.blocks import FILE, blocks, read_phases
+from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
+from benchmarks.workload.rates import compare, rates
+from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
+from worker.choices import Budgets, Choices
+from worker.costs import LiveCosts, open_costs
+from worker.deciding import Decider
+from worker.decoding.load import load_engine
+from worker.engine import Engine
+from worker.remembered import Remembered
+
+console = Console(stderr=True)
+#: Phases of one load, and those over which it changes.
+CONSTANT: Final = ("mixed", "changed")
+CHANGING: Final = ("changed", "busy", "quiet")
+
+
+def main() -> None:
+    """Play the workload, print what it came to, and the JSON line."""
+    options = _options()
+    phases = read_phases(options.workload)
+    engine = _engine(options, num_slots=max(phase.batch for phase in phases))
+    statics = [Setting.parse(text) for text in options.static or _statics(options)]
+    every = list(blocks(phases, options.prompts, seed=options.seed, max_characters=options.max_characters))
+    played: list[Played] = []
+    with _database() as database, Progress(console=console) as progress:
+        rng = random.Random(options.seed)
+        decider, costs = _decider(engine, database, rng)
+        contest = Contest(engine, decider, costs, statics, max_tokens=options.max_tokens, rng=rng)
+        bar = progress.add_task("blocks", total=len(every))
+        for block in every:
+            played += contest.play(block)
+            progress.advance(bar)
+    found = summary(played)
+    show(found, played)
+    identity = engine.identity
+    conditions = {"device": identity.device, "engine": identity.engine, "target": identity.target, "seed": options.seed}
+    print(json.dumps({**conditions, "max_tokens": options.max_tokens, **found}))
+
+
+def summary(played: Sequence[Played]) -> dict[str, Any]:
+    """Tokens a second of every setting, and the ratios that the workload is about."""
+    phases = list(dict.fromkeys(one.phase for one in played))
+    tasks = list(dict.fromkeys(one.task for one in played))
+    ours = [one for one in played if one.setting == ADAPTIVE]
+    single = rates(played, _of(phases=CHANGING))
+    best = max((name for name in single if name != ADAPTIVE), key=lambda name: single[name])
+    return {
+        "tokens_per_s": {phase: rates(played, _of(phases=(phase,))) for phase in phases},
+        "constant_load": asdict(compare(played, _of(phases=CONSTANT))),
+        "load_change": asdict(compare(played, _of(phases=CHANGING), against=best)),
+        "all": asdict(compare(played, _of())),
+        "tasks": {task: asdict(compare(played, _of(tasks=(task,)))) for task in tasks},
+        "choices": {
+            f"{phase}, {task}": Counter(one.choice for one in ours if (one.phase, one.task) == (phase, task))
+            for phase, task in dict.fromkeys((one.phase, one.task) for one in ours)
+        },
+        "reasons": Counter(one.reason for one in ours),
+    }
+
+
+def _of(*, phases: Sequence[str] | None = None, tasks: Sequence[str] | None = None) -> Callable[[Played], bool]:
+    def is_one(one: Played) -> bool:
+        return (phases is None or one.phase in phases) and (tasks is None or one.task in tasks)
+
+    return is_one
+
+
+def show(found: dict[str, Any], played: Sequence[Played]) -> None:
+    """For people, on standard error."""
+    settings = sorted({one.setting for one in played}, key=lambda name: (name != ADAPTIVE, name))
+    table = Table(title="Tokens a second")
+    table.add_column("phase")
+    for setting in settings:
+        table.add_column(setting, justify="right")
+    for phase, of_phase in found["tokens_per_s"].items():
+        table.add_row(phase, *(f"{of_phase[setting]:.1f}" for setting in settings))
+    console.print(table)
+    table = Table(title="Against the best static setting of the same blocks")
+    for column in ("blocks of", "best static", "ratio [95 % bounds]"):
+        table.add_column(column)
+    rows = {"constant load": found["constant_load"], "load change": found["load_change"], "all": found["all"]}
+    for name, one in {**rows, **found["tasks"]}.items():
+        table.add_row(name, one["best_static"], f"{one['ratio']:.3f} [{one['low']:.3f}, {one['high']:.3f}]")
+    console.print(table)
+    for where, choices in found["choices"].items():
+        console.print(f"{where}: " + ", ".join(f"{choice} {num}x" for choice, num in choices.most_common()))
+
+
+@contextmanager
+def _database() -> Iterator[Database]:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as exits:
+        postgres = EmbeddedPostgres(Path(folder), durable=False)
+        exits.callback(postgres.stop)
+        url = SecretStr(postgres.start())
+        upgrade(url)
+        yield exits.enter_context(Database(url, pool_size=2))
+
+
+def _decider(engine: Engine, database: Database, rng: random.Random) -> tuple[Decider, LiveCosts]:
+    settings = Settings()
+    identity, half_life = engine.identity, timedelta(days=settings.worker.history_half_life_days)
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    registry = DraftRegistry(database)
+    for name, revision in revisions.items():
+        registry.register(name, revision, identity.target_revision)
+    costs = open_costs(settings.worker, engine, CostStore(database))
+    remembered = Remembered(
+        AcceptanceStateStore(database), registry, target_revision=identity.target_revision, engine=identity.engine,
+        drafters=revisions, half_life=half_life,
+    )  # fmt: skip
+    remembered.look()
+    decider = Decider(
+        engine, remembered, Choices(DecisionLog(database), identity, "benchmark"),
+        Budgets(HistoryStore(database), remembered, revisions), costs=costs, limits=settings.policy.limits(),
+        now=lambda: datetime.now(UTC), rng=rng,
+    )  # fmt: skip
+    return decider, costs
+
+
+def _engine(options: argparse.Namespace, *, num_slots: int) -> Engine:
+    drafters: dict[str, LookupDrafterSettings | DraftModelDrafterSettings] = {"lookup": LookupDrafterSettings()}
+    if options.draft:
+        drafters["draft"] = DraftModelDrafterSettings(source=options.draft, max_draft_tokens=6)
+    target = TargetSettings(source=options.target, context_length=4096)
+    return load_engine(ModelSettings(target=target, drafters=drafters), num_slots=num_slots)
+
+
+def _statics(options: argparse.Namespace) -> list[str]:
+    return ["vanilla", "lookup:3", "lookup:8", *(["draft:2", "draft:4"] if options.draft else [])]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--workload", type=Path, default=FILE)
+    parser.add_argument("--target", default=TargetSettings().source)
+    parser.add_argument("--draft", help="a draft model's folder")
+    parser.add_argument("--static", action="append", help="vanilla, or DRAFTER:K; several times")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-characters", type=int, default=3500, help="of a prompt")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

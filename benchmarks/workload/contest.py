@@ -1,0 +1,153 @@
+"""Decoding every block with every setting; one of them is what a worker decides, from its own runs alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.kafka.records import Record
+from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.settings import TaskSettings
+from benchmarks.workload.blocks import Block
+from worker import outcomes
+from worker.batching import batch_key
+from worker.claiming import ClaimedJob
+from worker.costs import LiveCosts
+from worker.deciding import Decider
+from worker.engine import Engine, Generation, PreparedJob, Sampling
+from worker.intake import Delivery
+from worker.validation import ReadyJob
+
+ADAPTIVE: Final = "alphaloop"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to decode everything; k = 0 is vanilla."""
+
+    drafter: str | None
+    num_draft_tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """`vanilla`, or `DRAFTER:K`."""
+        if text == "vanilla":
+            return cls(None, 0)
+        drafter, _, k = text.partition(":")
+        return cls(drafter, int(k))
+
+    def __str__(self) -> str:
+        return "vanilla" if self.drafter is None else f"{self.drafter}:{self.num_draft_tokens}"
+
+    def decision(self, revision: str | None) -> Decision:
+        """As a worker would be told."""
+        mode = Mode.VANILLA if self.drafter is None else Mode.SPECULATIVE
+        return Decision(mode, self.drafter, revision, self.num_draft_tokens, Reason.FORCED, "a static setting")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one setting made of one block. Seconds are whole: deciding, reading the prompts, decoding, learning."""
+
+    setting: str
+    block: int
+    phase: str
+    task: str
+    num_tokens: int
+    seconds: float
+    choice: str
+    reason: str
+
+
+class Contest:
+    """One engine; settings take turns on it in an order drawn anew for each block."""
+
+    def __init__(
+        self, engine: Engine, decider: Decider, costs: LiveCosts, statics: Sequence[Setting], *, max_tokens: int,
+        rng: random.Random,
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._decider = decider
+        self._costs = costs
+        self._statics = statics
+        self._max_tokens = max_tokens
+        self._rng = rng
+        self._revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+        self._num_decoded = 0
+
+    def play(self, block: Block) -> list[Played]:
+        """The block, decoded by all."""
+        names: list[Setting | None] = [None, *self._statics]
+        self._rng.shuffle(names)
+        return [self._adaptive(block) if one is None else self._static(block, one) for one in names]
+
+    def _static(self, block: Block, setting: Setting) -> Played:
+        jobs = self._jobs(block)
+        began = time.perf_counter()
+        generations = self._decode(jobs, setting.decision(self._revisions.get(setting.drafter or "")), is_ours=False)
+        seconds = time.perf_counter() - began
+        return self._played(block, str(setting), generations, seconds, str(setting), Reason.FORCED)
+
+    def _adaptive(self, block: Block) -> Played:
+        jobs = self._jobs(block)
+        key = batch_key(jobs[0].job, jobs[0].sampling)
+        began = time.perf_counter()
+        decision = self._decider.decide(key, jobs, TaskSettings())
+        generations = self._decode(jobs, decision, is_ours=True)
+        self._learn(jobs, generations, decision)
+        seconds = time.perf_counter() - began
+        choice = str(Setting(decision.drafter, decision.num_draft_tokens))
+        return self._played(block, ADAPTIVE, generations, seconds, choice, decision.reason)
+
+    def _jobs(self, block: Block) -> list[PreparedJob]:
+        made = []
+        for prompt in block.prompts:
+            self._num_decoded += 1
+            body = {"messages": [{"role": "user", "content": prompt}]}
+            value = json.dumps({"task": block.task, "body": body}).encode()
+            topic = f"jobs.{block.task}"
+            job = parse_job(value, Origin("benchmark", topic, 0, self._num_decoded), task=block.task)
+            made.append(self._engine.prepare(job, Sampling(max_tokens=self._max_tokens, temperature=0.0)))
+        return made
+
+    def _decode(self, jobs: Sequence[PreparedJob], decision: Decision, *, is_ours: bool) -> list[Generation]:
+        for job in jobs:
+            self._engine.admit(job, decision)
+        finished: list[Generation] = []
+        while self._engine.load().num_running:
+            step = self._engine.step()
+            finished += step.finished
+            if is_ours:
+                self._costs.observe(step)
+        return finished
+
+    def _learn(self, jobs: Sequence[PreparedJob], generations: Sequence[Generation], decision: Decision) -> None:
+        by_id = {job.job.job_id: job for job in jobs}
+        now = datetime.now(UTC)
+        self._decider.remember(
+            [
+                outcomes.succeeded(
+                    _claimed(by_id[generation.job_id]), generation, decision, self._engine.identity, queue_s=0.0,
+                    now=now,
+                )
+                for generation in generations
+            ]
+        )  # fmt: skip
+
+    @staticmethod
+    def _played(
+        block: Block, setting: str, generations: Sequence[Generation], seconds: float, choice: str, reason: Reason
+    ) -> Played:
+        num_tokens = sum(generation.counts.num_tokens for generation in generations)
+        return Played(setting, block.number, block.phase, block.task, num_tokens, seconds, choice, reason.value)
+
+
+def _claimed(job: PreparedJob) -> ClaimedJob:
+    record = Record(f"jobs.{job.job.task}", 0, 0, None, None, (), None)
+    return ClaimedJob(ReadyJob(Delivery(record, 0), job, b""), 1)

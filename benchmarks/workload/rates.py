@@ -1,0 +1,67 @@
+"""What the settings come to: tokens a second over many blocks, and ratios with bounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.workload.contest import ADAPTIVE, Played
+
+NUM_RESAMPLES: Final = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The adaptive worker against the best static setting of the same blocks."""
+
+    best_static: str
+    tokens_per_s: float  #: ours
+    ratio: float
+    low: float  #: 95 % bounds
+    high: float
+    num_blocks: int
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def rate(played: Iterable[Played]) -> float:
+    """Tokens a second of all these blocks together."""
+    pairs = [(one.num_tokens, one.seconds) for one in played]
+    return sum(tokens for tokens, _ in pairs) / sum(seconds for _, seconds in pairs)
+
+
+def rates(played: Sequence[Played], wanted: Callable[[Played], bool]) -> dict[str, float]:
+    """Tokens a second by setting, over the blocks that are `wanted`."""
+    by_setting: dict[str, list[Played]] = {}
+    for one in played:
+        if wanted(one):
+            by_setting.setdefault(one.setting, []).append(one)
+    return {setting: rate(its) for setting, its in by_setting.items()}
+
+
+def compare(played: Sequence[Played], wanted: Callable[[Played], bool], *, against: str | None = None) -> Compared:
+    """Ratio of total tokens a second; bounds by resampling whole blocks, every setting's share of a block together.
+
+    `against` names the static setting; without it, it is the best over these very blocks, which is chosen with
+    hindsight. Percentile bootstrap of a ratio of totals (Efron 1979).
+    """
+    found = rates(played, wanted)
+    best = against or max((name for name in found if name != ADAPTIVE), key=lambda name: found[name])
+    pairs = _by_block(played, wanted, best)
+    rng = random.Random(0)
+    ratios = sorted(_ratio(rng.choices(pairs, k=len(pairs))) for _ in range(NUM_RESAMPLES))
+    low, high = ratios[int(0.025 * NUM_RESAMPLES)], ratios[int(0.975 * NUM_RESAMPLES) - 1]
+    return Compared(best, found[ADAPTIVE], _ratio(pairs), low, high, len(pairs))
+
+
+def _by_block(played: Sequence[Played], wanted: Callable[[Played], bool], static: str) -> list[tuple[Played, Played]]:
+    ours = {one.block: one for one in played if one.setting == ADAPTIVE and wanted(one)}
+    theirs = {one.block: one for one in played if one.setting == static and wanted(one)}
+    return [(ours[block], theirs[block]) for block in sorted(ours)]
+
+
+def _ratio(pairs: Sequence[tuple[Played, Played]]) -> float:
+    return rate(ours for ours, _ in pairs) / rate(theirs for _, theirs in pairs)
