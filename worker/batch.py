@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from alphaloop.deciding.policy import Decision
@@ -40,31 +40,33 @@ class BatchDecoding:
         self._cancelled = cancelled
         self._on_step = on_step
 
-    def decode(self, batch: Sequence[ClaimedJob], decision: Decision) -> BatchOutcome:
-        """Decode every job of the batch.
+    def decode(self, batch: Sequence[ClaimedJob], decisions: Mapping[str, Decision]) -> BatchOutcome:
+        """Decode every job of the batch, each as `decisions` says of its id.
 
         A job whose earlier attempt died is decoded alone, so that it cannot take others down with it again; so is every
         job of a batch in which a step failed, so that one bad job fails alone.
         """
         outcome = BatchOutcome()
         fresh = [claimed for claimed in batch if claimed.attempt == 1]
-        if fresh and (error := self._run(fresh, decision, outcome)):
+        if fresh and (error := self._run(fresh, decisions, outcome)):
             log.warning(
                 "batch of %d failed, decoding its jobs alone: %s", len(fresh), error, extra={"action": "batch_split"}
             )
             done = {c.job_id for c, _ in outcome.finished} | {
                 c.job_id for c in (*outcome.cancelled, *outcome.unfinished)
             }
-            self._run_alone([claimed for claimed in fresh if claimed.job_id not in done], decision, outcome)
-        self._run_alone([claimed for claimed in batch if claimed.attempt > 1], decision, outcome)
+            self._run_alone([claimed for claimed in fresh if claimed.job_id not in done], decisions, outcome)
+        self._run_alone([claimed for claimed in batch if claimed.attempt > 1], decisions, outcome)
         return outcome
 
-    def _run_alone(self, batch: Sequence[ClaimedJob], decision: Decision, outcome: BatchOutcome) -> None:
+    def _run_alone(self, batch: Sequence[ClaimedJob], decisions: Mapping[str, Decision], outcome: BatchOutcome) -> None:
         for claimed in batch:
-            if error := self._run([claimed], decision, outcome):
+            if error := self._run([claimed], decisions, outcome):
                 outcome.failed.append((claimed, error))
 
-    def _run(self, batch: Sequence[ClaimedJob], decision: Decision, outcome: BatchOutcome) -> DecodeFailed | None:
+    def _run(
+        self, batch: Sequence[ClaimedJob], decisions: Mapping[str, Decision], outcome: BatchOutcome
+    ) -> DecodeFailed | None:
         """Add to `outcome` what ends; on a failed step empty the engine and return the error."""
         running = {claimed.job_id: claimed for claimed in batch}
         waiting = list(batch)
@@ -80,7 +82,8 @@ class BatchDecoding:
                     outcome.cancelled.append(claimed)
                     waiting = [other for other in waiting if other is not claimed]
                 while waiting and self._engine.has_room(waiting[0].ready.prepared):
-                    self._engine.admit(waiting.pop(0).ready.prepared, decision)
+                    claimed = waiting.pop(0)
+                    self._engine.admit(claimed.ready.prepared, decisions[claimed.job_id])
                 if not running:
                     return None
                 step = self._engine.step()

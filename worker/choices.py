@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from alphaloop.deciding.decision import Choice, Decision
@@ -106,9 +106,8 @@ class Budgets:
         """What is left of it."""
         self._budgets[task, sampling_bucket] = budget
 
-    def seen(self, task: str, sampling_bucket: str, drafters: Iterable[str]) -> None:
-        """These drafters were scored on the task without being used: a change would have been noticed."""
+    def seen(self, task: str, sampling_bucket: str, drafter: str) -> None:
+        """The drafter was scored on a job of the task without being used: a change would have been noticed."""
         subject = task, sampling_bucket
-        for drafter in drafters:
-            if subject in self._budgets:
-                self._budgets[subject] = self._budgets[subject].used(drafter)
+        if subject in self._budgets:
+            self._budgets[subject] = self._budgets[subject].used(drafter)

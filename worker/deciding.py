@@ -11,9 +11,10 @@ from typing import Final
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.groups import Group, decide_groups
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.policy import Decision, decide
-from alphaloop.deciding.posterior import PairBelief, believe
+from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.posterior import PairBelief, believe, splits_by_segment
 from alphaloop.settings import TaskSettings
 from alphaloop.store.outcomes import Outcome
 from worker.batching import BatchKey
@@ -21,7 +22,7 @@ from worker.choices import BatchKind, Budgets, Choices
 from worker.circumstances import with_circumstances
 from worker.costs import LiveCosts
 from worker.engine import Engine, PreparedJob
-from worker.question import evidence_key, question
+from worker.question import alike, evidence_key, question
 from worker.remembered import Remembered
 
 #: What all tasks say of a drafter moves slowly, and takes tens of milliseconds to add up.
@@ -66,40 +67,76 @@ class Decider:
         self._rng = rng
         self._pairs: dict[str, tuple[datetime, PairBelief]] = {}
         self._beliefs: dict[EvidenceKey, _Believed] = {}
+        self._splits: dict[tuple[str, str], tuple[int, bool]] = {}
 
     def decide(self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings) -> Decision:
-        """Decide for a batch. Raises StoreError only before anything is changed, so it can be asked again."""
-        now = self._now()
-        drafters = self._drafters()
-        wanted = evidence_key(key, jobs, self._engine.identity)
-        kind = BatchKind(key.task, key.sampling_bucket, wanted.prompt_bucket, len(jobs))
+        """One decision for all jobs of a batch. Raises StoreError only before anything is changed: ask again."""
+        (decision,) = self._decide(key, jobs, task, [range(len(jobs))])
+        return decision
+
+    def decide_each(
+        self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings
+    ) -> tuple[Decision, ...]:  # fmt: skip
+        """A decision for each job of a batch, in order: the same for all, or by groups that differ."""
+        segments = {job.job.segment for job in jobs}
+        groups = alike(jobs, by_segment=len(segments) > 1 and self._splits_by_segment(key.task))
+        by_job = {
+            index: decision
+            for group, decision in zip(groups, self._decide(key, jobs, task, groups), strict=True)
+            for index in group
+        }
+        return tuple(by_job[index] for index in range(len(jobs)))
+
+    def _decide(
+        self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings, groups: Sequence[Sequence[int]]
+    ) -> tuple[Decision, ...]:
+        now, drafters = self._now(), self._drafters()
+        wanted = [evidence_key(key, [jobs[index] for index in group], self._engine.identity) for group in groups]
+        most = max(range(len(groups)), key=lambda number: len(groups[number]))
+        kind = BatchKind(key.task, key.sampling_bucket, wanted[most].prompt_bucket, len(jobs))
         incumbent = self._choices.incumbent(kind)
         budget = self._budgets.of(key.task, key.sampling_bucket)
         lengths = self._remembered.lengths(key.task, ["", *(drafter.name for drafter in drafters)], now)
         controls = self._remembered.lengths(key.task, [""], now)
         context = question(key, jobs, task, lengths, control_jobs=controls.jobs, draw=self._rng.random())
         context = with_circumstances(context, self._engine, key, jobs, task, now)
-        beliefs = {drafter.name: self._belief(wanted, drafter, now) for drafter in drafters}
-        decision = decide(
-            beliefs, drafters, self._costs.table, context, self._limits, incumbent=incumbent, budget=budget
+        believed = [
+            Group(len(group), {drafter.name: self._belief(one, drafter, now) for drafter in drafters})
+            for group, one in zip(groups, wanted, strict=True)
+        ]
+        decisions = decide_groups(
+            believed, drafters, self._costs.table, context, self._limits, incumbent=incumbent, budget=budget
         )  # fmt: skip
-        if decision.budget is not None:
-            self._budgets.keep(key.task, key.sampling_bucket, decision.budget)
-        self._choices.keep(kind, decision)
-        return decision
+        if (left := decisions[most].budget) is not None:
+            self._budgets.keep(key.task, key.sampling_bucket, left)
+        self._choices.keep(kind, decisions[most])
+        return decisions
 
     def remember(self, outcomes: Iterable[Outcome]) -> None:
         """Outcomes of this worker's that were recorded count for its next decision."""
-        for outcome in outcomes:
-            self._remembered.add(outcome.evidence)
-            for shadow in outcome.shadows:
-                self._budgets.seen(shadow.key.task, shadow.key.sampling_bucket, [shadow.key.drafter])
+        recorded = list(outcomes)
+        self._remembered.add(one for outcome in recorded for one in outcome.evidence)
+        for shadow in (shadow for outcome in recorded for shadow in outcome.shadows):
+            self._budgets.seen(shadow.key.task, shadow.key.sampling_bucket, shadow.key.drafter)
 
     def _drafters(self) -> list[DrafterState]:
         return [
             replace(drafter, is_stale=self._remembered.is_stale(drafter.name, drafter.revision))
             for drafter in self._engine.drafters
         ]
+
+    def _splits_by_segment(self, task: str) -> bool:
+        now = self._now()
+        for drafter in self._engine.drafters:
+            version = self._remembered.version(task, drafter.name)
+            known = self._splits.get((task, drafter.name))
+            if known is None or known[0] != version:
+                leaves = self._remembered.leaves(task, drafter.name, now)
+                known = version, splits_by_segment(leaves)
+                self._splits[task, drafter.name] = known
+            if known[1]:
+                return True
+        return False
 
     def _belief(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Belief:
         key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)

@@ -153,22 +153,25 @@ class Worker:
     def _decide_and_decode(
         self, key: BatchKey, claims: Claims
     ) -> tuple[Decision | None, list[tuple[ClaimedJob, Outcome]], list[ClaimedJob]]:
-        """The decision, the outcomes, and the claimed jobs that were given back undecoded."""
+        """The decision for most jobs, the outcomes, and the claimed jobs that were given back undecoded."""
         now = self._p.now()
         decoded = [(e.claimed, outcomes.ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
         if not claims.to_decode:
             return None, decoded, []
         jobs = [claimed.ready.prepared for claimed in claims.to_decode]
         task = self._p.validation.task(key.task)
-        decision = self._patience.until_done("decide", lambda: self._p.decider.decide(key, jobs, task))
+        each = self._patience.until_done("decide", lambda: self._p.decider.decide_each(key, jobs, task))
+        decisions = {claimed.job_id: decision for claimed, decision in zip(claims.to_decode, each, strict=True)}
+        decision = max(each, key=each.count)
         self._p.metrics.decided(key.task, decision)
         started = self._p.now()
-        batch = self._decoding(claims.to_decode).decode(claims.to_decode, decision)
+        batch = self._decoding(claims.to_decode).decode(claims.to_decode, decisions)
         now = self._p.now()
         for claimed, generation in batch.finished:
             queue_s = _seconds_between(claimed, started)
             identity = self._p.engine.identity
-            outcome = outcomes.succeeded(claimed, generation, decision, identity, queue_s=queue_s, now=now)
+            its = decisions[claimed.job_id]
+            outcome = outcomes.succeeded(claimed, generation, its, identity, queue_s=queue_s, now=now)
             decoded.append((claimed, outcome))
         for claimed, error in batch.failed:
             decoded.append((claimed, outcomes.ended(claimed, Status.FAILED, outcomes.failure_of(error), now=now)))

@@ -16,13 +16,22 @@ from worker.remembered import JobLengths
 
 
 def evidence_key(key: BatchKey, jobs: Sequence[PreparedJob], identity: EngineIdentity) -> EvidenceKey:
-    """Whose evidence speaks for the batch, but for the drafter: of its mean prompt, of the segment of most jobs."""
+    """Whose evidence speaks for jobs taken together, but for the drafter: of their mean prompt, of most's segment."""
     num_prompt_tokens = fmean(len(job.token_ids) for job in jobs)
     segments = Counter(job.job.segment or "" for job in jobs)
     return EvidenceKey(
         key.task, identity.target_revision, identity.engine, key.sampling_bucket,
         prompt_bucket(round(num_prompt_tokens)), max(segments, key=lambda name: (segments[name], name)),
     )  # fmt: skip
+
+
+def alike(jobs: Sequence[PreparedJob], *, by_segment: bool) -> list[list[int]]:
+    """Indices of the jobs about which the same is believed: by prompt bucket, and by segment where these differ."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for index, job in enumerate(jobs):
+        segment = (job.job.segment or "") if by_segment else ""
+        found.setdefault((prompt_bucket(len(job.token_ids)), segment), []).append(index)
+    return list(found.values())
 
 
 def question(

@@ -47,9 +47,8 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     shadows = record(database, rng, 5, at)
     total = sum(shadows, AcceptanceCounts())
     history = HistoryStore(database)
-    (row,) = (
-        row for row in AcceptanceStateStore(database).look(TARGET, ENGINE, {"lookup": "draft-1"}).rows if row.pair.drafter
-    )
+    rows = AcceptanceStateStore(database).look(TARGET, ENGINE, {"lookup": "draft-1"}).rows
+    (row,) = (row for row in rows if row.pair.drafter)
     sums = row.memory.all
     assert (row.num_jobs, sums.trials, sums.accepts) == (5, total.trials, total.accepts)
     assert sums.output_tokens == 5 * NUM_OUTPUT, "lengths are those of the whole texts"

@@ -68,29 +68,35 @@ class Worker:
         return self.decider.decide(key, jobs, TaskSettings())
 
 
-def asked(task: str, num_jobs: int) -> tuple[BatchKey, Sequence[PreparedJob]]:
+def asked(
+    task: str, num_jobs: int, *, lengths: Sequence[int] = (40,), segments: Sequence[str] = ("",)
+) -> tuple[BatchKey, Sequence[PreparedJob]]:
     jobs = []
     for number in range(num_jobs):
-        value = json.dumps({"body": {"prompt": "x"}}).encode()
-        job = parse_job(value, Origin("test", f"jobs.{task}", 0, number), task=task)
-        jobs.append(PreparedJob(job, (1,) * 40, Sampling(max_tokens=100, temperature=0.0)))
+        fields = {"body": {"prompt": "x"}, "segment": segments[number % len(segments)] or None}
+        job = parse_job(json.dumps(fields).encode(), Origin("test", f"jobs.{task}", 0, number), task=task)
+        token_ids = (1,) * lengths[number % len(lengths)]
+        jobs.append(PreparedJob(job, token_ids, Sampling(max_tokens=100, temperature=0.0)))
     return batch_key(jobs[0].job, jobs[0].sampling), jobs
 
 
-def run(task: str, rng: random.Random, alpha: float | None, *, at: datetime | None = None) -> DecodeRun:
+def run(
+    task: str, rng: random.Random, alpha: float | None, *, at: datetime | None = None, num_prompt_tokens: int = 40,
+    segment: str = "",
+) -> DecodeRun:  # fmt: skip
     """A traffic job of this engine; without an alpha, decoded vanilla."""
     speculative = alpha is not None
     counts = simulated_counts(rng, [alpha] * 4, 20) if alpha is not None else vanilla_counts(50)
     identity = ENGINE.identity
     key = EvidenceKey(
-        task, identity.target_revision, identity.engine, "greedy", prompt_bucket(40), "",
+        task, identity.target_revision, identity.engine, "greedy", prompt_bucket(num_prompt_tokens), segment,
         LOOKUP.name if speculative else "", LOOKUP.revision if speculative else "",
     )  # fmt: skip
     return DecodeRun(
         key=key, purpose="traffic", mode=Mode.SPECULATIVE if speculative else Mode.VANILLA,
         num_draft_tokens=4 if speculative else 0, reason="faster", device=identity.device, counts=counts,
-        num_prompt_tokens=40, num_tokens=counts.num_tokens, batch_size=1, queue_s=0.0, time_to_first_token_s=0.1,
-        wall_s=1.0, device_s=1.0, decoded_at=at or datetime.now(UTC),
+        num_prompt_tokens=num_prompt_tokens, num_tokens=counts.num_tokens, batch_size=1, queue_s=0.0,
+        time_to_first_token_s=0.1, wall_s=1.0, device_s=1.0, decoded_at=at or datetime.now(UTC),
     )  # fmt: skip
 
 
@@ -177,6 +183,29 @@ def test_own_outcomes_count_for_the_next_batch_before_any_look(
     worker.decider.remember(record(database, *(run("code", rng, 0.02) for _ in range(20))))
     decision = worker.decide("code")
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
+
+
+def test_jobs_of_one_batch_are_decided_by_their_groups(database: Database, seed: int, rng: random.Random) -> None:
+    """Short prompts are drafted for well, long ones badly; in another task it is one customer against another."""
+    record(database, *(run("code", rng, 0.95) for _ in range(40)))
+    record(database, *(run("code", rng, 0.02, num_prompt_tokens=3000) for _ in range(40)))
+    record(database, *(run("chat", rng, alpha, segment=name) for name, alpha in (("gold", 0.95), ("free", 0.02)) * 40))
+    worker = Worker(database, seed)
+    for mixed in (asked("code", 4, lengths=(40, 3000)), asked("chat", 4, segments=("gold", "free"))):
+        key, jobs = mixed
+        decisions = worker.decider.decide_each(key, jobs, TaskSettings())
+        drafts = [decision.num_draft_tokens for decision in decisions]
+        assert drafts[0] == drafts[2] > drafts[1] == drafts[3]
+    key, jobs = asked("code", 4)
+    first, *others = worker.decider.decide_each(key, jobs, TaskSettings())
+    assert others == [first] * 3
+
+
+def test_segments_that_do_not_differ_are_decided_together(database: Database, seed: int, rng: random.Random) -> None:
+    record(database, *(run("chat", rng, 0.8, segment=name) for name in ("gold", "free") * 20))
+    key, jobs = asked("chat", 4, segments=("gold", "free"))
+    first, *others = Worker(database, seed).decider.decide_each(key, jobs, TaskSettings())
+    assert others == [first] * 3
 
 
 def test_a_restarted_worker_goes_on_with_the_choice_that_was_logged(database: Database, seed: int) -> None:
