@@ -145,7 +145,7 @@ class _Judge:
         lost = max(0.0, float(excess[budget].sum()))
         excused = min(lost, BUDGET_SHARE * best)
         total = float(trace.ms.sum())
-        moments = np.linspace(0, len(excess), NUM_POINTS + 1).astype(int)[1:] - 1
+        moments = np.maximum(np.linspace(0, len(excess), NUM_POINTS + 1).astype(int)[1:] - 1, 0)
         regret = np.cumsum(excess)[moments] / best
         return Score(
             best / total, best / (total - excused), self._vanilla / total, share, lost / best, self._flaps(trace),

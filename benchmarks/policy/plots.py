@@ -23,6 +23,7 @@ GRID: Final = "#e3e8ed"
 #: Colours that remain apart for most colour-blind readers; ours is the only dark one.
 COLOURS: Final = {
     "ours": "#1b3a8c",
+    "epsilon_beliefs": "#5aa9e6",
     "epsilon_greedy": "#e08a1e",
     "alpha_thresholds": "#b0457b",
     "ema_tiers": "#2a9d8f",
@@ -30,7 +31,13 @@ COLOURS: Final = {
     "best static": "#8a97a5",
     "vanilla": "#c9d1d9",
 }
-MARKERS: Final = dict(zip(COLOURS, "oDs^vP|", strict=True))
+LABELS: Final = {
+    "epsilon_beliefs": "ε over our beliefs",
+    "epsilon_greedy": "ε-greedy",
+    "alpha_thresholds": "α thresholds",
+    "ema_tiers": "moving-average tiers",
+}
+MARKERS: Final = dict(zip(COLOURS, "opDs^vP|", strict=True))
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "policy",
@@ -68,12 +75,12 @@ def goodput_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) ->
                 axes.plot([ratio.low, ratio.high], [y, y], color=COLOURS[name], linewidth=1.2)
                 axes.plot(
                     [ratio.mean], [y], MARKERS[name], color=COLOURS[name], markersize=size, zorder=3 + (name == "ours"),
-                    label=name.replace("_", " ") if y == 0 else None, markeredgewidth=1.6 if name == "vanilla" else 0,
+                    label=LABELS.get(name, name) if y == 0 else None, markeredgewidth=1.6 if name == "vanilla" else 0,
                 )  # fmt: skip
         axes.set_yticks(range(len(rows)), [scenario.name for scenario in rows])
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.axvline(1.0, color=MUTED, linewidth=0.8)
-        axes.set_xlabel("goodput over the oracle's, mean over seeds with 95 % bounds")
+        axes.set_xlabel("goodput over the oracle's, less the stated budget; mean over seeds with 95 % bounds")
         _bare(axes, "both")
         figure.legend(loc="outside upper center", ncols=4, frameon=False)
         return _svg(figure, "Goodput of each rule over the oracle's, by scenario")
@@ -104,7 +111,7 @@ def _panel(axes: Axes, scenario: Scenario, scores: Scores) -> None:
         x = np.linspace(0, 1, len(mean) + 1)
         width = 2.0 if name == "ours" else 1.1
         axes.plot(
-            x, [0, *mean], color=COLOURS[name], linewidth=width, label=name.replace("_", " "),
+            x, [0, *mean], color=COLOURS[name], linewidth=width, label=LABELS.get(name, name),
             zorder=3 + (name == "ours"), linestyle=":" if name == "vanilla" else "-",
         )  # fmt: skip
         if name == "ours":
