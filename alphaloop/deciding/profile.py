@@ -77,12 +77,13 @@ class Profile:
             schur = 1 / prior_var + sum(hi / (1 + hi * v) for hi, v in zip(h, own_var, strict=True))
             rest = sum(hi * (ri * v - e) / (1 + hi * v) for hi, ri, v, e in zip(h, r, own_var, own, strict=True))
             step = clamped((sum(r) - common / prior_var - rest) / schur)
-            own = [
-                e + clamped((ri * v - e - hi * v * step) / (1 + hi * v))
+            moved = [
+                clamped((ri * v - e - hi * v * step) / (1 + hi * v))
                 for e, ri, hi, v in zip(own, r, h, own_var, strict=True)
             ]
+            own = [e + more for e, more in zip(own, moved, strict=True)]
             common += step
-            if abs(step) < 1e-3:
+            if abs(step) < 1e-3 and max(map(abs, moved)) < 1e-3:
                 break
         return Profile(
             tuple(m + common + e for m, e in zip(self.mean, own, strict=True)),

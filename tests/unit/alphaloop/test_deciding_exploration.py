@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.deciding.belief import Belief
+from alphaloop.deciding.exploration import ExplorationBudget, control_due, loss, worth_trying
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.profile import Profile
+
+LIMITS = PolicyLimits()
+VANILLA = Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0)
+
+
+def believed(alpha: float, sd: float, *, own_sd: float = 0.01, k: int = 4, jobs: float = 50.0) -> Belief:
+    mean = (math.log(alpha / (1 - alpha)),) * k
+    return Belief(Profile(mean, sd**2, (own_sd**2,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
+
+
+def alternative(name: str, k: int, belief: Belief, round_ms: float) -> Alternative:
+    tokens = belief.tokens[k]
+    speedup = 30.0 * tokens / round_ms
+    return Alternative(name, k, tokens, round_ms, speedup, 0.9 * speedup, 1.1 * speedup, 1 / tokens)
+
+
+def rich() -> ExplorationBudget:
+    return ExplorationBudget(balance=1e4, control=1e4, earned=2e4, unseen={})
+
+
+def test_certainty_ends_exploration() -> None:
+    tried = []
+    for sd in (1.0, 0.5, 0.2, 0.05, 0.01):
+        belief = believed(0.2, sd)
+        rival = alternative("draft", 1, belief, 42.0)
+        assert rival.speedup < 0.9
+        tried.append(worth_trying(VANILLA, [VANILLA, rival], {"draft": belief}, rich(), LIMITS, 1, 100.0) is not None)
+    assert tried == sorted(tried, reverse=True)
+    assert tried[0]
+    assert not tried[-1]
+
+
+def test_nothing_is_tried_that_the_budget_cannot_pay() -> None:
+    belief = believed(0.3, 1.0)
+    rival = alternative("draft", 1, belief, 42.0)
+    price = loss(VANILLA, rival, 100.0)
+    assert price == pytest.approx(100 * (1 / rival.speedup - 1))
+    for balance, is_tried in ((price - 0.1, False), (price + 0.1, True)):
+        budget = ExplorationBudget(balance=balance, earned=balance, unseen={})
+        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": belief}, budget, LIMITS, 1, 100.0)
+        assert (trial is not None) == is_tried
+
+
+def test_vanilla_and_shorter_drafts_are_no_news() -> None:
+    belief = believed(0.6, 0.5, own_sd=1.5)
+    three = alternative("draft", 3, belief, 40.0)
+    one, four = alternative("draft", 1, belief, 27.5), alternative("draft", 4, belief, 43.0)
+    found = worth_trying(three, [three, VANILLA, one, four], {"draft": belief}, rich(), LIMITS, 1, 100.0)
+    assert found is not None
+    assert found.alternative is four
+    assert worth_trying(three, [three, VANILLA, one], {"draft": belief}, rich(), LIMITS, 1, 100.0) is None
+
+
+def test_a_drafter_given_up_is_looked_at_again_and_less_and_less_often() -> None:
+    def interval(jobs: float) -> int:
+        belief = believed(0.3, 0.02, jobs=jobs)
+        rival = alternative("draft", 1, belief, 42.0)
+
+        def is_due(unseen: float) -> bool:
+            budget = ExplorationBudget(balance=1e4, earned=1e4, unseen={"draft": unseen})
+            return worth_trying(VANILLA, [VANILLA, rival], {"draft": belief}, budget, LIMITS, 1, 100.0) is not None
+
+        return next(n for n in range(1, 10_000) if is_due(float(n)))
+
+    young, old = interval(0.0), interval(4000.0)
+    assert 5 < young < 200
+    assert old == pytest.approx(3 * young, rel=0.1)  # √((500 + 4000) / 500)
+
+
+def test_controls_come_back_when_what_they_showed_has_faded() -> None:
+    chosen = Alternative("draft", 2, 2.0, 40.0, 1.5, 1.4, 1.6)
+    saved = ExplorationBudget(control=60.0, earned=60.0, unseen={})
+    assert control_due(chosen, saved, LIMITS, 100.0, 10.0, draw=0.2) == pytest.approx(50.0)
+    assert control_due(chosen, saved, LIMITS, 100.0, 10.0, draw=0.6) is None
+    assert control_due(chosen, saved, LIMITS, 100.0, 40.0, draw=0.2) is None
+    assert control_due(chosen, ExplorationBudget(control=49.0, unseen={}), LIMITS, 100.0, 0.0, draw=0.2) is None
+
+
+BATCH = st.tuples(
+    st.integers(1, 8), st.floats(1, 400), st.floats(0.3, 3), st.sampled_from(["explore", "control", "obey"])
+)
+
+
+@given(batches=st.lists(BATCH, max_size=60), is_cold=st.booleans(), share=st.floats(0, 0.2))
+def test_a_budget_is_never_exceeded(batches: list[tuple[int, float, float, str]], is_cold: bool, share: float) -> None:
+    limits = PolicyLimits(explore_share=share)
+    budget, decoded, first = ExplorationBudget(), 0.0, 0.0
+    for num_jobs, per_job, price, what in batches:
+        num_tokens = num_jobs * per_job
+        if not decoded and is_cold and share > 0:
+            first = limits.first_jobs * per_job
+        decoded += num_tokens
+        budget = budget.after(num_jobs, num_tokens, limits, is_cold=is_cold)
+        if what == "explore" and price * num_tokens <= budget.balance:
+            budget = budget.paid(price * num_tokens).used("draft")
+        if what == "control" and price * num_tokens <= budget.control:
+            budget = budget.paid_control(price * num_tokens)
+        assert budget.balance >= -1e-6
+        assert budget.control >= -1e-6
+        assert budget.spent <= budget.earned + 1e-6
+        assert budget.earned <= share * decoded + first + 1e-6

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import math
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posterior import PairBelief, believe, believe_all, splits_by_segment
+from alphaloop.deciding.profile import Counts, Profile
+from alphaloop.deciding.trust import design_effect
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HALF_LIFE = timedelta(days=3)
+UNKNOWN = PairBelief.unknown(8)
+ALPHAS = (0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45)
+
+
+def key(sampling: str = "greedy", prompts: str = "<=256", segment: str = "", task: str = "code") -> EvidenceKey:
+    return EvidenceKey(task, "target", "engine", sampling, prompts, segment, "draft", "r1")
+
+
+def job(
+    rng: random.Random, alphas: tuple[float, ...], k: int, *, rounds: int = 40, spread: float = 0.0
+) -> EvidenceSums:
+    """One job; `spread` is the standard deviation over jobs of the logits of α_i."""
+    shift = rng.gauss(0, spread)
+    counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
+    chances = [1 / (1 + math.exp(-math.log(a / (1 - a)) - shift)) for a in alphas]
+    for _ in range(rounds):
+        accepted = next((i for i in range(k) if rng.random() >= chances[i]), k)
+        counts = counts.with_round(k, accepted, num_emitted=accepted + 1)
+    return EvidenceSums.of_job(counts, k, NOW, counts.num_tokens)
+
+
+def remembered(
+    rng: random.Random, num_jobs: int, alpha: float | tuple[float, ...] = ALPHAS, *, k: int = 3, spread: float = 0.0
+) -> Memory:
+    alphas = alpha if isinstance(alpha, tuple) else (alpha,) * 8
+    memory = Memory.empty(NOW)
+    for _ in range(num_jobs):
+        memory = memory.with_job(job(rng, alphas, k, spread=spread), HALF_LIFE)
+    return memory
+
+
+def expected(alphas: tuple[float, ...], k: int, spread: float) -> float:
+    """Tokens a round over many jobs that differ by `spread`."""
+    total = 0.0
+    shifts = [spread * z for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    weights = [math.exp(-z * z / 2) for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+    for shift, weight in zip(shifts, weights, strict=True):
+        tokens, through = 1.0, 1.0
+        for a in alphas[:k]:
+            through /= 1 + math.exp(-math.log(a / (1 - a)) - shift)
+            tokens += through
+        total += weight * tokens
+    return total / sum(weights)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.7])
+def test_intervals_cover_the_truth_though_tokens_of_a_job_are_alike(rng: random.Random, spread: float) -> None:
+    truth = expected(ALPHAS, 3, spread)
+    covered, num_trials = 0, 40
+    for _ in range(num_trials):
+        belief = believe({key(): remembered(rng, 20, spread=spread)}, key(), 8, UNKNOWN)
+        covered += abs(belief.tokens[3] - truth) <= 1.96 * belief.tokens_sd[3]
+    # 95 % of 40 are 38; fewer than 31 happen less than once in 10^4 at that rate.
+    assert covered >= 31
+
+
+def test_a_belief_gets_nearer_and_surer_with_jobs(rng: random.Random) -> None:
+    truth = expected(ALPHAS, 3, 0.0)
+    few, many = (believe({key(): remembered(rng, n)}, key(), 8, UNKNOWN) for n in (3, 150))
+    assert many.tokens_sd[3] < few.tokens_sd[3] / 3
+    assert many.tokens[3] == pytest.approx(truth, rel=0.05)
+    assert many.jobs == pytest.approx(150)
+
+
+def test_positions_that_were_never_reached_follow_those_that_were(rng: random.Random) -> None:
+    good, bad = (believe({key(): remembered(rng, 30, alpha, k=2)}, key(), 8, UNKNOWN) for alpha in (0.9, 0.3))
+    assert good.through[5] > 0.7
+    assert bad.through[5] < 0.5
+    for belief in (good, bad):
+        assert belief.tokens_sd[8] > belief.tokens_sd[2]
+
+
+def test_a_task_that_is_new_begins_where_the_others_are(rng: random.Random) -> None:
+    def pair(alpha: float) -> PairBelief:
+        return PairBelief.of([remembered(rng, 30, alpha).all for _ in range(5)], 8)
+
+    good, bad = pair(0.85), pair(0.2)
+    assert good.for_a_task().tokens[3] > UNKNOWN.for_a_task().tokens[3] > bad.for_a_task().tokens[3]
+    mixed = PairBelief.of([remembered(rng, 30, alpha).all for alpha in (0.9, 0.2, 0.9, 0.2)], 8)
+    assert mixed.spread > 1.2 > good.spread
+    assert mixed.for_a_task().tokens_sd[3] > good.for_a_task().tokens_sd[3]
+    own = believe({key(): remembered(rng, 60, 0.2)}, key(), 8, good)
+    assert own.through[0] == pytest.approx(0.2, abs=0.06)
+
+
+def test_buckets_of_a_task_lend_each_other_what_they_have_in_common(rng: random.Random) -> None:
+    hot, greedy = key("t<=1.0"), key("greedy")
+    lent = believe({greedy: remembered(rng, 60, 0.9)}, hot, 8, UNKNOWN)
+    assert lent.through[0] > 0.7
+    alone = believe({greedy: remembered(rng, 60, 0.9)}, greedy, 8, UNKNOWN)
+    assert lent.tokens_sd[3] > 2 * alone.tokens_sd[3]
+    apart = believe({greedy: remembered(rng, 60, 0.9), hot: remembered(rng, 60, 0.3)}, hot, 8, UNKNOWN)
+    assert apart.through[0] == pytest.approx(0.3, abs=0.06)
+
+
+def test_segments_are_split_only_by_evidence(rng: random.Random) -> None:
+    def leaves(*alphas: float) -> dict[EvidenceKey, Memory]:
+        return {key(segment=str(i)): remembered(rng, 40, a, spread=0.4) for i, a in enumerate(alphas)}
+
+    differ = leaves(0.85, 0.85, 0.4)
+    assert splits_by_segment(differ)
+    third = believe(differ, key(segment="2"), 8, UNKNOWN)
+    assert third.through[0] == pytest.approx(0.4, abs=0.1)
+    # A test at 5 %: two of 12 would be odd, six happen once in 10^5.
+    assert sum(splits_by_segment(leaves(0.7, 0.7, 0.7)) for _ in range(12)) <= 5
+
+
+def test_the_design_effect_is_measured_and_short_drafts_beside_long_ones_are_none(rng: random.Random) -> None:
+    alike = [remembered(rng, 150, spread=0.0).all]
+    unlike = [remembered(rng, 150, spread=1.0).all]
+    assert design_effect(alike) < 2.5
+    assert design_effect(unlike) > 2 * design_effect(alike)
+    mixed = Memory.empty(NOW)
+    for i in range(150):
+        mixed = mixed.with_job(job(rng, ALPHAS, (1, 3, 8)[i % 3]), HALF_LIFE)
+    assert design_effect([mixed.all]) < 4
+
+
+def test_a_drop_is_believed_within_a_dozen_jobs(rng: random.Random) -> None:
+    memory = remembered(rng, 300, 0.85, spread=0.4)
+    before = believe({key(): memory}, key(), 8, UNKNOWN)
+    for _ in range(12):
+        memory = memory.with_job(job(rng, (0.3,) * 8, 3, spread=0.4), HALF_LIFE)
+    after = believe({key(): memory}, key(), 8, UNKNOWN)
+    assert before.kept > 0.5
+    assert after.through[0] < 0.6
+    assert after.tokens_sd[3] > before.tokens_sd[3]
+
+
+def test_a_rise_is_seen_in_six_late_looks_at_a_drafter_given_up(rng: random.Random) -> None:
+    memory = remembered(rng, 40, 0.4, spread=0.3)
+    low = believe({key(): memory}, key(), 8, UNKNOWN)
+    later = NOW + timedelta(hours=10)
+    for _ in range(6):
+        memory = memory.faded(later, HALF_LIFE).with_job(job(rng, (0.9,) * 8, 1).faded(later, HALF_LIFE), HALF_LIFE)
+    high = believe({key(): memory}, key(), 8, UNKNOWN)
+    assert high.through[0] > low.through[0] + 0.2
+
+
+def test_only_the_wanted_pair_counts(rng: random.Random) -> None:
+    memory = remembered(rng, 30, 0.9)
+    stranger = EvidenceKey("code", "another target", "engine", "greedy", "<=256", "", "draft", "r1")
+    drafters = [DrafterState("draft", "r1", 8), DrafterState("lookup", "r7", 4)]
+    found = believe_all({key(): memory, stranger: remembered(rng, 30, 0.1)}, key(), drafters, PolicyLimits())
+    assert found["draft"].through[0] == pytest.approx(0.9, abs=0.05)
+    assert (found["lookup"].jobs, found["lookup"].max_draft_tokens) == (0.0, 4)
+
+
+COUNTS = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1)), min_size=1, max_size=8).map(
+    lambda pairs: Counts(tuple(n * p for n, p in pairs), tuple(n for n, _ in pairs))
+)
+
+
+@given(counts=COUNTS, spread=st.floats(0.05, 3), start=st.floats(0.01, 0.99))
+def test_a_belief_stays_a_belief(counts: Counts, spread: float, start: float) -> None:
+    prior = Profile.flat(start, spread, 8)
+    after = prior.updated(counts)
+    assert all(0 < p < 1 for p in after.probabilities())
+    assert 0 < after.common_var <= prior.common_var * (1 + 1e-9)
+    assert all(0 <= v <= prior.own_var[0] * (1 + 1e-9) for v in after.own_var)
+    wider = after.widened(0.5)
+    for i in range(8):
+        own = after.own_var[i] + after.common_var * after.loading[i] ** 2
+        assert wider.own_var[i] + wider.common_var >= own + 0.25 - 1e-9
+
+
+@given(counts=COUNTS, position=st.integers(0, 7), more=st.floats(0, 1))
+def test_more_accepts_never_lower_any_position(counts: Counts, position: int, more: float) -> None:
+    i = position % len(counts.accepts)
+    accepts = list(counts.accepts)
+    accepts[i] += more * (counts.chances[i] - accepts[i])
+    prior = Profile.flat(0.5, 1.0, 8)
+    low = prior.updated(counts).probabilities()
+    high = prior.updated(Counts(tuple(accepts), counts.chances)).probabilities()
+    assert all(h >= lo - 1e-3 for h, lo in zip(high, low, strict=True))
