@@ -13,6 +13,7 @@ from typing import Any, Final
 from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.kafka.topics import DRIFT_REPORTS
 from alphaloop.settings import SchedulerSettings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
@@ -76,7 +77,12 @@ class Scheduler:
         )
         self._probes, self._reports = ProbeStore(database), ReportStore(database)
         self._housekeeper = Housekeeper(
-            PartitionKeeper(database), RollupStore(database), self._probes, self._reports, settings
+            PartitionKeeper(database),
+            RollupStore(database),
+            self._probes,
+            self._reports,
+            AcceptanceStateStore(database),
+            settings,
         )
         self._probe_sender = ProbeSender(self._probes, sender, settings, tasks, probe_num_draft_tokens, flush_timeout_s)
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, cast
 
 import psycopg
-from sqlalchemy import BigInteger, Connection, Text, bindparam, false, func, select, text, tuple_, update
+from sqlalchemy import BigInteger, Connection, Text, bindparam, delete, false, func, select, text, tuple_, update
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert
 
@@ -118,6 +118,11 @@ class AcceptanceStateStore:
         """Every row of a task, whatever its target, engine and draft: for people."""
         with self._database.begin() as connection:
             return [StateRow(Pair(*row[:4]), *row[4:]) for row in _read(connection, _OF_TASK, (task,))]
+
+    def drop_before(self, at: datetime) -> int:
+        """Delete what nobody added to since `at`; returns how many rows. Of drafts and tasks that are gone."""
+        with self._database.begin() as connection:
+            return connection.execute(delete(acceptance_state).where(acceptance_state.c.as_of < at)).rowcount
 
 
 def _read(connection: Connection, query: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:

@@ -237,6 +237,13 @@ def test_keys_are_locked_in_one_order_whatever_order_runs_come_in(
     )
 
 
+def test_what_nobody_adds_to_any_more_is_dropped(database: Database, state: AcceptanceStateStore) -> None:
+    for task, days in (("old", 100), ("young", 10)):
+        record(database, decode_run(vanilla_counts(3), mode=Mode.VANILLA, task=task, at=NOW - timedelta(days=days)))
+    assert state.drop_before(NOW - timedelta(days=90)) == 1
+    assert [key.task for key in remembered(state)] == ["young"]
+
+
 def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateStore, rng: random.Random) -> None:
     for batch in random_runs(rng, 6):
         record(database, *batch)
