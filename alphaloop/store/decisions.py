@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from sqlalchemy import Connection, func, insert, select
 
 from alphaloop.deciding import decision as deciding
 from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.store.choice_figures import ChoiceFigures, figures_of
 from alphaloop.store.database import Database
 from alphaloop.tables import decisions
 
@@ -47,13 +48,15 @@ class DecisionChange:
     reason: str
     explanation: str
     owner: str
+    figures: ChoiceFigures | None = None  #: None where nothing was weighed
 
 
 class DecisionLog:
-    """The table of choices that changed."""
+    """The table of choices that changed. The evidence kept with a change is faded by `half_life`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, half_life: timedelta = timedelta(days=3)) -> None:
         self._database = database
+        self._half_life = half_life
 
     def record_change(
         self, task: str, target_revision: str, device: str, sampling_bucket: str, batch: int, decision: Decision,
@@ -94,43 +97,41 @@ class DecisionLog:
                     reason=decision.reason,
                     explanation=decision.explanation,
                     owner=owner,
+                    **figures_of(connection, task, target_revision, decision, self._half_life),
                 )
             )
         return True
 
-    def last_choice(self, task: str, target_revision: str, device: str, sampling_bucket: str) -> deciding.Choice | None:
-        """What was chosen last for these; None if nothing ever was."""
+    def last_choice(
+        self, task: str, target_revision: str, device: str, sampling_bucket: str, *, until: datetime | None = None
+    ) -> deciding.Choice | None:
+        """What was chosen last for these, up to a moment; None if nothing ever was."""
         with self._database.begin() as connection:
-            last = _last_choice(connection, task, target_revision, device, sampling_bucket)
+            last = _last_choice(connection, task, target_revision, device, sampling_bucket, until)
         return deciding.Choice(last[0].drafter, last[0].num_draft_tokens) if last else None
 
-    def latest(self, task: str, limit: int = 20) -> list[DecisionChange]:
-        """The last changes of a task's choice, newest first."""
+    def latest(self, task: str, limit: int = 20, *, until: datetime | None = None) -> list[DecisionChange]:
+        """The last changes of a task's choice, up to a moment, newest first."""
         query = select(decisions).where(decisions.c.task == task).order_by(decisions.c.id.desc()).limit(limit)
+        if until is not None:
+            query = query.where(decisions.c.decided_at <= until)
         with self._database.begin() as connection:
-            return [
-                DecisionChange(
-                    decided_at=row.decided_at,
-                    task=row.task,
-                    target_revision=row.target_revision,
-                    device=row.device,
-                    sampling_bucket=row.sampling_bucket,
-                    batch=row.batch,
-                    before=Choice(row.from_mode, row.from_drafter, row.from_num_draft_tokens)
-                    if row.from_mode
-                    else None,
-                    after=Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
-                    reason=row.reason,
-                    explanation=row.explanation,
-                    owner=row.owner,
-                )
-                for row in connection.execute(query)
-            ]
+            return [_change(row) for row in connection.execute(query)]
+
+
+def _change(row: Any) -> DecisionChange:
+    before = Choice(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
+    return DecisionChange(
+        row.decided_at, row.task, row.target_revision, row.device, row.sampling_bucket, row.batch, before,
+        Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason, row.explanation, row.owner,
+        ChoiceFigures.of_row(row),
+    )  # fmt: skip
 
 
 def _last_choice(
-    connection: Connection, task: str, target_revision: str, device: str, sampling_bucket: str
-) -> tuple[Choice, str] | None:
+    connection: Connection, task: str, target_revision: str, device: str, sampling_bucket: str,
+    until: datetime | None = None,
+) -> tuple[Choice, str] | None:  # fmt: skip
     query = (
         select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens, decisions.c.reason)
         .where(
@@ -142,5 +143,7 @@ def _last_choice(
         .order_by(decisions.c.id.desc())
         .limit(1)
     )
+    if until is not None:
+        query = query.where(decisions.c.decided_at <= until)
     row = connection.execute(query).first()
     return (Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason) if row else None

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     text,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.tables.metadata import NOW, counts_by_position, evidence_key, instant, metadata
 
@@ -154,6 +155,30 @@ cost_profiles: Final = Table(
     comment="What a round costs on a device",
 )
 
+
+def _figures() -> list[Column[Any]]:
+    """What a choice was made on; null in rows of old, and where nothing was weighed."""
+    return [
+        Column("tokens_per_round", Double, comment="Expected of the new choice; null where nothing was weighed"),
+        Column("round_ms", Double, comment="Expected milliseconds of such a round"),
+        Column("speedup", Double, comment="Expected goodput over vanilla"),
+        Column("speedup_low", Double, comment="Lower 95 % bound"),
+        Column("speedup_high", Double, comment="Upper 95 % bound"),
+        Column("rival_drafter", Text, comment="Of the best other alternative; null for vanilla"),
+        Column("rival_num_draft_tokens", Integer, comment="Its k; null where there was none"),
+        Column("rival_speedup", Double, comment="Its expected goodput over vanilla"),
+        Column("rival_speedup_low", Double, comment="Lower 95 % bound"),
+        Column("rival_speedup_high", Double, comment="Upper 95 % bound"),
+        Column(
+            "jobs",
+            Double,
+            comment="Jobs remembered of the drafter in the task, as they weighed; the rival's, if vanilla was chosen",
+        ),
+        Column("trials", ARRAY(Double), comment="Theirs, by position, as they weighed"),
+        Column("accepts", ARRAY(Double), comment="Of the trials, accepted"),
+    ]
+
+
 decisions: Final = Table(
     "decisions",
     metadata,
@@ -173,6 +198,7 @@ decisions: Final = Table(
     Column("reason", Text, nullable=False, comment="alphaloop.policy.Reason"),
     Column("explanation", Text, nullable=False, comment="The reason in words, with its figures"),
     Column("owner", Text, nullable=False, comment="Worker that decided"),
+    *_figures(),
     Index("ix_decisions_task_decided_at", "task", "decided_at"),
     comment="When a task's choice changed, from what to what, and why; exploration and forced modes are not choices",
 )

@@ -5,12 +5,19 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode
+from alphaloop.store.acceptance_state import add_jobs
+from alphaloop.store.choice_figures import ChoiceFigures, Weighed
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import NOT_A_CHOICE, Choice, DecisionLog
@@ -18,6 +25,7 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 
 pytestmark = pytest.mark.postgres
 
+NOW, DAY = datetime(2026, 9, 1, tzinfo=UTC), timedelta(days=1)
 VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.NO_HISTORY, "a cold task")
 K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x vanilla expected")
 K3 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "1.7x vanilla expected")
@@ -111,6 +119,31 @@ def test_another_reason_for_the_same_choice_is_news(database: Database) -> None:
     told = [log_change(log, Decision(Mode.VANILLA, None, None, 0, reason, "")) for reason in reasons]
     assert told == [True, False, True, True, False]
     assert [change.reason for change in log.latest("code")] == ["not_faster", "uncertain", "no_history"]
+
+
+def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:
+    """Of the drafter at stake, under whichever keys: the chosen one, or the best that was not chosen."""
+    counts = AcceptanceCounts(11, 1, 0, (10, 8), (10, 8), (8, 4))
+    job = EvidenceSums.of_job(counts, 2, NOW, counts.num_tokens)
+    with database.begin() as connection:
+        for bucket in ("<=256", "<=1024"):
+            add_jobs(connection, [(EvidenceKey("code", "t", "e", "greedy", bucket, "", "lookup", "draft-1"), job)], DAY)
+    log = DecisionLog(database, half_life=DAY)
+    ways = (Alternative("lookup", 4, 2.5, 50.0, 1.6, 1.4, 1.8), Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0))
+    slow = replace(ways[0], speedup=0.8, speedup_low=0.7, speedup_high=0.9)
+    log_change(log, VANILLA)
+    log_change(log, replace(K4, alternatives=ways))
+    log_change(log, replace(VANILLA, reason=Reason.NOT_FASTER, alternatives=(ways[1], slow)))
+    slower, faster, unweighed = [change.figures for change in log.latest("code")]
+    assert unweighed is None
+    lookup, vanilla = Weighed("lookup", 4, 1.6, 1.4, 1.8), Weighed(None, 0, 1.0, 1.0, 1.0)
+    assert faster == ChoiceFigures(2.5, 50.0, lookup, vanilla, 2.0, (20.0, 16.0), (16.0, 8.0))
+    assert slower == ChoiceFigures(
+        1.0, 30.0, vanilla, Weighed("lookup", 4, 0.8, 0.7, 0.9), 2.0, (20.0, 16.0), (16.0, 8.0)
+    )
+    with database.begin() as connection:
+        row = connection.execute(text("SELECT was, became, rival, alpha, jobs FROM decision_log LIMIT 1")).one()
+    assert row == ("lookup k=4", "vanilla", "lookup k=4", [0.8, 0.5], 2.0)
 
 
 def test_each_device_has_its_own_choice(database: Database) -> None:

@@ -1,0 +1,108 @@
+"""The figures that a change of choice was made on, kept with it: costs and sums are overwritten as they change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+from sqlalchemy import Connection, select
+
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.store.acceptance_state import together
+from alphaloop.store.packed_memory import unpack
+from alphaloop.tables import acceptance_state
+from alphaloop.tables.state import KEY
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What was expected of one alternative."""
+
+    drafter: str | None
+    num_draft_tokens: int
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFigures:
+    """What was expected of a choice and of its best rival, and the evidence of the drafter that it is about."""
+
+    tokens_per_round: float
+    round_ms: float
+    chosen: Weighed
+    rival: Weighed | None
+    jobs: float  #: as they weighed; of the rival's drafter, where vanilla was chosen
+    trials: tuple[float, ...]
+    accepts: tuple[float, ...]
+
+    @classmethod
+    def of_row(cls, row: Any) -> Self | None:
+        """From a row of decisions; None where it has none."""
+        if row.speedup is None:
+            return None
+        rival = None
+        if row.rival_num_draft_tokens is not None:
+            rival = Weighed(
+                row.rival_drafter, row.rival_num_draft_tokens, row.rival_speedup, row.rival_speedup_low,
+                row.rival_speedup_high,
+            )  # fmt: skip
+        return cls(
+            row.tokens_per_round, row.round_ms,
+            Weighed(row.to_drafter, row.to_num_draft_tokens, row.speedup, row.speedup_low, row.speedup_high), rival,
+            row.jobs, tuple(row.trials), tuple(row.accepts),
+        )  # fmt: skip
+
+
+def figures_of(
+    connection: Connection, task: str, target_revision: str, decision: Decision, half_life: timedelta
+) -> dict[str, Any]:  # fmt: skip
+    """The columns of decisions that tell what the decision was made on; none where nothing was weighed."""
+    chosen = next((a for a in decision.alternatives if _is(a, decision.drafter, decision.num_draft_tokens)), None)
+    if chosen is None:
+        return {}
+    rival = max((a for a in decision.alternatives if a is not chosen), key=lambda a: a.speedup, default=None)
+    drafter = chosen.drafter or (rival.drafter if rival else None)
+    seen = _evidence(connection, task, target_revision, drafter or "", decision.draft_revision, half_life)
+    return {
+        "tokens_per_round": chosen.tokens_per_round,
+        "round_ms": chosen.round_ms,
+        "speedup": chosen.speedup,
+        "speedup_low": chosen.speedup_low,
+        "speedup_high": chosen.speedup_high,
+        "rival_drafter": rival.drafter if rival else None,
+        "rival_num_draft_tokens": rival.num_draft_tokens if rival else None,
+        "rival_speedup": rival.speedup if rival else None,
+        "rival_speedup_low": rival.speedup_low if rival else None,
+        "rival_speedup_high": rival.speedup_high if rival else None,
+        "jobs": seen.jobs if seen else 0.0,
+        "trials": list(seen.trials) if seen else [],
+        "accepts": list(seen.accepts) if seen else [],
+    }
+
+
+def _is(alternative: Alternative, drafter: str | None, num_draft_tokens: int) -> bool:
+    return (alternative.drafter, alternative.num_draft_tokens) == (drafter, num_draft_tokens)
+
+
+def _evidence(
+    connection: Connection, task: str, target_revision: str, drafter: str, draft_revision: str | None,
+    half_life: timedelta,
+) -> EvidenceSums | None:  # fmt: skip
+    """Of all keys of the task; where the revision is not said, of the engine and revision that were used last."""
+    state = acceptance_state.c
+    query = select(*(state[name] for name in KEY), state.as_of, state.memory).where(
+        state.target_revision == target_revision, state.drafter == drafter, state.task == task, state.gate == ""
+    )
+    if draft_revision is not None:
+        query = query.where(state.draft_revision == draft_revision)
+    rows = connection.execute(query).all()
+    if not rows:
+        return None
+    newest = max(rows, key=lambda row: row.as_of)
+    mine = [row for row in rows if (row.engine, row.draft_revision) == (newest.engine, newest.draft_revision)]
+    return together([unpack(row.memory, row.as_of).all for row in mine], half_life)
