@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.decoding.compiled_operations import CompiledOperations, can_compile
+from worker.decoding.memory import available_bytes
 from worker.decoding.operations import ACTIVATIONS, Attention, Heads, Operations
 from worker.decoding.packed import PackedLinear
 from worker.decoding.passes import Pass
@@ -26,6 +27,8 @@ from worker.decoding.slots import KvShape, SlotCache
 from worker.decoding.torch_operations import TorchOperations
 
 VERSION: Final = 2  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
+#: Of the memory that is left, for weights in a second arrangement.
+TWICE_SHARE: Final = 0.25
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})
 
 
@@ -51,11 +54,13 @@ class FusedDecoder:
         self.kv_shape = KvShape.of(config, self._embeddings.dtype)
         self._operations = operations or _operations(self._embeddings)
         self._num_outputs: int = model.lm_head.weight.shape[0]
-        self._head = PackedLinear(*_weights(model.lm_head))
+        is_twice = _fits_twice(model)
+        self._head = PackedLinear(*_weights(model.lm_head), is_twice=is_twice)
         self._norm = _Norm(inner.norm, self._operations)
         self._layers = []
         for index, layer in enumerate(inner.layers):
-            self._layers.append(_Layer(layer, _kind(config, index), _activation_name(config), self._operations))
+            kind, activation = _kind(config, index), _activation_name(config)
+            self._layers.append(_Layer(layer, kind, activation, self._operations, is_twice=is_twice))
             inner.layers[index] = torch.nn.Identity()
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
@@ -89,7 +94,7 @@ class _Norm:
 class _Layer:
     """Attention and MLP, each with its norms and its residual."""
 
-    def __init__(self, layer: Any, kind: str, activation: str, operations: Operations) -> None:
+    def __init__(self, layer: Any, kind: str, activation: str, operations: Operations, *, is_twice: bool) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         head_dim: int = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -100,14 +105,15 @@ class _Layer:
             parts = [projection.bias.detach() for projection in projections]
             parts[:2] = [_interleaved(part, head_dim) for part in parts[:2]]
             biases = torch.cat(parts)
-        self._qkv = PackedLinear(torch.cat(weights), biases)
+        self._qkv = PackedLinear(torch.cat(weights), biases, is_twice=is_twice)
         self._heads = _heads(attention, kind, operations)
-        self._out = PackedLinear(*_weights(attention.o_proj))
+        self._out = PackedLinear(*_weights(attention.o_proj), is_twice=is_twice)
         self._gate_up = PackedLinear(
             torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())),
             None if mlp.gate_proj.bias is None else torch.cat((mlp.gate_proj.bias, mlp.up_proj.bias)).detach(),
+            is_twice=is_twice,
         )
-        self._down = PackedLinear(*_weights(mlp.down_proj))
+        self._down = PackedLinear(*_weights(mlp.down_proj), is_twice=is_twice)
         self._activation = activation
         self._operations = operations
         self._before_attention = _Norm(layer.input_layernorm, operations)
@@ -123,6 +129,13 @@ class _Layer:
         x = _residual(x, seen, self._out, self._behind_attention)
         gated = self._operations.gate(self._gate_up(self._before_mlp(x)), self._activation)
         return _residual(x, gated, self._down, self._behind_mlp)
+
+
+def _fits_twice(model: Any) -> bool:
+    """Whether a second copy of all linear layers takes no more than a quarter of the memory that is left."""
+    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+    return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
 
 
 def _operations(weight: Tensor) -> Operations:

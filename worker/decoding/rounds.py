@@ -93,12 +93,16 @@ class Round:
         """A proposal for each sequence whose slot lacks the last token only."""
         proposals = {sequence.job_id: NOTHING for sequence in pending}
         for name, drafter in self._drafters.items():
-            asks = [ask for sequence in pending if sequence.drafter == name and (ask := sequence.ask(len(self._batch))).num_tokens > 0]
+            asks = [
+                ask
+                for sequence in pending
+                if sequence.drafter == name and (ask := sequence.ask(len(self._batch))).num_tokens > 0
+            ]
             if asks:
                 answers = drafter.propose(asks)
                 proposals |= {ask.job_id: answer for ask, answer in zip(asks, answers, strict=True)}
-        users = {sequence.drafter for sequence in pending}
-        self._drafter = users.pop() if len(users) == 1 else None
+        used = {sequence.drafter for sequence in pending}
+        self._drafter = used.pop() if len(used) == 1 else None
         return proposals
 
     def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:

@@ -119,15 +119,34 @@ def _logits(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, seed: int) -> None:
+@pytest.mark.parametrize("is_twice", [True, False])
+def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, is_twice: bool, seed: int) -> None:
+    """For few tokens and for many; 200 outputs are no multiple of what a kernel computes together."""
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn((24, 16), generator=generator).to(dtype)
-    bias = torch.randn(24, generator=generator).to(dtype) if has_bias else None
-    x, held = (torch.randn((5, num), generator=generator).to(dtype) for num in (16, 24))
-    layer = PackedLinear(weight, bias)
-    expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    weight = torch.randn((200, 48), generator=generator).to(dtype)
+    bias = torch.randn(200, generator=generator).to(dtype) if has_bias else None
+    layer = PackedLinear(weight, bias, is_twice=is_twice)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
-    assert torch.allclose(layer(x).double(), expected, atol=tolerance, rtol=0)
-    before = held.clone()
-    assert torch.allclose(layer.added_to(held, x).double(), before.double() + expected, atol=tolerance, rtol=0)
+    for num_tokens in (0, 1, 2, 3, 4, 5, 33):
+        x, held = (torch.randn((num_tokens, num), generator=generator).to(dtype) for num in (48, 200))
+        expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        assert torch.allclose(layer(x).double(), expected, atol=tolerance, rtol=0)
+        before = held.clone()
+        assert torch.allclose(layer.added_to(held, x).double(), before.double() + expected, atol=tolerance, rtol=0)
     assert not can_pack(weight) or dtype != torch.float64
+
+
+def test_weights_are_held_twice_where_memory_is_plentiful(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.AutoConfig.from_pretrained(tiny_models["llama"])
+    num = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96) + 64 * NUM_TOKENS
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 64, 96)
+    has_kernels = can_pack(torch.zeros(1, 1).bfloat16())
+    for left, is_twice in ((num * 2 * 4, True), (num * 2 * 4 - 1, False)):
+        monkeypatch.setattr(fused, "available_bytes", lambda _, left=left: left)
+        decoder = FusedDecoder(load(tiny_models["llama"], torch.bfloat16), 64)
+        layers = [decoder._head, decoder._layers[1]._down, decoder._layers[0]._qkv]
+        assert [layer._narrow is not None for layer in layers] == [
+            is_twice and can_pack(torch.zeros(1, 1).bfloat16())
+        ] * 3
