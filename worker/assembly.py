@@ -68,7 +68,8 @@ def assemble(
     ensure_topics(settings.kafka, settings.tasks)
     _register_drafters(engine, database)
     costs = open_costs(limits, engine, CostStore(database))
-    remembered = _remember(engine, database, timedelta(days=limits.history_half_life_days))
+    half_life = timedelta(days=limits.history_half_life_days)
+    remembered = _remember(engine, database, half_life)
     jobs = JobStore(database)
     source = Consumer(settings.kafka, group_id=settings.kafka.group_id)
     intake = Intake(
@@ -96,7 +97,7 @@ def assemble(
         decider=Decider(
             engine,
             remembered,
-            Choices(DecisionLog(database), engine.identity, owner),
+            Choices(DecisionLog(database, half_life=half_life), engine.identity, owner),
             Budgets(HistoryStore(database), remembered, _revisions(engine)),
             costs=costs,
             limits=settings.policy.limits(),
@@ -107,7 +108,7 @@ def assemble(
         watch=Watch(Listener(database), remembered.look, every_s=limits.evidence_poll_s),
         costs=costs,
         leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
-        recorder=OutcomeStore(database, half_life=timedelta(days=limits.history_half_life_days)),
+        recorder=OutcomeStore(database, half_life=half_life),
         jobs=jobs,
         outbox=Outbox(database),
         relay_after_s=2 * limits.lease_s,
