@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from alphaloop.cli.backlog import backlog
 from alphaloop.cost import CostPoint
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import Alternative
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics, jobs_topic
 from alphaloop.messages import Mode
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decode_runs import insert_runs
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.integrity import check
 from alphaloop.store.jobs import JobStore
@@ -129,11 +134,82 @@ def test_explain_decides_as_a_worker_would(cli: Cli, environment: None, decoded:
     shown = cli("explain", "code").out
     assert shown.startswith(f"code: lookup k={decision['num_draft_tokens']} (faster)")
     assert "vanilla" in shown
+    # Counts and figures stand beside each other: what is believed lies within its bounds, what was seen adds up.
+    believed = told["beliefs"]["lookup"]
+    assert sum(believed["borrowed"].values()) == pytest.approx(1)
+    assert believed["borrowed"]["same_jobs"] > 0.5
+    assert all(
+        low <= mean <= high
+        for low, mean, high in zip(
+            believed["acceptance_low"], believed["acceptance"], believed["acceptance_high"], strict=True
+        )
+    )
+    assert (told["measured"]["speculative"]["num_jobs"], told["measured"]["controls"]["num_jobs"]) == (8, 0)
     cold = cli("explain", "sql", "--json").json
     assert cold["decision"]["reason"] == "no_history"
     assert cold["beliefs"]["lookup"]["jobs"] == 0
     unknown = cli("explain", "nonesuch")
     assert (unknown.code, "code" in unknown.err.splitlines()[1]) == (1, True)
+
+
+def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Database, rng: random.Random) -> None:
+    """Vanilla before the drafter's good days, speculative after them; what came later is not seen."""
+    now = datetime.now(UTC)
+    with decoded.begin() as connection:
+        connection.execute(text("UPDATE draft_revisions SET registered_at = now() - interval '9 days'"))
+        runs = [
+            decode_run(simulated_counts(rng, [alpha] * 3, 20), task="math", at=now - timedelta(days=days, minutes=i))
+            for days, alpha in ((6, 0.02), (2, 0.97)) for i in range(20)
+        ]  # fmt: skip
+        insert_runs(connection, [(f"m{i}", 1, run) for i, run in enumerate(runs)])
+    bad, good, none = (cli("explain", "math", "--at", ago, "--json").json for ago in ("5d", "1d", "8d"))
+    assert (bad["decision"]["mode"], good["decision"]["mode"]) == ("vanilla", "speculative")
+    assert bad["beliefs"]["lookup"]["seen"]["jobs"] < 20 < good["beliefs"]["lookup"]["seen"]["jobs"]
+    assert bad["beliefs"]["lookup"]["acceptance"][0] < 0.2 < good["beliefs"]["lookup"]["acceptance"][0]
+    assert none["beliefs"]["lookup"]["jobs"] == 0
+    assert (bad["measured"]["all"]["num_jobs"], good["measured"]["all"]["num_jobs"]) == (20, 40)
+    assert "made again from what is kept" in cli("explain", "math", "--at", "1d").out
+    assert "no job of this task yet" in cli("explain", "sql", "--at", "1d").out
+
+
+def test_explain_says_what_was_measured_and_why_the_choice_changed(
+    cli: Cli, environment: None, decoded: Database, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight jobs of 20 rounds in half a second; controls of 40 tokens in one, so a little more than half as fast."""
+    controls = [decode_run(vanilla_counts(40), mode=Mode.VANILLA, reason="control", device_s=1.0) for _ in range(3)]
+    with decoded.begin() as connection:
+        insert_runs(connection, [(f"c{i}", 1, run) for i, run in enumerate(controls)])
+        fast = connection.execute(
+            text("SELECT sum(num_tokens) / sum(device_s) FROM decode_runs WHERE mode = 'speculative'")
+        ).scalar_one()  # fmt: skip
+    ways = (Alternative("lookup", 3, 2.5, 50.0, 2.1, 1.9, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
+    chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "2.10x vanilla expected", ways)
+    DecisionLog(decoded).record_change("code", TARGET, DEVICE, "greedy", 4, chosen, "w")
+    measured = cli("explain", "code", "--json").json["measured"]
+    assert measured["speedup"]["mean"] == pytest.approx(fast / 40)
+    assert measured["speedup"]["low"] < fast / 40 < measured["speedup"]["high"]
+    for width in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown = cli("explain", "code").out
+        assert max(map(len, shown.splitlines())) <= width
+        told = " ".join(shown.split())
+        assert "3 controls at 40.0." in told
+        assert "nothing → lookup k=3 (faster; batch 4, greedy)" in told
+        assert "lookup k=3 2.10x (1.90 to 2.40), vanilla 1; from 8 jobs" in told
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (("--at", "soon"), "--at: expected a time, found 'soon'"),
+    (("--at", "2999-01-01"), "--at: expected a time in the past"),
+    (("--at", "1e400d"), "--at: expected a time, found"),
+    (("--sampling", "hot"), "--sampling: expected a sampling bucket, found 'hot'"),
+])  # fmt: skip
+def test_explain_refuses_what_cannot_be_asked(
+    cli: Cli, environment: None, arguments: tuple[str, ...], told: str
+) -> None:  # fmt: skip
+    ran = cli("explain", "code", *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert told in ran.err
 
 
 def test_explain_before_any_calibration(cli: Cli, environment: None) -> None:

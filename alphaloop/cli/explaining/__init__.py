@@ -1,0 +1,1 @@
+"""What `alphaloop explain` finds, and how it is shown."""

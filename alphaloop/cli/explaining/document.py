@@ -1,0 +1,61 @@
+"""An explanation as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from alphaloop.cli.explaining.explanation import Explanation
+from alphaloop.cli.explaining.screens import REBUILT
+from alphaloop.cli.explaining.sources import Evidence
+
+
+def document(found: Explanation) -> dict[str, Any]:
+    """Everything that was found. Rates stand beside the counts that they come from."""
+    return {
+        "task": found.question.task,
+        "segment": found.question.segment or None,
+        "at": found.question.at,
+        "rebuilt": None if found.question.is_now else REBUILT,
+        "engine": asdict(found.engine),
+        "sampling_bucket": found.question.sampling_bucket,
+        "prompt_bucket": found.prompt_bucket,
+        "batch": found.question.batch,
+        "expected_tokens": found.context.expected_tokens,
+        "prompt_tokens": found.context.prompt_tokens,
+        "objective": {
+            "aim": found.context.objective.aim,
+            "target_ms": found.context.objective.target_ms if found.context.objective.target_ms < 1e12 else None,
+        },
+        "drafters": [asdict(drafter) for drafter in found.drafters],
+        "beliefs": {name: _believed(its) for name, its in found.evidence.items()},
+        "costs": [asdict(point) for point in found.costs.points],
+        "incumbent": asdict(found.incumbent) if found.incumbent else None,
+        "decision": asdict(found.decision),
+        "measured": {
+            **asdict(found.measured),
+            "lost_share": found.measured.lost,
+            "window_days": found.window.total_seconds() / 86_400,
+        },
+        "changes": [asdict(change) for change in found.changes],
+    }
+
+
+def _believed(its: Evidence) -> dict[str, Any]:
+    belief = its.belief
+    return {
+        "jobs": belief.jobs,
+        "jobs_alike": its.jobs_alike,
+        "design_effect": belief.design_effect,
+        "kept_of_older": belief.kept,
+        "segments_differ": its.is_split,
+        "acceptance": [interval.mean for interval in its.acceptance],
+        "acceptance_low": [interval.low for interval in its.acceptance],
+        "acceptance_high": [interval.high for interval in its.acceptance],
+        "reach": belief.reach,
+        "tokens_per_round": belief.tokens,
+        "tokens_per_round_sd": belief.tokens_sd,
+        "proposed_per_round": belief.proposed,
+        "borrowed": asdict(its.borrowed),
+        "seen": asdict(its.seen),
+    }

@@ -1,0 +1,265 @@
+"""An explanation as a person reads it, in a window of 80 columns or more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.text import Text
+
+from alphaloop.acceptance import Z95
+from alphaloop.cli.explaining.explanation import Explanation
+from alphaloop.cli.explaining.sources import Evidence
+from alphaloop.cli.moments import shown
+from alphaloop.cli.screen import out, rate, share, share_with_interval, table
+from alphaloop.cost import CostKind
+from alphaloop.deciding.goodput import Alternative, DrafterState
+from alphaloop.deciding.objective import Aim
+from alphaloop.store.choice_figures import ChoiceFigures, Weighed
+from alphaloop.store.decisions import DecisionChange
+
+_MAX_ALTERNATIVES: Final = 10
+#: Past this many drafters, columns of α would not fit.
+_DRAFTERS_ABREAST: Final = 2
+_AIMS: Final = {
+    Aim.TIME_PER_TOKEN: "time per token", Aim.TIME_TO_FIRST_TOKEN: "time to first token", Aim.DEADLINE: "deadline",
+}  # fmt: skip
+#: What a rebuilt past cannot know, said with every `--at`.
+REBUILT: Final = (
+    "Evidence is made again from what is kept: by hours, of other tasks by days, and of the hour that was open job by "
+    "job. Costs, settings and the measured batch sizes are today's; of flags only the last change is known."
+)
+
+
+def show(found: Explanation) -> None:
+    """Print everything, the answer first."""
+    decision, question = found.decision, found.question
+    chosen = named(decision.drafter, decision.num_draft_tokens)
+    _say(f"{question.task}: {chosen} ({words(decision.reason)})", style="bold")
+    _say(_sentence(decision.explanation))
+    if not question.is_now:
+        _say(f"As of {shown(question.at)}. {REBUILT}", style="dim")
+    _heading("asked")
+    _say(_asked(found))
+    _heading("evidence")
+    _show_evidence(found)
+    if decision.alternatives:
+        _heading("alternatives, best first")
+        _show_alternatives(found)
+        _say(_costs(found))
+    _heading("measured")
+    for line in _measured(found):
+        _say(line)
+    _heading("changes, newest first")
+    _show_changes(found.changes)
+
+
+def named(drafter: str | None, num_draft_tokens: int) -> str:
+    """`lookup k=5`, or `vanilla`."""
+    return f"{drafter} k={num_draft_tokens}" if drafter else "vanilla"
+
+
+def words(reason: str) -> str:
+    """A reason without its underscores."""
+    return reason.replace("_", " ")
+
+
+def _asked(found: Explanation) -> str:
+    question, context = found.question, found.context
+    segment = f", segment {question.segment}" if question.segment else ""
+    prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
+    known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (the task's limit)"
+    told = (
+        f"A batch of {question.batch}, {question.sampling_bucket}{segment}: about {context.expected_tokens:.0f} tokens "
+        f"a job{prompt}{known}, on {found.engine.device}, {found.engine.engine}."
+    )
+    if context.objective.aim in _AIMS:
+        told += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
+    return f"{told} Memory, deadlines, patterns and sampling that a drafter cannot serve are matters of single batches."
+
+
+def _show_evidence(found: Explanation) -> None:
+    if not found.drafters:
+        _say("No drafter has been registered for this target.")
+        return
+    for drafter in found.drafters:
+        _say(_seen(drafter, found.evidence[drafter.name]))
+    if found.question.segment and found.question.segment not in found.segments:
+        known = ", ".join(sorted(name for name in found.segments if name)) or "none"
+        _say(f"No job of segment {found.question.segment} was seen; known: {known}.")
+    for begin in range(0, len(found.drafters), _DRAFTERS_ABREAST):
+        _show_positions([(d.name, found.evidence[d.name]) for d in found.drafters[begin : begin + _DRAFTERS_ABREAST]])
+
+
+def _seen(drafter: DrafterState, its: Evidence) -> str:
+    belief, borrowed = its.belief, its.borrowed
+    stale = " Flagged stale." if drafter.is_stale else ""
+    if its.seen.jobs <= 0:
+        return (
+            f"{drafter.name}: no job of this task yet. What is known of α₁ comes to {borrowed.other_tasks:.0%} from "
+            f"other tasks; {borrowed.assumed:.0%} is assumed.{stale}"
+        )
+    told = (
+        f"{drafter.name}: {its.seen.jobs:.0f} jobs as they weigh, {its.jobs_alike:.0f} of them just like these, "
+        f"{its.seen.rounds:.0f} rounds, {its.seen.offered / max(its.seen.rounds, 1e-9):.0%} with a proposal. "
+        f"What is known of α₁ comes to {borrowed.same_jobs:.0%} from jobs just like these, {borrowed.same_task:.0%} "
+        f"from others of the task, {borrowed.other_tasks:.0%} from other tasks; {borrowed.assumed:.0%} is assumed."
+    )
+    if belief.design_effect > 1.05:
+        told += f" Design effect {belief.design_effect:.1f}: jobs differ, so their counts tell that much less."
+    if belief.kept < 0.99:
+        told += f" The last jobs contradict older ones, which count only {belief.kept:.0%}."
+    if its.is_split:
+        told += " Segments differ beyond chance and are decided apart."
+    return told + stale
+
+
+def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
+    names = [column for name, _ in abreast for column in (f"{name} α [95 %]", "tested", "reach")]
+    shown_table = table("position", *names, right=["position", "tested", "reach"])
+    rows: list[tuple[int, list[str]]] = []
+    for i in range(max(len(its.acceptance) for _, its in abreast)):
+        cells = [cell for _, its in abreast for cell in _position(its, i)]
+        if not rows or rows[-1][1] != cells:
+            rows.append((i, cells))
+    ends = [first for first, _ in rows[1:]] + [max(len(its.acceptance) for _, its in abreast)]
+    for (first, cells), end in zip(rows, ends, strict=True):
+        shown_table.add_row(str(end) if end == first + 1 else f"{first + 1}–{end}", *cells)
+    out().print(shown_table)
+
+
+def _position(its: Evidence, i: int) -> tuple[str, str, str]:
+    if i >= len(its.acceptance):
+        return "", "", ""
+    tested = its.seen.trials[i] if i < len(its.seen.trials) else 0.0
+    return share_with_interval(its.acceptance[i]), f"{tested:.0f}", share(its.belief.reach[i])
+
+
+def _show_alternatives(found: Explanation) -> None:
+    columns = ("tokens/round", "ms/round", "tok/s each [95 %]", "speed-up [95 %]")
+    right = [*columns[:2]]
+    has_target = any(a.chance < 1 for a in found.decision.alternatives)
+    shown_table = table("", *columns, *(["on target"] if has_target else []), right=right)
+    for option in _listed(found):
+        cells = (f"{option.tokens_per_round:.2f}", f"{option.round_ms:.1f}", _tokens_per_s(found, option))
+        gain = f"{option.speedup:.2f} [{option.speedup_low:.2f} {option.speedup_high:.2f}]" if option.drafter else "1"
+        chance = [f"{option.chance:.0%}"] if has_target else []
+        shown_table.add_row(named(option.drafter, option.num_draft_tokens), *cells, gain, *chance)
+    out().print(shown_table)
+    left = len(found.decision.alternatives) - _MAX_ALTERNATIVES
+    if left > 0:
+        _say(f"{left} more are expected to be slower; --json has them.")
+
+
+def _listed(found: Explanation) -> list[Alternative]:
+    """The best, and always what was chosen and vanilla."""
+    decision = found.decision
+    chosen = (None, 0), (decision.drafter, decision.num_draft_tokens)
+    ranked = list(enumerate(decision.alternatives))
+    must = [pair for pair in ranked if (pair[1].drafter, pair[1].num_draft_tokens) in chosen]
+    rest = [pair for pair in ranked if pair not in must][: _MAX_ALTERNATIVES - len(must)]
+    return [option for _, option in sorted(must + rest, key=lambda pair: pair[0])]
+
+
+def _tokens_per_s(found: Explanation, option: Alternative) -> str:
+    told = rate(option.tokens_per_s)
+    if option.drafter is None:
+        return told
+    belief, k = found.evidence[option.drafter].belief, option.num_draft_tokens
+    low = max(1.0, belief.tokens[k] - Z95 * belief.tokens_sd[k])
+    high = min(k + 1.0, belief.tokens[k] + Z95 * belief.tokens_sd[k])
+    return f"{told} [{rate(1000 * low / option.round_ms)} {rate(1000 * high / option.round_ms)}]"
+
+
+def _costs(found: Explanation) -> str:
+    context = found.context.size.context if found.context.size else None
+    here = found.costs.rounds(found.question.batch, context)
+    best = next((a for a in found.decision.alternatives if a.drafter), None)
+    told = f"Costs: a vanilla round takes {here.part_ms(None, 1) or 0:.1f} ms"
+    if best is not None:
+        k = best.num_draft_tokens
+        told += f"; at k={k} the target's pass {here.part_ms(None, k + 1) or 0:.1f} ms at its widest"
+        told += f" and the draft {here.part_ms(best.drafter, k + 1) or 0:.1f} ms"
+    if found.context.prompt_tokens:
+        told += f"; reading a prompt {found.costs.prefill_ms(None, found.context.prompt_tokens):.1f} ms"
+    points = [p for p in found.costs.points if p.kind is CostKind.ROUND and p.num_corrections]
+    told += f". Measured {shown(found.engine.measured_at)}"
+    if points:
+        low, high = min(p.correction for p in points), max(p.correction for p in points)
+        rounds = sum(p.num_corrections for p in points)
+        told += f", corrected by {rounds} real rounds to {low:.2f}–{high:.2f} of that"
+    return told + "."
+
+
+def _measured(found: Explanation) -> list[str]:
+    its = found.measured
+    if not its.all.num_jobs:
+        return [f"No such job was decoded in {found.window.days} days."]
+    told = [f"The last {its.all.num_jobs} jobs like these, of {found.window.days} days at most:"]
+    if its.speedup is not None:
+        gain = f"{its.speedup.mean:.2f}x vanilla ({its.speedup.low:.2f} to {its.speedup.high:.2f})"
+        told.append(
+            f"Speed-up {gain}: {its.speculative.num_jobs} speculative jobs at {rate(its.speculative.tokens_per_s)} "
+            f"tokens a device second, {its.controls.num_jobs} controls at {rate(its.controls.tokens_per_s)}."
+        )
+    else:
+        told.append(
+            f"No speed-up yet: {its.speculative.num_jobs} speculative jobs, {its.controls.num_jobs} controls "
+            "(two of each are the least)."
+        )
+    tokens = its.explored.num_tokens + its.controls.num_tokens
+    budget = f"the budget is {found.explore_share:.1%}"
+    if not tokens:
+        told.append(f"Nothing was explored, and there was no control; {budget}.")
+    else:
+        cost = "" if its.lost is None else f" and {its.lost:+.1%} of the device's time beyond what the choice takes"
+        told.append(
+            f"Explored: {its.explored.num_jobs} jobs, controls: {its.controls.num_jobs}. Together "
+            f"{tokens / its.all.num_tokens:.1%} of the tokens{cost}; {budget}."
+        )
+    return told
+
+
+def _show_changes(changes: Sequence[DecisionChange]) -> None:
+    if not changes:
+        _say("The choice has never been logged.")
+    for change in changes:
+        before = named(change.before.drafter, change.before.num_draft_tokens) if change.before else "nothing"
+        after = named(change.after.drafter, change.after.num_draft_tokens)
+        where = f"batch {change.batch}, {change.sampling_bucket}"
+        _say(f"{shown(change.decided_at)}  {before} → {after} ({words(change.reason)}; {where})", style="bold")
+        _say(_sentence(change.explanation), indent=2)
+        if change.figures is not None:
+            _say(_then(change.figures), indent=2)
+
+
+def _then(figures: ChoiceFigures) -> str:
+    told = f"Expected then: {_expected(figures.chosen)}"
+    if figures.rival is not None:
+        told += f", {_expected(figures.rival)}"
+    alphas = [share(a / n if n else None) for a, n in zip(figures.accepts, figures.trials, strict=True)][:6]
+    seen = f"; from {figures.jobs:.0f} jobs" + (f" with α by position {' '.join(alphas)}" if alphas else "")
+    return told + seen + "."
+
+
+def _expected(weighed: Weighed) -> str:
+    name = named(weighed.drafter, weighed.num_draft_tokens)
+    if weighed.drafter is None:
+        return f"{name} 1"
+    return f"{name} {weighed.speedup:.2f}x ({weighed.speedup_low:.2f} to {weighed.speedup_high:.2f})"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")
+
+
+def _heading(text: str) -> None:
+    out().print()
+    out().print(Text(text, style="bold cyan"))
+
+
+def _say(text: str, *, style: str = "", indent: int = 0) -> None:
+    """A paragraph, broken at words to the window's width."""
+    screen = out()
+    for line in Text(text, style=style).wrap(screen, screen.width - indent):
+        screen.print(Text(" " * indent).append_text(line), no_wrap=True, overflow="ignore", crop=False)

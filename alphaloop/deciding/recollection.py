@@ -1,0 +1,114 @@
+"""All that is remembered under one target and one engine, and what is believed from it: for who looks back.
+
+A worker keeps its own (worker/remembered.py), with what it must do to stay current; this one is asked for a moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.belief import Belief
+from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posterior import PairBelief, believe
+
+#: As a worker does: what all tasks say moves slowly, and those of late are enough.
+_PAIR_LASTS: Final = timedelta(seconds=60)
+_MAX_TASKS: Final = 300
+
+
+class Place(NamedTuple):
+    """One drafter revision in one task; both names empty are vanilla decoding."""
+
+    task: str
+    drafter: str = ""
+    draft_revision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLengths:
+    """Of a task's jobs, as they weigh; means are None without jobs."""
+
+    jobs: float
+    output_tokens: float | None
+    prompt_tokens: float | None
+
+
+class Recollection:
+    """Memories by key. `half_life` is that of their fading."""
+
+    def __init__(self, half_life: timedelta, memories: Mapping[EvidenceKey, Memory] | None = None) -> None:
+        self.half_life: Final = half_life
+        self._held: dict[Place, dict[EvidenceKey, Memory]] = {}
+        self._pairs: dict[tuple[str, str], tuple[datetime, PairBelief]] = {}
+        for key, memory in (memories or {}).items():
+            self._held.setdefault(_place(key), {})[key] = memory
+
+    def add(self, key: EvidenceKey, job: EvidenceSums) -> None:
+        """Count a job, or several added up, under `key`."""
+        held = self._held.setdefault(_place(key), {})
+        held[key] = (held.get(key) or Memory.empty(job.as_of)).with_job(job, self.half_life)
+
+    def tasks(self) -> set[str]:
+        """Tasks of which anything is remembered."""
+        return {place.task for place in self._held}
+
+    def segments(self, task: str) -> set[str]:
+        """Segments of the task of which anything is remembered; the empty one are jobs without."""
+        return {key.segment for place, held in self._held.items() if place.task == task for key in held}
+
+    def leaves(self, place: Place, now: datetime) -> dict[EvidenceKey, Memory]:
+        """What is remembered there, by key, as of `now`."""
+        held = self._held.get(place, {})
+        return {key: memory.faded(max(now, memory.all.as_of), self.half_life) for key, memory in held.items()}
+
+    def belief(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime, limits: PolicyLimits) -> Belief:
+        """What is believed of `drafter` for `wanted` (whose own drafter is not looked at), as a worker believes it."""
+        key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
+        pair = self.pair(drafter, now, limits)
+        leaves = self.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
+        return believe(leaves, key, drafter.max_draft_tokens, pair)
+
+    def pair(self, drafter: DrafterState, now: datetime, limits: PolicyLimits) -> PairBelief:
+        """What all tasks say of the drafter."""
+        name = drafter.name, drafter.revision
+        known = self._pairs.get(name)
+        if known is None or not timedelta(0) <= now - known[0] < _PAIR_LASTS:
+            tasks = self._of_tasks(drafter, now)
+            pair = PairBelief.of(tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread)
+            known = self._pairs[name] = now, pair
+        return known[1]
+
+    def lengths(
+        self, task: str, drafters: Iterable[DrafterState], now: datetime, sampling_bucket: str | None = None
+    ) -> JobLengths:
+        """How long the task's jobs are, vanilla ones and those with these drafters; of one sampling bucket, or all."""
+        jobs = output = prompt = 0.0
+        for place in (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters)):
+            for key, memory in self.leaves(place, now).items():
+                if sampling_bucket in (None, key.sampling_bucket):
+                    jobs += memory.all.jobs
+                    output += memory.all.output_tokens
+                    prompt += memory.all.prompt_tokens
+        return JobLengths(jobs, output / jobs if jobs > 0 else None, prompt / jobs if jobs > 0 else None)
+
+    def _of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
+        places = [place for place in self._held if place[1:] == (drafter.name, drafter.revision)]
+        latest = nlargest(_MAX_TASKS, places, key=lambda place: max(m.all.as_of for m in self._held[place].values()))
+        found = []
+        for place in sorted(latest):
+            held = self._held[place].values()
+            until = max(now, *(memory.all.as_of for memory in held))
+            first, *others = (memory.all.faded(until, self.half_life) for memory in held)
+            found.append(sum(others, start=first))
+        return found
+
+
+def _place(key: EvidenceKey) -> Place:
+    return Place(key.task, key.drafter, key.draft_revision)

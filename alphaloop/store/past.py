@@ -1,0 +1,147 @@
+"""What was known at an earlier moment, made again from what is kept: hours, and the jobs of the hour that was open.
+
+Of other tasks days are enough: together they say what a drafter is worth where nothing else is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Column, ColumnElement, Double, Interval, Row, Select, cast, func, literal, select
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.messages import Purpose
+from alphaloop.store.backfill import NUM_HALF_LIVES, memory_of, sums_of_hour
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import SHADOW, DecodeRun
+from alphaloop.tables import acceptance_hourly, decode_runs
+
+_KEY: Final = EvidenceKey.__slots__
+_COUNTS: Final = AcceptanceCounts.__slots__
+_RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
+_SUMS: Final = tuple(column for column in acceptance_hourly.c if not column.primary_key)
+#: A day's jobs count as of its middle; hours count as of theirs.
+_MIDDLE_OF_DAY: Final = timedelta(hours=11, minutes=30)
+
+
+class PastStore:
+    """Reads history up to a moment."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def memories(
+        self, target_revision: str, engine: str, until: datetime, half_life: timedelta, *, task: str | None = None
+    ) -> dict[EvidenceKey, Memory]:
+        """What was remembered at `until`: of `task` by key, of other tasks by drafter alone; of all by key without one.
+
+        Hours tell less than jobs: alphaloop.store.backfill says what is taken to be likely. `k` counts as the same in
+        every round of a job; shadows of the hour that was open are missing.
+        """
+        hour = _start_of_hour(until)
+        hours = acceptance_hourly.c
+        within = (
+            hours.target_revision == target_revision, hours.engine == engine, hours.purpose != Purpose.CONTROL,
+            hours.bucket > until - NUM_HALF_LIVES * half_life, hours.bucket < hour,
+        )  # fmt: skip
+        by_hour = select(acceptance_hourly).where(*within).order_by(*(hours[name] for name in _KEY), hours.bucket)
+        found: dict[EvidenceKey, Memory] = {}
+        with self._database.begin() as connection:
+            queries = [by_hour if task is None else by_hour.where(hours.task == task)]
+            if task is not None:
+                queries.append(_by_day().where(*within, hours.task != task))
+            for query in queries:
+                rows = connection.execute(query.execution_options(yield_per=2000))
+                for key, of_it in groupby(rows, _key):
+                    found[key] = memory_of([sums_of_hour(row, until=until) for row in of_it], half_life)
+        for run in self.runs(hour, until, task=task):
+            if (run.key.target_revision, run.key.engine) == (target_revision, engine) and run.is_evidence:
+                memory = found.get(run.key) or Memory.empty(run.decoded_at)
+                found[run.key] = memory.with_job(run.evidence, half_life)
+        return found
+
+    def runs(self, since: datetime, until: datetime, *, task: str | None = None) -> Iterator[DecodeRun]:
+        """Jobs decoded in [since, until], in order, read as they are asked for."""
+        runs = decode_runs.c
+        query = (
+            select(decode_runs)
+            .where(runs.decoded_at >= since, runs.decoded_at <= until)
+            .order_by(runs.decoded_at, runs.run_id)
+        )
+        if task is not None:
+            query = query.where(runs.task == task)
+        with self._database.begin() as connection:
+            for row in connection.execute(query.execution_options(yield_per=1000)):
+                yield _run(row)
+
+    def shadows(
+        self, since: datetime, until: datetime, *, task: str | None = None
+    ) -> Iterator[tuple[EvidenceKey, EvidenceSums]]:
+        """Counts of drafters that did not decode, by hours that began in [since, until), as of their middle."""
+        hours = acceptance_hourly.c
+        query = (
+            select(acceptance_hourly)
+            .where(hours.bucket >= since, hours.bucket < until, hours.mode == SHADOW)
+            .order_by(hours.bucket)
+        )
+        if task is not None:
+            query = query.where(hours.task == task)
+        with self._database.begin() as connection:
+            for row in connection.execute(query.execution_options(yield_per=1000)):
+                yield _key(row), sums_of_hour(row, until=until)
+
+    def first_and_last(self, task: str | None = None) -> tuple[datetime, datetime] | None:
+        """When the first and the last job that is kept were decoded; None if there is none."""
+        runs = decode_runs.c
+        query = select(func.min(runs.decoded_at), func.max(runs.decoded_at))
+        if task is not None:
+            query = query.where(runs.task == task)
+        with self._database.begin() as connection:
+            first, last = connection.execute(query).one()
+        return None if first is None else (first, last)
+
+    def tasks(self) -> list[str]:
+        """Every task that history knows."""
+        with self._database.begin() as connection:
+            return sorted(connection.execute(select(acceptance_hourly.c.task).distinct()).scalars())
+
+
+def _by_day() -> Select[Any]:
+    hours = acceptance_hourly.c
+    bucket = func.date_trunc("day", hours.bucket, "UTC") + literal(_MIDDLE_OF_DAY, Interval)
+    apart = ("task", "target_revision", "drafter", "draft_revision", "engine")
+    same = [literal("").label(name) for name in _KEY if name not in apart]
+    keys = [hours[name] for name in apart]
+    sums = [_sum(column).label(column.name) for column in _SUMS]
+    day = bucket.label("bucket")
+    return (
+        select(day, *keys, *same, hours.num_draft_tokens, *sums)
+        .group_by(day, *keys, hours.num_draft_tokens)
+        .order_by(*keys, day)
+    )
+
+
+def _sum(column: Column[Any]) -> ColumnElement[Any]:
+    if isinstance(column.type, ARRAY):
+        return func.sum_by_position(column, type_=column.type)
+    return cast(func.sum(column), Double if isinstance(column.type, Double) else BigInteger)
+
+
+def _key(row: Row[Any]) -> EvidenceKey:
+    return EvidenceKey(**{name: getattr(row, name) for name in _KEY})
+
+
+def _run(row: Row[Any]) -> DecodeRun:
+    counts = {name: getattr(row, name) for name in _COUNTS}
+    counts |= {name: tuple(counts[name]) for name in ("proposed", "trials", "accepts")}
+    facts = {name: getattr(row, name) for name in _RUN}
+    return DecodeRun(key=_key(row), counts=AcceptanceCounts(**counts), **facts)
+
+
+def _start_of_hour(moment: datetime) -> datetime:
+    return moment.replace(minute=0, second=0, microsecond=0)
