@@ -108,7 +108,8 @@ class Round:
     def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:
         """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
         unread = [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
-        room = PREFILL_CHUNK if len(unread) == len(self._batch) else SHARED_CHUNK
+        # Where most wait for their prompts, those are who should not wait long.
+        room = PREFILL_CHUNK if 2 * len(unread) > len(self._batch) else SHARED_CHUNK
         pieces = []
         for sequence in unread:
             if not room:
