@@ -90,7 +90,8 @@ class Contest:
     def _static(self, block: Block, setting: Setting) -> Played:
         jobs = self._jobs(block)
         began = time.perf_counter()
-        generations = self._decode(jobs, setting.decision(self._revisions.get(setting.drafter or "")), is_ours=False)
+        decision = setting.decision(self._revisions.get(setting.drafter or ""))
+        generations = self._decode(jobs, [decision] * len(jobs), is_ours=False)
         seconds = time.perf_counter() - began
         return self._played(block, str(setting), generations, seconds, str(setting), Reason.FORCED)
 
@@ -98,12 +99,12 @@ class Contest:
         jobs = self._jobs(block)
         key = batch_key(jobs[0].job, jobs[0].sampling)
         began = time.perf_counter()
-        decision = self._decider.decide(key, jobs, TaskSettings())
-        generations = self._decode(jobs, decision, is_ours=True)
-        self._learn(jobs, generations, decision)
+        decisions = self._decider.decide_each(key, jobs, TaskSettings())
+        generations = self._decode(jobs, decisions, is_ours=True)
+        self._learn(jobs, generations, decisions)
         seconds = time.perf_counter() - began
-        choice = str(Setting(decision.drafter, decision.num_draft_tokens))
-        return self._played(block, ADAPTIVE, generations, seconds, choice, decision.reason)
+        choices = dict.fromkeys(str(Setting(one.drafter, one.num_draft_tokens)) for one in decisions)
+        return self._played(block, ADAPTIVE, generations, seconds, " and ".join(choices), decisions[0].reason)
 
     def _jobs(self, block: Block) -> list[PreparedJob]:
         made = []
@@ -116,8 +117,8 @@ class Contest:
             made.append(self._engine.prepare(job, Sampling(max_tokens=self._max_tokens, temperature=0.0)))
         return made
 
-    def _decode(self, jobs: Sequence[PreparedJob], decision: Decision, *, is_ours: bool) -> list[Generation]:
-        for job in jobs:
+    def _decode(self, jobs: Sequence[PreparedJob], decisions: Sequence[Decision], *, is_ours: bool) -> list[Generation]:
+        for job, decision in zip(jobs, decisions, strict=True):
             self._engine.admit(job, decision)
         finished: list[Generation] = []
         while self._engine.load().num_running:
@@ -127,16 +128,18 @@ class Contest:
                 self._costs.observe(step)
         return finished
 
-    def _learn(self, jobs: Sequence[PreparedJob], generations: Sequence[Generation], decision: Decision) -> None:
-        by_id = {job.job.job_id: job for job in jobs}
+    def _learn(
+        self, jobs: Sequence[PreparedJob], generations: Sequence[Generation], decisions: Sequence[Decision]
+    ) -> None:
+        by_id = {job.job.job_id: (job, decision) for job, decision in zip(jobs, decisions, strict=True)}
         now = datetime.now(UTC)
         self._decider.remember(
             [
                 outcomes.succeeded(
-                    _claimed(by_id[generation.job_id]), generation, decision, self._engine.identity, queue_s=0.0,
-                    now=now,
+                    _claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now
                 )
                 for generation in generations
+                for job, decision in [by_id[generation.job_id]]
             ]
         )  # fmt: skip
 
