@@ -25,6 +25,7 @@ from alphaloop.cli import (
     migrate,
     probes,
     processes,
+    replay,
     report,
     status,
     up,
@@ -82,6 +83,7 @@ _add(processes.scheduler, processes.SCHEDULER_EXAMPLE)
 _add(enqueue.enqueue, enqueue.EXAMPLE)
 _add(status.status, status.EXAMPLE)
 _add(explain.explain, explain.EXAMPLE)
+_add(replay.replay, replay.EXAMPLE)
 _add(report.report, report.EXAMPLE)
 _add(cancel.cancel, cancel.EXAMPLE)
 _add(calibrate.calibrate, calibrate.EXAMPLE)

@@ -35,6 +35,13 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+def paragraph(text: str, *, style: str = "", indent: int = 0) -> None:
+    """Words on standard output, broken to the window's width."""
+    screen = out()
+    for line in Text(text, style=style).wrap(screen, screen.width - indent):
+        screen.print(Text(" " * indent).append_text(line), no_wrap=True, overflow="ignore", crop=False)
+
+
 def note(text: str) -> None:
     """A line for the person on standard error."""
     err().print(Text(text), soft_wrap=True)

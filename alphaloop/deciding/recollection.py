@@ -55,9 +55,9 @@ class Recollection:
         held = self._held.setdefault(_place(key), {})
         held[key] = (held.get(key) or Memory.empty(job.as_of)).with_job(job, self.half_life)
 
-    def tasks(self) -> set[str]:
-        """Tasks of which anything is remembered."""
-        return {place.task for place in self._held}
+    def knows(self, place: Place) -> bool:
+        """Whether anything is remembered there."""
+        return place in self._held
 
     def segments(self, task: str) -> set[str]:
         """Segments of the task of which anything is remembered; the empty one are jobs without."""
@@ -91,11 +91,13 @@ class Recollection:
         """How long the task's jobs are, vanilla ones and those with these drafters; of one sampling bucket, or all."""
         jobs = output = prompt = 0.0
         for place in (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters)):
-            for key, memory in self.leaves(place, now).items():
+            for key, memory in self._held.get(place, {}).items():
                 if sampling_bucket in (None, key.sampling_bucket):
-                    jobs += memory.all.jobs
-                    output += memory.all.output_tokens
-                    prompt += memory.all.prompt_tokens
+                    sums = memory.all
+                    weight = 0.5 ** (max(now - sums.as_of, timedelta(0)) / self.half_life)
+                    jobs += weight * sums.jobs
+                    output += weight * sums.output_tokens
+                    prompt += weight * sums.prompt_tokens
         return JobLengths(jobs, output / jobs if jobs > 0 else None, prompt / jobs if jobs > 0 else None)
 
     def _of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:

@@ -18,10 +18,11 @@ from alphaloop.settings.model import (
     TaskSettings,
     WorkerSettings,
 )
+from alphaloop.settings.override import overridden
 
 __all__ = [
     "DraftModelDrafterSettings", "DrafterSettings", "EmbeddedSettings", "KafkaSettings", "LogSettings",
     "LookupDrafterSettings", "ModelSettings", "PolicySettings", "PostgresSettings", "SchedulerSettings", "Settings",
     "TargetSettings", "TaskSettings", "WorkerSettings", "default_data_dir", "find_configs", "load_settings",
-    "read_tasks",
+    "overridden", "read_tasks",
 ]  # fmt: skip

@@ -109,7 +109,7 @@ def load_settings(
             f"{ENV_PREFIX}…: {error}", hint="lists and tables are JSON: ALPHALOOP_WORKER__CALIBRATION_BATCHES=[1,4]"
         ) from None
     except ValidationError as error:
-        raise _explain(error) from None
+        raise explained(error) from None
 
 
 def find_configs(configs: Path | None) -> Path | None:
@@ -133,7 +133,7 @@ def read_tasks(configs: Path | None) -> dict[str, TaskSettings]:
         tasks = _read_toml(folder / "tasks.toml", required=True).get("tasks", {})
         return _TASKS.validate_python(tasks)
     except ValidationError as error:
-        raise _explain(error, within=("tasks",)) from None
+        raise explained(error, within=("tasks",)) from None
 
 
 def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _refuse_unknown_variables() -> None:
         if variable.startswith(ENV_PREFIX):
             section = variable.removeprefix(ENV_PREFIX).split("__")[0]
             if section not in sections and variable not in ("ALPHALOOP_CONFIGS", "ALPHALOOP_PROFILE"):
-                raise ConfigError(f"{variable}: no such section", hint=_nearest(section, sections))
+                raise ConfigError(f"{variable}: no such section", hint=nearest(section, sections))
 
 
 def sections_of(annotation: Any) -> list[type[BaseModel]]:
@@ -172,14 +172,15 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
     return [section for part in typing.get_args(annotation) for section in sections_of(part)]
 
 
-def _explain(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
+def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
+    """Pydantic's complaint about settings as ours: where, what was found, and what was meant perhaps."""
     errors = error.errors(include_url=False, include_context=False)
     # A misspelt key of a required setting is two errors; the one that names the misspelling helps.
     first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
     parts, section = _located((*within, *first["loc"]))
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{path}: no such setting", hint=_nearest(parts[-1], set(section.model_fields)))
+        return ConfigError(f"{path}: no such setting", hint=nearest(parts[-1], set(section.model_fields)))
     secret = any(word in path for word in ("password", "url"))
     found = "a secret" if secret else repr(first["input"])[:80]
     return ConfigError(f"{path}: {first['msg']}; found {found}", hint="configs/ explains every setting")
@@ -204,6 +205,7 @@ def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
     return path, section
 
 
-def _nearest(name: str, known: set[str]) -> str:
+def nearest(name: str, known: set[str]) -> str:
+    """A hint: the known name that was meant perhaps, or all of them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"

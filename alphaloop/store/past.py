@@ -66,11 +66,11 @@ class PastStore:
         return found
 
     def runs(self, since: datetime, until: datetime, *, task: str | None = None) -> Iterator[DecodeRun]:
-        """Jobs decoded in [since, until], in order, read as they are asked for."""
+        """Jobs decoded in [since, until), in order, read as they are asked for."""
         runs = decode_runs.c
         query = (
             select(decode_runs)
-            .where(runs.decoded_at >= since, runs.decoded_at <= until)
+            .where(runs.decoded_at >= since, runs.decoded_at < until)
             .order_by(runs.decoded_at, runs.run_id)
         )
         if task is not None:

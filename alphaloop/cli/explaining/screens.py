@@ -11,7 +11,7 @@ from alphaloop.acceptance import Z95
 from alphaloop.cli.explaining.explanation import Explanation
 from alphaloop.cli.explaining.sources import Evidence
 from alphaloop.cli.moments import shown
-from alphaloop.cli.screen import out, rate, share, share_with_interval, table
+from alphaloop.cli.screen import out, paragraph, rate, share, share_with_interval, table
 from alphaloop.cost import CostKind
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.objective import Aim
@@ -35,21 +35,21 @@ def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, question = found.decision, found.question
     chosen = named(decision.drafter, decision.num_draft_tokens)
-    _say(f"{question.task}: {chosen} ({words(decision.reason)})", style="bold")
-    _say(_sentence(decision.explanation))
+    paragraph(f"{question.task}: {chosen} ({words(decision.reason)})", style="bold")
+    paragraph(_sentence(decision.explanation))
     if not question.is_now:
-        _say(f"As of {shown(question.at)}. {REBUILT}", style="dim")
+        paragraph(f"As of {shown(question.at)}. {REBUILT}", style="dim")
     _heading("asked")
-    _say(_asked(found))
+    paragraph(_asked(found))
     _heading("evidence")
     _show_evidence(found)
     if decision.alternatives:
         _heading("alternatives, best first")
         _show_alternatives(found)
-        _say(_costs(found))
+        paragraph(_costs(found))
     _heading("measured")
     for line in _measured(found):
-        _say(line)
+        paragraph(line)
     _heading("changes, newest first")
     _show_changes(found.changes)
 
@@ -80,13 +80,13 @@ def _asked(found: Explanation) -> str:
 
 def _show_evidence(found: Explanation) -> None:
     if not found.drafters:
-        _say("No drafter has been registered for this target.")
+        paragraph("No drafter has been registered for this target.")
         return
     for drafter in found.drafters:
-        _say(_seen(drafter, found.evidence[drafter.name]))
+        paragraph(_seen(drafter, found.evidence[drafter.name]))
     if found.question.segment and found.question.segment not in found.segments:
         known = ", ".join(sorted(name for name in found.segments if name)) or "none"
-        _say(f"No job of segment {found.question.segment} was seen; known: {known}.")
+        paragraph(f"No job of segment {found.question.segment} was seen; known: {known}.")
     for begin in range(0, len(found.drafters), _DRAFTERS_ABREAST):
         _show_positions([(d.name, found.evidence[d.name]) for d in found.drafters[begin : begin + _DRAFTERS_ABREAST]])
 
@@ -148,7 +148,7 @@ def _show_alternatives(found: Explanation) -> None:
     out().print(shown_table)
     left = len(found.decision.alternatives) - _MAX_ALTERNATIVES
     if left > 0:
-        _say(f"{left} more are expected to be slower; --json has them.")
+        paragraph(f"{left} more are expected to be slower; --json has them.")
 
 
 def _listed(found: Explanation) -> list[Alternative]:
@@ -222,15 +222,15 @@ def _measured(found: Explanation) -> list[str]:
 
 def _show_changes(changes: Sequence[DecisionChange]) -> None:
     if not changes:
-        _say("The choice has never been logged.")
+        paragraph("The choice has never been logged.")
     for change in changes:
         before = named(change.before.drafter, change.before.num_draft_tokens) if change.before else "nothing"
         after = named(change.after.drafter, change.after.num_draft_tokens)
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        _say(f"{shown(change.decided_at)}  {before} → {after} ({words(change.reason)}; {where})", style="bold")
-        _say(_sentence(change.explanation), indent=2)
+        paragraph(f"{shown(change.decided_at)}  {before} → {after} ({words(change.reason)}; {where})", style="bold")
+        paragraph(_sentence(change.explanation), indent=2)
         if change.figures is not None:
-            _say(_then(change.figures), indent=2)
+            paragraph(_then(change.figures), indent=2)
 
 
 def _then(figures: ChoiceFigures) -> str:
@@ -256,10 +256,3 @@ def _sentence(text: str) -> str:
 def _heading(text: str) -> None:
     out().print()
     out().print(Text(text, style="bold cyan"))
-
-
-def _say(text: str, *, style: str = "", indent: int = 0) -> None:
-    """A paragraph, broken at words to the window's width."""
-    screen = out()
-    for line in Text(text, style=style).wrap(screen, screen.width - indent):
-        screen.print(Text(" " * indent).append_text(line), no_wrap=True, overflow="ignore", crop=False)

@@ -19,8 +19,8 @@ from tests.fixtures.cli import Cli
 
 LEAVES = [(name, context) for name, context in commands() if not isinstance(context.command, TyperGroup)]
 NAMES = {
-    "demo", "up", "down", "worker", "scheduler", "enqueue", "status", "explain", "report", "cancel", "calibrate",
-    "check-pair", "measure", "migrate", "draft train", "draft register", "draft list", "dlq list",
+    "demo", "up", "down", "worker", "scheduler", "enqueue", "status", "explain", "replay", "report", "cancel",
+    "calibrate", "check-pair", "measure", "migrate", "draft train", "draft register", "draft list", "dlq list",
     "probes add", "probes list", "kafka install",
 }  # fmt: skip
 

@@ -1,0 +1,111 @@
+"""`alphaloop replay`: what another configuration would have chosen, and what that would have cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.explain import check_task
+from alphaloop.cli.moments import moment
+from alphaloop.cli.options import connected_settings, global_options
+from alphaloop.cli.replaying.run import Replayed, Window, replay_history
+from alphaloop.cli.replaying.screens import document, show
+from alphaloop.cli.screen import print_json, progress
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.settings import Settings, load_settings, overridden
+from alphaloop.store.database import Database
+from alphaloop.store.past import PastStore
+
+EXAMPLE: Final = """\
+alphaloop replay --set policy.explore_share=0.0
+alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
+alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json"""
+
+#: Settings that a decision depends on, and history knows enough of; `*` is a name of the user's.
+_DECIDING: Final = (
+    "policy.*", "worker.history_half_life_days", "tasks.*.max_tokens", "tasks.*.decoding",
+    "tasks.*.target_time_per_token_ms", "tasks.*.target_time_to_first_token_ms", "models.drafters.*.max_draft_tokens",
+)  # fmt: skip
+
+
+def replay(
+    context: typer.Context,
+    task: str | None = typer.Option(None, help="Only this task; all, if not given."),
+    since: str | None = typer.Option(None, help="From this time on: 2026-09-01, or 90m, 2h, 3d ago. 14 days at most."),
+    until: str | None = typer.Option(None, help="Up to this time; now, if not given."),
+    changes: list[str] = typer.Option(
+        [], "--set", help="A setting to exchange, policy.explore_share=0.0; may be given again."
+    ),
+    configs: Path | None = typer.Option(None, help="A folder of TOML files to decide by instead of today's."),
+    seed: int = typer.Option(0, help="Of the draws that exploration, controls and bounds rest on."),
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+) -> None:
+    """Decide history again under another configuration: what would it have cost us?
+
+    Goes through the jobs that were decoded, in order, with the policy that a worker uses, and compares the device time
+    of what it would have chosen with that of what was chosen. Writes nothing to the database.
+    """
+    now = datetime.now(UTC)
+    end = now if until is None else moment(until, now, "--until")
+    begin = None if since is None else moment(since, now, "--since")
+    if begin is not None and begin >= end:
+        raise ConfigError("--since: expected a time before --until", hint="--since 7d --until 1d")
+    was = connected_settings(context, broker=False)
+    would = changed_settings(context, was, configs, changes)
+    with open_database(was) as database:
+        if task is not None:
+            check_task(database, was, task)
+        window = _window(database, task, begin, end, timedelta(days=was.worker.history_days))
+        found = _run(database, was, would, window, seed)
+    told = [*([f"--configs {configs}"] if configs else []), *changes]
+    if as_json:
+        print_json(document(found, told))
+    else:
+        show(found, told)
+
+
+def changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
+    """The settings to replay with. Raises ConfigError for what is no setting, or has no say in a decision."""
+    for change in changes:
+        path = change.partition("=")[0].strip()
+        if not any(_matches(path, known) for known in _DECIDING) and _is_setting(was, change):
+            raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
+    if configs is not None:
+        was = load_settings(configs, profile=global_options(context).profile)
+    return overridden(was, changes)
+
+
+def _is_setting(settings: Settings, change: str) -> bool:
+    """Raises ConfigError if it is none: that is the better message."""
+    overridden(settings, [change])
+    return True
+
+
+def _matches(path: str, known: str) -> bool:
+    parts, pattern = path.split("."), known.split(".")
+    return len(parts) == len(pattern) and all(b in ("*", a) for a, b in zip(parts, pattern, strict=True))
+
+
+def _window(database: Database, task: str | None, begin: datetime | None, end: datetime, longest: timedelta) -> Window:
+    kept = PastStore(database).first_and_last(task)
+    if kept is None or kept[0] >= end or (begin is not None and kept[1] < begin):
+        which = f"job of {task}" if task else "job"
+        span = "" if kept is None else f"; they are from {kept[0]:%Y-%m-%d %H:%M} to {kept[1]:%Y-%m-%d %H:%M} UTC"
+        raise AlphaloopError(f"expected history to replay, found no {which} in that time{span}")
+    last = min(end, kept[1] + timedelta(microseconds=1))
+    return Window(max(kept[0], last - longest if begin is None else begin), last, task)
+
+
+def _run(database: Database, was: Settings, would: Settings, window: Window, seed: int) -> Replayed:
+    num_days = sum(1 for _ in window.days())
+    with progress() as bar:
+        shown = bar.add_task("days", total=num_days, note="")
+
+        def tell(num_done: int, num_jobs: int) -> None:
+            bar.update(shown, completed=num_done, note=f"{num_jobs} jobs")
+
+        return replay_history(database, was, would, window, seed=seed, tell=tell)

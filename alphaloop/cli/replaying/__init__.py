@@ -1,0 +1,1 @@
+"""What `alphaloop replay` goes through, and how it is shown."""

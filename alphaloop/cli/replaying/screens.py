@@ -1,0 +1,127 @@
+"""A replay as a person reads it, in a window of 80 columns or more, and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from alphaloop.cli.moments import shown
+from alphaloop.cli.replaying.run import Replayed
+from alphaloop.cli.screen import out, paragraph, table
+from alphaloop.deciding.decision import Choice
+from alphaloop.deciding.hindsight import Compared, total
+
+_MAX_WAYS: Final = 3
+HONESTLY: Final = (
+    "Measured is what the device took. Both other columns are computed alike, from the α that was known at the end of "
+    "each day and from today's costs, so only their difference counts; its bounds are those of α. What would have been "
+    "decoded in another way was not: evidence is what history decoded, exploration that history paid for is had for "
+    "nothing, and k does not change within a batch."
+)
+
+
+def show(found: Replayed, changed: Sequence[str]) -> None:
+    """Print what would have been chosen, and what that would have cost."""
+    everything = total(found.tasks.values())
+    paragraph(
+        f"{everything.num_jobs} jobs from {shown(found.window.since)} to {shown(found.window.until)}, "
+        f"{found.num_batches} batches, decided again with {', '.join(changed) or 'the settings of today'}.",
+        style="bold",
+    )
+    if found.num_given:
+        paragraph(f"{found.num_given} more were probes, controls, or fixed by the job or by circumstances.")
+    for why, number in found.left_out.items():
+        if number:
+            paragraph(f"{number} more are left out: {why}.")
+    if not everything.num_jobs:
+        return
+    out().print()
+    columns = ("jobs", "same", "measured", "as it was", "replayed", "device time [95 %]")
+    made = table("ms/token", *columns, right=columns[:-1])
+    for task, its in sorted(found.tasks.items()):
+        made.add_row(task, *_cells(its))
+    if len(found.tasks) > 1:
+        made.add_row("all tasks", *_cells(everything), style="bold")
+    out().print(made)
+    out().print()
+    for task, its in sorted(found.tasks.items()):
+        if told := _ways(its):
+            paragraph(f"{task}: {told}.")
+    reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
+    paragraph(f"Reasons: {reasons} jobs.")
+    gained = everything.was_s - everything.would_s
+    verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"
+    paragraph(
+        f"It would have {verdict} {_time(everything.was_s)} of the device. "
+        f"{_share(_num_changed_tokens(everything), everything.num_tokens)} of the tokens would have come in another way; "
+        f"{_share(everything.num_untested_tokens, everything.num_tokens)} from drafts longer than any that were tested."
+    )
+    paragraph(HONESTLY, style="dim")
+
+
+def document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "since": found.window.since,
+        "until": found.window.until,
+        "changed": list(changed),
+        "num_batches": found.num_batches,
+        "num_given": found.num_given,
+        "left_out": {why: number for why, number in found.left_out.items() if number},
+        "reasons": dict(found.reasons),
+        "tasks": {task: _compared(its) for task, its in sorted(found.tasks.items())},
+        "total": _compared(total(found.tasks.values())),
+        "modelled": HONESTLY,
+    }
+
+
+def _compared(its: Compared) -> dict[str, Any]:
+    return {
+        "num_jobs": its.num_jobs,
+        "num_tokens": its.num_tokens,
+        "num_same_jobs": its.num_same_jobs,
+        "num_untested_tokens": its.num_untested_tokens,
+        "measured_s": its.measured_s,
+        "was_s": its.was_s,
+        "would_s": its.would_s,
+        "ratio": asdict(its.ratio) if its.ratio else None,
+        "ways": [
+            {"was": asdict(was), "would": asdict(would), "num_tokens": tokens}
+            for (was, would), tokens in its.ways.most_common()
+        ],
+    }
+
+
+def _cells(its: Compared) -> list[str]:
+    per_token = [f"{1000 * seconds / its.num_tokens:.2f}" for seconds in (its.measured_s, its.was_s, its.would_s)]
+    ratio = its.ratio
+    gain = "-" if ratio is None else f"{ratio.mean - 1:+.1%} [{ratio.low - 1:+.1%} {ratio.high - 1:+.1%}]"
+    return [str(its.num_jobs), f"{its.num_same_jobs / its.num_jobs:.0%}", *per_token, gain]
+
+
+def _ways(its: Compared) -> str:
+    other = Counter({ways: tokens for ways, tokens in its.ways.items() if ways[0] != ways[1]})
+    told = [
+        f"{_named(was)} → {_named(would)} for {_share(tokens, its.num_tokens)} of the tokens"
+        for (was, would), tokens in other.most_common(_MAX_WAYS)
+    ]
+    more = len(other) - _MAX_WAYS
+    return "; ".join(told) + (f"; {more} other changes" if more > 0 else "")
+
+
+def _share(part: int, whole: int) -> str:
+    return "under 1%" if 0 < part < 0.005 * whole else f"{part / whole:.0%}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _num_changed_tokens(its: Compared) -> int:
+    return sum(tokens for (was, would), tokens in its.ways.items() if was != would)
+
+
+def _named(choice: Choice) -> str:
+    return f"{choice.drafter} k={choice.num_draft_tokens}" if choice.drafter else "vanilla"

@@ -1,0 +1,223 @@
+"""What jobs would have cost, decoded in another way: with what was known at the end of their day. Pure.
+
+A job of n tokens in a batch of b takes, of the device, the reading of its prompt and n / (b · E[tokens a round]) rounds
+of the batch. E comes from the α_i that are believed at the end of the day, rounds from the cost table. History as it
+was is computed in the same way, so what is wrong with both cancels; `measured_s` says how wrong it is.
+
+Bounds are those of acceptance alone: the beliefs are drawn from, and both ways are computed with the same draw. A
+drafter's draws in one task are the same on all days, since what is not known of it on one is not known on the next.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Final
+
+from alphaloop.acceptance import EvidenceKey, Interval
+from alphaloop.cost import CostTable
+from alphaloop.deciding.belief import Belief
+from alphaloop.deciding.decision import Choice
+from alphaloop.deciding.goodput import DrafterState, JobSize
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.profile import logistic
+from alphaloop.deciding.recollection import Place, Recollection
+
+_NUM_DRAWS: Final = 200
+_LEAST_TRIALS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Jobs about which the same is known, and how they were and would have been decoded."""
+
+    wanted: EvidenceKey  #: without a drafter
+    batch: int
+    was: Choice
+    would: Choice
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the jobs of a case."""
+
+    num_jobs: int = 0
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    device_s: float = 0.0
+
+    def add(self, num_tokens: int, num_prompt_tokens: int, device_s: float) -> None:
+        """One job."""
+        self.num_jobs += 1
+        self.num_tokens += num_tokens
+        self.num_prompt_tokens += num_prompt_tokens
+        self.device_s += device_s
+
+
+@dataclass(slots=True)
+class Compared:
+    """A task, or all of them: seconds of the device as it was and as it would have been."""
+
+    num_jobs: int = 0
+    num_tokens: int = 0
+    num_same_jobs: int = 0
+    measured_s: float = 0.0
+    was_s: float = 0.0  #: computed, of the way it was
+    would_s: float = 0.0
+    num_untested_tokens: int = 0  #: would have been drafted for at a position that no draft of the task has reached
+    was_draws: list[float] = field(default_factory=lambda: [0.0] * _NUM_DRAWS)
+    would_draws: list[float] = field(default_factory=lambda: [0.0] * _NUM_DRAWS)
+    ways: Counter[tuple[Choice, Choice]] = field(default_factory=Counter)  #: tokens by (was, would)
+
+    @property
+    def ratio(self) -> Interval | None:
+        """Device time as it would have been over what it was, with 95 % bounds; None without jobs."""
+        if self.was_s <= 0:
+            return None
+        drawn = sorted(would / was for would, was in zip(self.would_draws, self.was_draws, strict=True))
+        cut = round(0.025 * len(drawn))
+        mean = self.would_s / self.was_s
+        # The mean of a convex function is not the function of the mean: keep the middle inside.
+        return Interval(mean, min(mean, drawn[cut]), max(mean, drawn[-1 - cut]))
+
+    def __add__(self, other: Compared) -> Compared:
+        return Compared(
+            self.num_jobs + other.num_jobs, self.num_tokens + other.num_tokens,
+            self.num_same_jobs + other.num_same_jobs, self.measured_s + other.measured_s, self.was_s + other.was_s,
+            self.would_s + other.would_s, self.num_untested_tokens + other.num_untested_tokens,
+            [a + b for a, b in zip(self.was_draws, other.was_draws, strict=True)],
+            [a + b for a, b in zip(self.would_draws, other.would_draws, strict=True)], self.ways + other.ways,
+        )  # fmt: skip
+
+
+class Hindsight:
+    """Compares day by day. Every number it draws comes from `seed`."""
+
+    def __init__(self, recollection: Recollection, limits: PolicyLimits, seed: int) -> None:
+        self.recollection: Final = recollection
+        self.limits: Final = limits
+        self._seed = seed
+        self._drawn: dict[tuple[str, str], list[list[float]]] = {}
+
+    def compare(
+        self, cases: Mapping[Case, Tally], drafters: Sequence[DrafterState], costs: CostTable, at: datetime,
+        into: dict[str, Compared],
+    ) -> int:  # fmt: skip
+        """Add the cases, by task, as known `at`; returns the jobs left out, whose cost nobody measured."""
+        left_out = 0
+        day = _Day(self, cases, drafters, costs, at)
+        for case, tally in cases.items():
+            was, would = day.price(case, tally, case.was), day.price(case, tally, case.would)
+            if was is None or would is None:
+                left_out += tally.num_jobs
+                continue
+            task = into.setdefault(case.wanted.task, Compared())
+            task.num_jobs += tally.num_jobs
+            task.num_tokens += tally.num_tokens
+            task.num_same_jobs += tally.num_jobs * (case.was == case.would)
+            task.measured_s += tally.device_s
+            task.was_s += was[0]
+            task.would_s += would[0]
+            for i in range(_NUM_DRAWS):
+                task.was_draws[i] += was[1][i]
+                task.would_draws[i] += would[1][i]
+            task.ways[case.was, case.would] += tally.num_tokens
+            if case.would != case.was and not day.is_tested(case):
+                task.num_untested_tokens += tally.num_tokens
+        return left_out
+
+    def numbers(self, task: str, drafter: str, size: int) -> list[list[float]]:
+        """Standard normal numbers, at least `size` a draw."""
+        rows = self._drawn.get((task, drafter))
+        if rows is None or len(rows[0]) < size:
+            # From the names alone: the same numbers come first, however many are asked for.
+            rows = []
+            for i in range(_NUM_DRAWS):
+                rng = random.Random(f"{self._seed} {i} {task} {drafter}")
+                rows.append([rng.gauss(0.0, 1.0) for _ in range(size)])
+            self._drawn[task, drafter] = rows
+        return rows
+
+
+class _Day:
+    """What is believed at the end of one day, each belief made once."""
+
+    def __init__(
+        self, hindsight: Hindsight, cases: Iterable[Case], drafters: Sequence[DrafterState], costs: CostTable,
+        at: datetime,
+    ) -> None:  # fmt: skip
+        self._hindsight, self._costs, self._at = hindsight, costs, at
+        longest = Counter[str]()
+        for case in cases:
+            for choice in (case.was, case.would):
+                name = choice.drafter or ""
+                longest[name] = max(longest[name], choice.num_draft_tokens)
+        # As long as anybody drafted: a shorter limit may have been set since.
+        self._drafters = {
+            d.name: replace(d, max_draft_tokens=max(d.max_draft_tokens, longest[d.name])) for d in drafters
+        }
+        self._beliefs: dict[tuple[EvidenceKey, str], Belief] = {}
+        self._drawn: dict[tuple[EvidenceKey, Choice], list[float]] = {}
+
+    def price(self, case: Case, tally: Tally, choice: Choice) -> tuple[float, list[float]] | None:
+        """Seconds of the device for the jobs of the case, and the same for every draw; None without a cost."""
+        prompt, output = tally.num_prompt_tokens / tally.num_jobs, tally.num_tokens / tally.num_jobs
+        here = self._costs.rounds(case.batch, JobSize(prompt, output).context)
+        reading_s = tally.num_jobs * self._costs.prefill_ms(None, prompt) / 1000
+        if choice.drafter is None:
+            ms = here.part_ms(None, 1)
+            if ms is None:
+                return None
+            seconds = reading_s + tally.num_tokens * ms / 1000 / case.batch
+            return seconds, [seconds] * _NUM_DRAWS
+        name, k = choice.drafter, choice.num_draft_tokens
+        if name not in self._drafters:
+            return None
+        belief = self._belief(case.wanted, name)
+        ms = here.round_ms(name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
+        if ms is None:
+            return None
+        reading_s += tally.num_jobs * self._costs.prefill_ms(name, prompt) / 1000
+        rounds_s = tally.num_tokens * ms / 1000 / case.batch
+        drawn = self._tokens(case.wanted, choice, belief)
+        return reading_s + rounds_s / belief.tokens[k], [reading_s + rounds_s / tokens for tokens in drawn]
+
+    def is_tested(self, case: Case) -> bool:
+        """Whether a draft of the task has ever reached the last position that would be drafted."""
+        if case.would.drafter is None:
+            return True
+        drafter, k = self._drafters[case.would.drafter], case.would.num_draft_tokens
+        place = Place(case.wanted.task, drafter.name, drafter.revision)
+        leaves = self._hindsight.recollection.leaves(place, self._at)
+        return sum(m.all.trials[k - 1] for m in leaves.values() if len(m.all.trials) >= k) >= _LEAST_TRIALS
+
+    def _belief(self, wanted: EvidenceKey, name: str) -> Belief:
+        if (wanted, name) not in self._beliefs:
+            self._beliefs[wanted, name] = self._hindsight.recollection.belief(
+                wanted, self._drafters[name], self._at, self._hindsight.limits
+            )
+        return self._beliefs[wanted, name]
+
+    def _tokens(self, wanted: EvidenceKey, choice: Choice, belief: Belief) -> list[float]:
+        """Tokens a round, drawn from the belief."""
+        if (wanted, choice) not in self._drawn:
+            profile, found = belief.profile, []
+            common = math.sqrt(profile.common_var)
+            own = [math.sqrt(v) for v in profile.own_var[: choice.num_draft_tokens]]
+            for row in self._hindsight.numbers(wanted.task, choice.drafter or "", 1 + len(profile.mean)):
+                tokens = through = 1.0
+                for m, b, sd, z in zip(profile.mean, profile.loading, own, row[1:], strict=False):
+                    through *= logistic(m + b * common * row[0] + sd * z)
+                    tokens += through
+                found.append(tokens)
+            self._drawn[wanted, choice] = found
+        return self._drawn[wanted, choice]
+
+
+def total(tasks: Iterable[Compared]) -> Compared:
+    """All of them together."""
+    return sum(tasks, start=Compared())
