@@ -1,0 +1,103 @@
+"""An earlier moment made again from what is kept, in a real PostgreSQL."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import Memory
+from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun, insert_runs
+from alphaloop.store.past import PastStore
+from alphaloop.store.traffic import TrafficStore
+from tests.fixtures.history import ENGINE, TARGET, decoded, drawn_counts
+
+pytestmark = pytest.mark.postgres
+
+NOON, MINUTE, HALF_LIFE = datetime(2026, 9, 1, 12, tzinfo=UTC), timedelta(minutes=1), timedelta(days=3)
+
+
+def some_runs(rng: random.Random, task: str, start: datetime, num_jobs: int = 20) -> list[DecodeRun]:
+    counts = (drawn_counts(rng, 0.7, num_tokens=48, num_draft_tokens=3) for _ in range(num_jobs))
+    return [decoded(its, start + i * MINUTE, task=task) for i, its in enumerate(counts)]
+
+
+def write(database: Database, runs: list[DecodeRun]) -> None:
+    with database.begin() as connection:
+        insert_runs(connection, [(f"{run.key.task}-{run.decoded_at}", 1, run) for run in runs])
+        for run in runs:
+            add_jobs(connection, [(run.key, run.evidence)], HALF_LIFE)
+
+
+def remembered(database: Database, task: str) -> dict[EvidenceKey, Memory]:
+    return {row.key: row.memory for row in AcceptanceStateStore(database).of_task(task)}
+
+
+def test_the_hour_that_was_open_is_made_again_job_by_job(database: Database, rng: random.Random) -> None:
+    write(database, some_runs(rng, "code", NOON))
+    then = remembered(database, "code")
+    write(database, some_runs(rng, "code", NOON + 30 * MINUTE))
+    past = PastStore(database)
+    assert past.memories(TARGET, ENGINE, NOON + 25 * MINUTE, HALF_LIFE, task="code") == then
+    assert past.memories(TARGET, ENGINE, NOON + 55 * MINUTE, HALF_LIFE) == remembered(database, "code")
+    assert past.memories(TARGET, ENGINE, NOON - MINUTE, HALF_LIFE, task="code") == {}
+    assert past.memories("another", ENGINE, NOON + 55 * MINUTE, HALF_LIFE, task="code") == {}
+
+
+def test_hours_that_are_over_are_made_again_from_their_sums(database: Database, rng: random.Random) -> None:
+    """Of other tasks by drafter alone, whatever the keys were."""
+    for task in ("code", "chat"):
+        write(database, some_runs(rng, task, NOON - 180 * MINUTE))
+        write(database, some_runs(rng, task, NOON))
+    until = NOON + 90 * MINUTE
+    found = PastStore(database).memories(TARGET, ENGINE, until, HALF_LIFE, task="code")
+    ((key, exact),) = remembered(database, "code").items()
+    again, exact = found[key].all.faded(until, HALF_LIFE), exact.all.faded(until, HALF_LIFE)
+    assert again.jobs == pytest.approx(exact.jobs, rel=0.01)
+    for name in ("trials", "accepts", "chances", "proposed"):
+        assert getattr(again, name) == pytest.approx(getattr(exact, name), rel=0.01)
+    (other,) = (memory for place, memory in found.items() if place.task == "chat")
+    assert other.all.faded(until, HALF_LIFE).jobs == pytest.approx(exact.jobs, rel=0.1)
+
+
+def test_runs_come_in_order_as_they_were_written(database: Database, rng: random.Random) -> None:
+    code, chat = some_runs(rng, "code", NOON), some_runs(rng, "chat", NOON + MINUTE / 2)
+    write(database, code + chat)
+    past = PastStore(database)
+    everything = list(past.runs(NOON, NOON + 60 * MINUTE))
+    assert everything == sorted(code + chat, key=lambda run: run.decoded_at)
+    assert list(past.runs(NOON + MINUTE, NOON + 5 * MINUTE, task="code")) == code[1:5]
+    assert past.first_and_last("chat") == (chat[0].decoded_at, chat[-1].decoded_at)
+    assert past.first_and_last("sql") is None
+    assert past.tasks() == ["chat", "code"]
+
+
+def test_shadows_come_by_hours(database: Database, rng: random.Random) -> None:
+    run = some_runs(rng, "code", NOON, 1)[0]
+    shadow = ShadowRun(run.key, 3, run.counts, 20, 48, NOON + 5 * MINUTE)
+    with database.begin() as connection:
+        insert_runs(connection, [], [shadow])
+    past = PastStore(database)
+    ((key, sums),) = past.shadows(NOON, NOON + 60 * MINUTE, task="code")
+    assert (key, sums.jobs, sums.accepts) == (run.key, 1.0, shadow.evidence.accepts)
+    assert list(past.shadows(NOON, NOON + 60 * MINUTE, task="chat")) == []
+    assert list(past.shadows(NOON + 60 * MINUTE, NOON + 120 * MINUTE)) == []
+
+
+def test_ways_of_the_last_jobs(database: Database, rng: random.Random) -> None:
+    write(database, some_runs(rng, "code", NOON, 12))
+    vanilla = decoded(drawn_counts(rng, 0.0, num_tokens=48, num_draft_tokens=0), NOON, drafter="", reason="control")
+    write(database, [vanilla])
+    where = ("code", TARGET, ENGINE, "cpu", "greedy")
+    until = NOON + 60 * MINUTE
+    fast, slow = TrafficStore(database).ways(*where, NOON - MINUTE, until)
+    assert (fast.drafter, fast.num_draft_tokens, fast.reason, fast.num_jobs) == ("lookup", 3, "faster", 12)
+    assert (slow.drafter, slow.reason, slow.num_jobs, slow.num_tokens) == ("", "control", 1, 48)
+    assert slow.tokens_device_s == pytest.approx(48 * vanilla.device_s)
+    (last,) = TrafficStore(database).ways(*where, NOON - MINUTE, until, max_jobs=5)
+    assert (last.num_jobs, last.tokens_sq) == (5, 5 * 48**2)
+    assert TrafficStore(database).ways("sql", *where[1:], NOON - MINUTE, until) == []
