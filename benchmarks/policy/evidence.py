@@ -15,7 +15,7 @@ from benchmarks.policy.stream import Block
 
 @dataclass(frozen=True, slots=True)
 class BlockEvidence:
-    """Sums by batch, by name. Making them job by job took a third of the simulator's time."""
+    """Sums by batch, by name: all rules that ask share them."""
 
     num_jobs: int
     numbers: dict[str, list[float]]

@@ -65,7 +65,7 @@ class CalibratedCosts:
 
 
 def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> Costs:
-    """The worker's own live costs where the scenario's are wrong; they take most of the time where they are right."""
+    """The worker's own live costs where the scenario's are wrong; left out elsewhere, to save time."""
     if not scenario.believed:
         return CalibratedCosts(points)
     return LiveCosts(

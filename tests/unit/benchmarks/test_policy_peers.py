@@ -54,10 +54,10 @@ def test_epsilon_greedy_prefers_what_took_least(seed: int) -> None:
     taken = [rule.choose(batch) for _ in range(200)]
     times = {k: of.fixed_ms("draft" if k else None, k)[0] for k in (0, 1, 7)}
     least = min(times, key=times.__getitem__)
-    # All but the exploring ones, of which 200 at 5 % hardly ever exceed 30.
-    assert sum(choice.num_draft_tokens == least for choice in taken) >= 170
+    # All but the exploring ones: of 200 at 10 %, more than 50 would be seven standard deviations away.
+    assert sum(choice.num_draft_tokens == least for choice in taken) >= 150
     rule.restart()
-    assert sum(choice.num_draft_tokens == 0 for choice in (rule.choose(batch) for _ in range(200))) >= 170
+    assert sum(choice.num_draft_tokens == 0 for choice in (rule.choose(batch) for _ in range(200))) >= 150
 
 
 class Remembering(Survival):
