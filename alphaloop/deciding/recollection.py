@@ -18,8 +18,9 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import PairBelief, believe
 
-#: As a worker does: what all tasks say moves slowly, and those of late are enough.
-_PAIR_LASTS: Final = timedelta(seconds=60)
+#: What all tasks say moves slowly, and those of late are enough. A worker looks again every minute; days of history
+#: would take minutes for it.
+_PAIR_LASTS: Final = timedelta(minutes=10)
 _MAX_TASKS: Final = 300
 
 

@@ -55,8 +55,8 @@ def test_hours_that_are_over_are_made_again_from_their_sums(database: Database, 
         write(database, some_runs(rng, task, NOON))
     until = NOON + 90 * MINUTE
     found = PastStore(database).memories(TARGET, ENGINE, until, HALF_LIFE, task="code")
-    ((key, exact),) = remembered(database, "code").items()
-    again, exact = found[key].all.faded(until, HALF_LIFE), exact.all.faded(until, HALF_LIFE)
+    ((key, memory),) = remembered(database, "code").items()
+    again, exact = (one.all.faded(until, HALF_LIFE) for one in (found[key], memory))
     assert again.jobs == pytest.approx(exact.jobs, rel=0.01)
     for name in ("trials", "accepts", "chances", "proposed"):
         assert getattr(again, name) == pytest.approx(getattr(exact, name), rel=0.01)
