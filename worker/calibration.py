@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 #: A burst of somebody else's work lasts longer than one shape's samples: everything is measured in this many passes.
 NUM_PASSES: Final = 3
 FAR_CONTEXT: Final = 2048
+_EACH_WIDTH: Final = 5  #: every width up to it is measured
 PROMPT_TOKENS: Final = (64, 512)
 #: Sequences grow while a drafter is measured on them.
 _ROOM_TO_GROW: Final = 0.5
@@ -85,8 +86,9 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     """
     length = engine.identity.context_length
     widest = {drafter.name: drafter.max_draft_tokens + 1 for drafter in engine.drafters}
-    # A pass of two positions may take another path through the device than one of one; from there by doubling steps.
-    widths = sorted({1, *_doublings(1, last := max(widest.values(), default=1), offset=1), last})
+    # Narrow passes are most, and a device may take other paths from one position to the next; further on by doublings.
+    last = max(widest.values(), default=1)
+    widths = sorted({*range(1, min(last, _EACH_WIDTH) + 1), *_doublings(1, last, offset=1), last})
     batches = sorted({1, *_doublings(2, settings.batch_size), settings.batch_size})
     needed_widths = {*(settings.calibration_widths or ()), widths[0], widths[-1]}
     needed_batches = {
@@ -107,7 +109,11 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
 
     corners = ({batches[0], batches[-1]}, {widths[0], widths[-1]})
     needed = rounds(needed_batches, needed_widths, near)
-    refining = [
+    # Widths first: between two that were measured a step of the device would look like a slope, and k is chosen there.
+    refining = []
+    if settings.calibration_widths is None:
+        refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
+    refining += [
         [Shape(name, 1, min(num_tokens, longest), 0, CostKind.PREFILL) for name in ("", *widest)]
         for num_tokens in PROMPT_TOKENS
     ]
@@ -117,8 +123,6 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     else:
         refining += [[s for s in shapes if not s.drafter] for shapes in far]
         refining += [[s for s in shapes if s.drafter] for shapes in far]
-    if settings.calibration_widths is None:
-        refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
     if settings.calibration_batches is None:
         refining += [rounds([batch], needed_widths, near) for batch in batches[1:-1] if batch not in needed_batches]
     have = set(needed)

@@ -22,6 +22,9 @@ class Belief:
     jobs: float  #: effective jobs of this task behind it
     design_effect: float
     kept: float = 1.0  #: share of the older evidence's weight that the last jobs left it
+    #: P(a token is proposed at i | proposed through i - 1), whatever becomes of them; empty: as `reach`. Drafters that
+    #: look before they propose go further where they are right, so what a draft holds does not follow from `reach`.
+    offered: tuple[float, ...] = ()
     tokens: tuple[float, ...] = field(init=False)  #: expected tokens a round at k
     common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together
     slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: ∂tokens/∂ε_i · sd(ε_i), i = 1..k
@@ -39,7 +42,7 @@ class Belief:
         slopes = _slopes(self.profile)
         variance = [c * c + sum(s * s for s in row) for c, row in zip(common, slopes, strict=True)]
         proposed, through = [0.0], 1.0
-        for r in self.reach:
+        for r in self.offered or self.reach:
             through *= r
             proposed.append(proposed[-1] + through)
         for name, value in (

@@ -37,6 +37,7 @@ class PairBelief:
     profile: Profile
     spread: float  #: standard deviation between tasks, logits
     reach: tuple[float, ...]
+    offered: tuple[float, ...] = ()  #: as a belief's; empty: as `reach`
 
     @classmethod
     def unknown(cls, max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0) -> PairBelief:
@@ -46,7 +47,7 @@ class PairBelief:
 
     def for_a_task(self) -> Belief:
         """What is believed of a task that nothing is known of."""
-        return Belief(self.profile.widened(self.spread), self.reach, 0.0, 1.0)
+        return Belief(self.profile.widened(self.spread), self.reach, 0.0, 1.0, offered=self.offered)
 
     @classmethod
     def of(
@@ -60,10 +61,10 @@ class PairBelief:
         groups = [effective(task, design_effect([task])) for task in sums]
         between = _spread(prior.profile, groups, spread)
         pooled = prior.profile.updated(_pooled(prior.profile, groups, between))
-        reach = prior.reach
+        reach = offered = prior.reach
         for task in sums:
-            reach = _reach(task, reach)
-        return cls(pooled, between, reach)
+            reach, offered = _reach(task, reach), _offered(task, offered)
+        return cls(pooled, between, reach, offered)
 
 
 def believe(
@@ -92,19 +93,20 @@ def believe(
         profile = profile.updated(_pooled(profile, siblings, spread)).widened(spread)
         within = {key: seen for key, seen in within.items() if name_of(key) == mine}
     profile = profile.updated(total(within.values()))
-    reach = pair.reach
+    reach, offered = pair.reach, pair.offered or pair.reach
     for near in (False, True):
         for key in sorted(sums, key=lambda key: key == wanted):
             if (key in within) == near:
-                reach = _reach(sums[key], reach)
+                reach, offered = _reach(sums[key], reach), _offered(sums[key], offered)
     jobs = sum(leaf.jobs for leaf in sums.values())
     jobs_w2 = sum(leaf.jobs_w2 for leaf in sums.values())
     return Belief(
         _sized(profile, max_draft_tokens),
-        (*reach, *(reach[-1:] or (1.0,)) * max_draft_tokens)[:max_draft_tokens],
+        _lasting(reach, max_draft_tokens),
         jobs**2 / jobs_w2 if jobs_w2 > 0 else 0.0,
         deff,
         kept,
+        _lasting(offered, max_draft_tokens),
     )
 
 
@@ -186,6 +188,31 @@ def _reach(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
         trials, chances = (sums.trials[i], sums.chances[i]) if i < len(sums.chances) else (0.0, 0.0)
         found.append(min(1.0, (trials + _REACH_CHANCES * expected) / (chances + _REACH_CHANCES)))
     return tuple(found)
+
+
+def _offered(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
+    """How often a token is proposed behind those proposed before it.
+
+    Proposals are not counted by what k allowed, only what was accepted is (`chances`): a draft length is taken to have
+    ended as large a share of the proposals.
+    """
+    found: list[float] = []
+    for i in range(max(len(parent), len(sums.chances))):
+        expected = parent[i] if i < len(parent) else found[-1] if found else 1.0
+        proposed, allowed = (sums.proposed[i], sums.chances[i]) if i < len(sums.chances) else (0.0, 0.0)
+        if i and allowed:
+            through = sums.accepts[i - 1]
+            allowed = sums.proposed[i - 1] * (min(1.0, allowed / through) if through > 0 else 1.0)
+        if i and not allowed:
+            expected = min(expected, found[-1])  # a draft that was never allowed to go on ends as it did before
+        found.append(min(1.0, (proposed + _REACH_CHANCES * expected) / (allowed + _REACH_CHANCES)))
+    return tuple(found)
+
+
+def _lasting(values: Sequence[float], size: int) -> tuple[float, ...]:
+    """So many values, the last one again where there are fewer."""
+    last = values[-1] if values else 1.0
+    return (*values, *(last,) * size)[:size]
 
 
 def _sized(profile: Profile, size: int) -> Profile:

@@ -193,3 +193,19 @@ def test_more_accepts_never_lower_any_position(counts: Counts, position: int, mo
     low = prior.updated(counts).probabilities()
     high = prior.updated(Counts(tuple(accepts), counts.chances)).probabilities()
     assert all(h >= lo - 1e-3 for h, lo in zip(high, low, strict=True))
+
+
+def test_what_a_draft_holds_is_what_was_proposed(rng: random.Random) -> None:
+    """A drafter that goes on where it is right, and stops at once where it is wrong: seldom long, often accepted."""
+    k, num_rounds, num_right = 6, 3000, rng.randint(200, 800)
+    right, wrong = num_right, num_rounds - num_right
+    counts = AcceptanceCounts(
+        rounds=num_rounds + 1, num_empty_rounds=1, proposed=(num_rounds, *(right,) * (k - 1)),
+        trials=(num_rounds, *(right,) * (k - 1)), accepts=(right,) * k,
+    )  # fmt: skip
+    one = EvidenceSums.of_job(counts, k, NOW, counts.num_tokens)
+    belief = believe({key(): Memory.empty(NOW).with_job(one, HALF_LIFE)}, key(), k, PairBelief.unknown(k))
+    seen = (num_rounds + (k - 1) * right) / num_rounds
+    assert belief.proposed[k] == pytest.approx(seen, rel=0.1)
+    assert belief.reach[1] > 0.95  # behind what was accepted it always goes on
+    assert wrong > right
