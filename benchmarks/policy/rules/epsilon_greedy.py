@@ -7,8 +7,8 @@ from typing import Final
 
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
 
-#: Share of batches decoded at random: the best of five. Mean gross goodput over the oracle's, twelve scenarios, seeds 501
-#: to 508: 1 % .844, 2 % .882, 5 % .921, 10 % .927, 20 % .917.
+#: Share of batches decoded at random: the best of five. Mean gross goodput over the oracle's, twelve scenarios, seeds
+#: 501 to 508: 1 % .844, 2 % .882, 5 % .921, 10 % .927, 20 % .917.
 EPSILON: Final = 0.1
 #: Weight of the newest batch, so that a change is followed: about the last 20 of an arm count.
 RECENCY: Final = 0.1
