@@ -32,13 +32,24 @@ class Outcome:
     topic: str
     headers: Mapping[str, str]
     run: DecodeRun | None = None
-    shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it, each at most once
+    shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
 
     @property
     def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
-        """What it adds to what is remembered, by key."""
-        of_run = [(self.run.key, self.run.evidence)] if self.run is not None and self.run.is_evidence else []
-        return of_run + [(shadow.key, shadow.evidence) for shadow in self.shadows]
+        """What it adds to what is remembered, by key.
+
+        A shadow under the run's own key is the same job scored with longer drafts: it says all that the run says.
+        """
+        shadows = [(shadow.key, shadow.evidence) for shadow in self.shadows]
+        run = self.run
+        if run is None or not run.is_evidence or run.key in {key for key, _ in shadows}:
+            return shadows
+        return [(run.key, run.evidence), *shadows]
+
+    @property
+    def other_shadows(self) -> list[ShadowRun]:
+        """Of drafters that did not decode it: the hours hold a job once under each key."""
+        return [shadow for shadow in self.shadows if self.run is None or shadow.key != self.run.key]
 
 
 class OutcomeStore:
@@ -62,7 +73,7 @@ class OutcomeStore:
             if winners:
                 _end_jobs(connection, winners)
                 runs = [(won.job_id, won.attempt, won.run) for won in winners if won.run is not None]
-                shadows = [shadow for won in winners for shadow in won.shadows]
+                shadows = [shadow for won in winners for shadow in won.other_shadows]
                 insert_runs(connection, runs, shadows)
                 add_jobs(connection, [one for won in winners for one in won.evidence], self._half_life)
                 return _enqueue(connection, winners, owner)

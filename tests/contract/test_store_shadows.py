@@ -87,3 +87,18 @@ def test_a_lost_claim_adds_no_shadow(database: Database, rng: random.Random) -> 
     assert OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1") == []
     with database.begin() as connection:
         assert connection.execute(text("SELECT num_jobs FROM acceptance_hourly WHERE mode = 'shadow'")).all() == [(1,)]
+
+
+def test_a_run_scored_with_longer_drafts_counts_once(database: Database, rng: random.Random) -> None:
+    """As evidence by its longer score, in the hours by what ran."""
+    JobStore(database).claim([claim_request("0")], owner="w1", lease_s=60.0, max_attempts=9)
+    run = decode_run(simulated_counts(rng, [0.8], 10))
+    longer = simulated_counts(rng, [0.8, 0.6, 0.4], 10)
+    shadow = ShadowRun(run.key, 3, longer, run.num_prompt_tokens, run.num_tokens, run.decoded_at)
+    OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1")
+    look = AcceptanceStateStore(database).look(TARGET, run.key.engine, {run.key.drafter: run.key.draft_revision})
+    (row,) = (row for row in look.rows if row.pair.drafter)
+    assert (row.num_jobs, row.memory.all.trials) == (1, longer.trials)
+    with database.begin() as connection:
+        hours = connection.execute(text("SELECT mode, trials FROM acceptance_hourly")).all()
+    assert [tuple(hour) for hour in hours] == [("speculative", list(run.counts.trials))]

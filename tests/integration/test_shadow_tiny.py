@@ -88,6 +88,18 @@ def test_a_greedy_vanilla_text_credits_each_drafter_with_the_counts_of_its_real_
             assert 0 < total.num_accepted < total.num_trials, "both outcomes are seen"
 
 
+def test_a_run_with_short_drafts_is_scored_with_the_longest(engine: TransformersEngine, rng: random.Random) -> None:
+    k = KINDS["eager"][0]
+    jobs = [make_job(prompt, number) for number, prompt in enumerate(prompts(rng, 8))]
+    sampling = Sampling(max_tokens=rng.randint(20, 50), temperature=0.0)
+    short, long = (
+        decode(engine, ((job, sampling, decision("eager", length)) for job in jobs))
+        for length in (rng.randint(1, 3), k)
+    )
+    for job in jobs:
+        assert shadow(short[job.job_id], "eager") == long[job.job_id].counts
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

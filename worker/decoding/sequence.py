@@ -37,6 +37,8 @@ class Sequence:
         self.finish_reason: Literal["stop", "length"] | None = None
         self._num_draft_tokens = decision.num_draft_tokens
         self._by_batch = decision.num_draft_tokens_by_batch
+        #: Most tokens that a round may draft.
+        self.longest_draft = max((decision.num_draft_tokens, *decision.num_draft_tokens_by_batch))
         self._num_asked = 0
         self._chances: list[int] = []
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)

@@ -1,4 +1,4 @@
-"""Scoring look-up on texts that it did not decode.
+"""Scoring look-up on texts that it did not decode, or decoded with shorter drafts than it could have.
 
 A finished text is read again as look-up would have decoded it, in virtual rounds: it proposes behind what stands so
 far, the proposal is compared with the tokens that really follow, and the text goes on by those that agree and one more.
@@ -15,6 +15,9 @@ and only if it is the token that comes. Where a dtype rounds, a text may differ 
 Two edges. A prompt whose last piece read is a single token is proposed for in its first round, a virtual one's first is
 always the prefill. And what look-up remembers of a task is taken as it was when the job began; a real run also sees
 what ends while it runs.
+
+A text that look-up itself decoded at a smaller k is scored at its longest: whether more would pay is known without
+trying. That score says all that the run's own counts say, so it takes their place as evidence (`Outcome.evidence`).
 
 What it does not give: times. And it holds for look-up only. To score a draft model its passes would have to be run,
 which is the cost that is in question; and where its q is not one-hot, equality with the text understates it: then it is
@@ -53,6 +56,7 @@ class FinishedText(Protocol):
     text: list[int]
     num_prompt: int
     drafter: str | None
+    longest_draft: int  #: most tokens that it was allowed to draft in a round
     marks: Mapping[str, int]  #: what `Shadows.marks` returned when it began
     device_s: float  #: what decoding it took
 
@@ -88,7 +92,7 @@ class Pace:
 
 
 class Shadows:
-    """Scores finished texts with every look-up drafter that did not decode them, within each one's share of time.
+    """Scores finished texts with look-up drafters as far as they did not decode them, within each one's share of time.
 
     Which texts are scored, where that is not all of them, is drawn by job_id at a chance that only earlier jobs settle:
     nothing about a text decides whether it counts.
@@ -111,14 +115,16 @@ class Shadows:
         for name, drafter in self._lookups():
             pace = self._paces.setdefault(name, Pace())
             pace.decoded(ended.device_s)
-            if name == ended.drafter:
-                continue  # its own counts are at hand, and it has remembered the text
+            is_own = name == ended.drafter
+            if is_own and ended.longest_draft >= drafter.state.max_draft_tokens:
+                continue  # its own counts say as much
             if _uniform(ended.job_id, name) < pace.share_to_score(drafter.shadow_share):
                 began = self._clock()
                 counts = _score(drafter, ended)
                 pace.scored(self._clock() - began)
                 found.append(ShadowCounts(name, drafter.state.revision, drafter.state.max_draft_tokens, counts))
-            drafter.remember(ended.task, ended.text[ended.num_prompt :])
+            if not is_own:  # else it has remembered the text
+                drafter.remember(ended.task, ended.text[ended.num_prompt :])
         return tuple(found)
 
     def _lookups(self) -> list[tuple[str, LookupDrafter]]:

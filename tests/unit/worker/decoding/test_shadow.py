@@ -30,6 +30,7 @@ class Ended:
     num_prompt: int = 1
     task: str = "code"
     drafter: str | None = None
+    longest_draft: int = 0
     marks: Mapping[str, int] = field(default_factory=dict)
     device_s: float = 1.0
     max_tokens: int = 10_000
@@ -141,7 +142,9 @@ def test_results_that_were_dropped_since_spoil_no_mark(rng: random.Random) -> No
 
 def test_what_decoded_a_text_and_what_is_no_traffic_is_not_scored() -> None:
     shadows = Shadows({"lookup": lookup(remember_tasks=("code",)), "other": lookup()})
-    assert [found.drafter for found in shadows.score(Ended("a", [1, 1, 1], drafter="other"))] == ["lookup"]
+    for longest, scored in ((12, ["lookup"]), (11, ["lookup", "other"])):
+        ended = Ended("a", [1, 1, 1], drafter="other", longest_draft=longest)
+        assert [found.drafter for found in shadows.score(ended)] == scored
     assert shadows.score(Ended("b", [1, 1, 1], task="")) == ()
 
 
