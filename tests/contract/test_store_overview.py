@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import OutcomeStore, ShadowRun
 from alphaloop.store.overview import Overview
 from alphaloop.tables import metadata
 from tests.fixtures.runs import DEVICE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
@@ -55,6 +56,10 @@ def filled(database: Database, rng: random.Random) -> Database:
     jobs.claim([*requests, claim_request("bad"), claim_request("nul"), claim_request("running")], owner="w1",
                lease_s=60, max_attempts=3)  # fmt: skip
     done = [outcome(i, text="NUL \x00", task=run.key.task, run=run) for i, run in zip(ids, runs, strict=True)]
+    plain = runs[-1]
+    lookup = replace(plain.key, drafter="lookup", draft_revision="draft-1")
+    shadow = ShadowRun(lookup, 2, simulated_counts(rng, [0.8, 0.5], 10), 40, plain.num_tokens, plain.decoded_at)
+    done[-1] = replace(done[-1], shadows=(shadow,))
     bad = outcome("bad", status=Status.FAILED, error=failing)
     nul = outcome("nul", status=Status.FAILED, error=Failure(code="decode_failed", message="NUL \x00"))
     outcomes.record([*done, bad, nul], owner="w1")
