@@ -9,6 +9,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from worker.batching import Batcher
 from worker.choices import Budgets, Choices
 from worker.claiming import Claiming
-from worker.costs import open_costs
+from worker.costs import LiveCosts, open_costs
 from worker.deciding import Decider
 from worker.engine import Engine
 from worker.intake import Intake
@@ -66,10 +67,7 @@ def assemble(
     """Build every part of a worker. Topics that are missing are created; costs never measured here are measured now."""
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
-    _register_drafters(engine, database)
-    costs = open_costs(limits, engine, CostStore(database))
-    half_life = timedelta(days=limits.history_half_life_days)
-    remembered = _remember(engine, database, half_life)
+    deciding = open_deciding(settings, engine, database, owner=owner, rng=rng)
     jobs = JobStore(database)
     source = Consumer(settings.kafka, group_id=settings.kafka.group_id)
     intake = Intake(
@@ -81,7 +79,7 @@ def assemble(
     )
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
-    metrics.watch_costs(costs)
+    metrics.watch_costs(deciding.costs)
     return Parts(
         owner=owner,
         group=settings.kafka.group_id,
@@ -94,21 +92,12 @@ def assemble(
         claiming=Claiming(
             jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, now=lambda: datetime.now(UTC)
         ),
-        decider=Decider(
-            engine,
-            remembered,
-            Choices(DecisionLog(database, half_life=half_life), engine.identity, owner),
-            Budgets(HistoryStore(database), remembered, _revisions(engine)),
-            costs=costs,
-            limits=settings.policy.limits(),
-            now=lambda: datetime.now(UTC),
-            rng=rng,
-        ),
-        remembered=remembered,
-        watch=Watch(Listener(database), remembered.look, every_s=limits.evidence_poll_s),
-        costs=costs,
+        decider=deciding.decider,
+        remembered=deciding.remembered,
+        watch=Watch(Listener(database), deciding.remembered.look, every_s=limits.evidence_poll_s),
+        costs=deciding.costs,
         leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
-        recorder=OutcomeStore(database, half_life=half_life),
+        recorder=OutcomeStore(database, half_life=_half_life(settings)),
         jobs=jobs,
         outbox=Outbox(database),
         relay_after_s=2 * limits.lease_s,
@@ -120,6 +109,40 @@ def assemble(
         stop=stop,
         hurry=hurry,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """What decides, and what it goes by."""
+
+    decider: Decider
+    remembered: Remembered
+    costs: LiveCosts
+
+
+def open_deciding(
+    settings: Settings, engine: Engine, database: Database, *, owner: str, rng: random.Random
+) -> Deciding:
+    """A decider over what the database remembers; costs never measured here are measured now."""
+    _register_drafters(engine, database)
+    costs = open_costs(settings.worker, engine, CostStore(database))
+    half_life = _half_life(settings)
+    remembered = _remember(engine, database, half_life)
+    decider = Decider(
+        engine,
+        remembered,
+        Choices(DecisionLog(database, half_life=half_life), engine.identity, owner),
+        Budgets(HistoryStore(database), remembered, _revisions(engine)),
+        costs=costs,
+        limits=settings.policy.limits(),
+        now=lambda: datetime.now(UTC),
+        rng=rng,
+    )
+    return Deciding(decider, remembered, costs)
+
+
+def _half_life(settings: Settings) -> timedelta:
+    return timedelta(days=settings.worker.history_half_life_days)
 
 
 def _remember(engine: Engine, database: Database, half_life: timedelta) -> Remembered:

@@ -91,7 +91,7 @@ def weigh(
             continue
         read_ms = reading_ms + (batch * costs.prefill_ms(drafter.name, size.num_prompt_tokens) if size else 0.0)
         for k in range(1, min(drafter.max_draft_tokens, belief.max_draft_tokens) + 1):
-            round_ms = here.round_ms(drafter.name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
+            round_ms = expected_round_ms(here, drafter.name, belief, k)
             if round_ms is None:
                 break
             tokens, sd = belief.tokens[k], belief.tokens_sd[k]
@@ -110,6 +110,11 @@ def weigh(
             )  # fmt: skip
     found.sort(key=lambda a: (-a.chance, -a.speedup, a.num_draft_tokens))
     return tuple(found)
+
+
+def expected_round_ms(here: RoundCosts, drafter: str, belief: Belief, k: int) -> float | None:
+    """Expected milliseconds of a round at k, by what the drafter is believed to propose; None when never measured."""
+    return here.round_ms(drafter, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
 
 
 def noise_between(one: Alternative, other: Alternative, beliefs: Mapping[str, Belief]) -> float:
@@ -179,5 +184,5 @@ def _longer(belief: Belief, name: str, here: RoundCosts, k: int, longest: int) -
 
 
 def _rate(belief: Belief, name: str, here: RoundCosts, k: int) -> float:
-    ms = here.round_ms(name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
+    ms = expected_round_ms(here, name, belief, k)
     return belief.tokens[k] / ms if ms else 0.0

@@ -22,7 +22,7 @@ from alphaloop.acceptance import EvidenceKey, Interval
 from alphaloop.cost import CostTable
 from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.decision import Choice
-from alphaloop.deciding.goodput import DrafterState, JobSize
+from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.profile import logistic
 from alphaloop.deciding.recollection import Place, Recollection
@@ -178,7 +178,7 @@ class _Day:
         if name not in self._drafters:
             return None
         belief = self._belief(case.wanted, name)
-        ms = here.round_ms(name, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
+        ms = expected_round_ms(here, name, belief, k)
         if ms is None:
             return None
         reading_s += tally.num_jobs * self._costs.prefill_ms(name, prompt) / 1000

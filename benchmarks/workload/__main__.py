@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,23 +30,15 @@ from rich.table import Table
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.settings import Settings
 from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.history import HistoryStore
 from alphaloop.store.schema import upgrade
 from benchmarks.workload.blocks import FILE, blocks, read_phases
 from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
 from benchmarks.workload.rates import compare, rates
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.choices import Budgets, Choices
-from worker.costs import LiveCosts, open_costs
-from worker.deciding import Decider
+from worker.assembly import open_deciding
 from worker.decoding.load import load_engine
 from worker.engine import Engine
-from worker.remembered import Remembered
 
 console = Console(stderr=True)
 #: Phases of one load, and those over which it changes.
@@ -65,8 +56,8 @@ def main() -> None:
     played: list[Played] = []
     with _database() as database, Progress(console=console) as progress:
         rng = random.Random(options.seed)
-        decider, costs = _decider(engine, database, rng)
-        contest = Contest(engine, decider, costs, statics, max_tokens=options.max_tokens, rng=rng)
+        deciding = open_deciding(Settings(), engine, database, owner="benchmark", rng=rng)
+        contest = Contest(engine, deciding.decider, deciding.costs, statics, max_tokens=options.max_tokens, rng=rng)
         bar = progress.add_task("blocks", total=len(every))
         for block in every:
             played += contest.play(block)
@@ -135,27 +126,6 @@ def _database() -> Iterator[Database]:
         url = SecretStr(postgres.start())
         upgrade(url)
         yield exits.enter_context(Database(url, pool_size=2))
-
-
-def _decider(engine: Engine, database: Database, rng: random.Random) -> tuple[Decider, LiveCosts]:
-    settings = Settings()
-    identity, half_life = engine.identity, timedelta(days=settings.worker.history_half_life_days)
-    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-    registry = DraftRegistry(database)
-    for name, revision in revisions.items():
-        registry.register(name, revision, identity.target_revision)
-    costs = open_costs(settings.worker, engine, CostStore(database))
-    remembered = Remembered(
-        AcceptanceStateStore(database), registry, target_revision=identity.target_revision, engine=identity.engine,
-        drafters=revisions, half_life=half_life,
-    )  # fmt: skip
-    remembered.look()
-    decider = Decider(
-        engine, remembered, Choices(DecisionLog(database), identity, "benchmark"),
-        Budgets(HistoryStore(database), remembered, revisions), costs=costs, limits=settings.policy.limits(),
-        now=lambda: datetime.now(UTC), rng=rng,
-    )  # fmt: skip
-    return decider, costs
 
 
 def _engine(options: argparse.Namespace, *, num_slots: int) -> Engine:

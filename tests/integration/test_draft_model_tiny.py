@@ -20,8 +20,8 @@ from alphaloop.deciding.goodput import DrafterState
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.draft_vocabulary import restrict_head
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
+from worker.decoding.groups import Read
 from worker.decoding.language_model import LanguageModel
-from worker.decoding.passes import Read
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import Choice
 from worker.engine import Sampling

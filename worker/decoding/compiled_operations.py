@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.decoding.groups import Group
 from worker.decoding.kernels import attention as attending
 from worker.decoding.kernels import pointwise
 from worker.decoding.kernels.attention import attention_kernel
@@ -22,7 +23,7 @@ from worker.decoding.kernels.numbers import NUMBERS
 from worker.decoding.kernels.pointwise import gate_kernel, norm_kernel
 from worker.decoding.kernels.threads import openmp
 from worker.decoding.operations import Heads
-from worker.decoding.passes import WIDEST_SHARED, Group, Pass
+from worker.decoding.passes import WIDEST_SHARED, Pass
 from worker.decoding.torch_operations import attend
 
 #: Elements below which waking other threads costs more than they save.

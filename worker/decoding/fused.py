@@ -43,7 +43,7 @@ def can_fuse(config: Any) -> bool:
 class FusedDecoder:
     """Takes the weights of a transformers model, and empties its layers one by one so that none is held twice."""
 
-    def __init__(self, model: Any, num_positions: int, operations: Operations | None = None) -> None:
+    def __init__(self, model: Any, num_positions: int) -> None:
         config, inner = model.config, model.model
         self.window: int | None = config.sliding_window if _kinds(config) != {"full_attention"} else None
         self._embeddings: Tensor = inner.embed_tokens.weight.detach()
@@ -52,7 +52,7 @@ class FusedDecoder:
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
         self.kv_shape = KvShape.of(config, self._embeddings.dtype)
-        self._operations = operations or _operations(self._embeddings)
+        self._operations = _operations(self._embeddings)
         self._num_outputs: int = model.lm_head.weight.shape[0]
         is_twice = _fits_twice(model)
         self._head = PackedLinear(*_weights(model.lm_head), is_twice=is_twice)

@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from worker.decoding.verify_tree import tree_depths
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -49,10 +51,7 @@ class Placed:
         """How many tokens of the read each one hangs on."""
         if self.read.parents is None:
             return list(range(self.width))
-        depths: list[int] = []
-        for parent in self.read.parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        return depths
+        return [depth - 1 for depth in tree_depths(self.read.parents)]
 
     @property
     def ancestry(self) -> list[int]:
@@ -151,7 +150,8 @@ class Group:
                 continue
             row, length, width = placed.slot - low, placed.length, placed.width
             depths = torch.tensor(placed.depths, device=self.device)
-            seen[row, :width, length : length + width] = _ancestry(placed.read.parents).to(self.device)
+            sees = [[bits >> column & 1 for column in range(width)] for bits in placed.ancestry]
+            seen[row, :width, length : length + width] = torch.tensor(sees, dtype=torch.bool, device=self.device)
             distance[row, :width, :length] = (length + depths)[:, None] - keys[:length]
             distance[row, :width, length : length + width] = depths[:, None] - depths
         return seen, distance
@@ -159,12 +159,3 @@ class Group:
     def _added(self, seen: Tensor) -> Tensor:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~seen, -torch.inf)[:, None]
-
-
-def _ancestry(parents: Sequence[int]) -> Tensor:
-    """[tokens, tokens]: true where the column's token is the row's or one that it hangs on."""
-    ancestry = torch.eye(len(parents), dtype=torch.bool)
-    for token, parent in enumerate(parents):
-        if parent >= 0:
-            ancestry[token] |= ancestry[parent]
-    return ancestry

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from alphaloop.errors import UnsupportedModel
 from worker.decoding.fused import FusedDecoder, can_fuse
-from worker.decoding.passes import Pass, Read, plan_pass
+from worker.decoding.groups import Read
+from worker.decoding.passes import Pass, plan_pass
 from worker.decoding.slots import KvShape, SlotCache
 from worker.decoding.unfused import UnfusedDecoder
 

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from alphaloop.errors import DecodeFailed
-from worker.decoding.passes import Read
+from worker.decoding.groups import Read
 from worker.decoding.proposal import Ask, Drafter
 from worker.decoding.sampling import Choice
 from worker.decoding.target import Target

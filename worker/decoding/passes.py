@@ -18,8 +18,6 @@ from torch import Tensor
 from worker.decoding.groups import Group, Placed, Read
 from worker.decoding.slots import SlotCache
 
-__all__ = ["WIDEST_SHARED", "Group", "Pass", "Read", "plan_pass"]
-
 #: Reads wider than this are attended to alone: padding all others to their width would cost more than a call.
 WIDEST_SHARED: Final = 32
 

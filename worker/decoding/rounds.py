@@ -9,8 +9,8 @@ from typing import Final
 import torch
 
 from worker.decoding.choosing import verdicts
+from worker.decoding.groups import Read
 from worker.decoding.language_model import PREFILL_CHUNK
-from worker.decoding.passes import Read
 from worker.decoding.proposal import NOTHING, Drafter, Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.slots import SlotCache

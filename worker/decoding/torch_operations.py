@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.decoding.groups import Group
 from worker.decoding.operations import GELU_TANH, SILU, Heads
-from worker.decoding.passes import Group, Pass
+from worker.decoding.passes import Pass
 
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     SILU: functional.silu,

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from worker.decoding.passes import Group, Pass
+from worker.decoding.groups import Group
+from worker.decoding.passes import Pass
 from worker.decoding.slots import KvShape, SlotCache
 
 

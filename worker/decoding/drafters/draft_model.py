@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from alphaloop.deciding.goodput import DrafterState
-from worker.decoding.passes import Read
+from worker.decoding.groups import Read
 from worker.decoding.proposal import NOTHING, Ask, Proposal
 from worker.decoding.verify import draw_rows
 from worker.engine import Sampling

@@ -19,7 +19,7 @@ from worker.decoding.kernels.attending import attend_to
 from worker.decoding.kernels.compiling import array, float_of, kernel
 from worker.decoding.kernels.heads import copy_out, keep_key, turn_queries
 from worker.decoding.kernels.numbers import NUMBERS
-from worker.decoding.kernels.threads import Kernel, thread_functions
+from worker.decoding.kernels.threads import Kernel, argument_fields, thread_functions
 
 
 class At(IntEnum):
@@ -48,9 +48,7 @@ class At(IntEnum):
 class Arguments(ctypes.Structure):
     """The kernel's arguments by name, in lower case."""
 
-    _fields_: ClassVar = [
-        (at.name.lower(), ctypes.c_double if at in (At.SCALING, At.EPSILON) else ctypes.c_int64) for at in At
-    ]
+    _fields_: ClassVar = argument_fields(At, At.SCALING, At.EPSILON)
 
 
 NUM_ARGUMENTS: Final = len(At)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from worker.decoding.kernels.compiling import array, kernel
 from worker.decoding.kernels.numbers import NUMBERS
-from worker.decoding.kernels.threads import Kernel, thread_functions
+from worker.decoding.kernels.threads import Kernel, argument_fields, thread_functions
 
 MOST_ROWS: Final = 4  #: tokens; from five on oneDNN is as fast
 _LANES: Final = 16
@@ -54,7 +54,7 @@ class At(IntEnum):
 class Arguments(ctypes.Structure):
     """The arguments by name, in lower case."""
 
-    _fields_: ClassVar = [(at.name.lower(), ctypes.c_int64) for at in At]
+    _fields_: ClassVar = argument_fields(At)
 
 
 NUM_ARGUMENTS: Final = len(At)

@@ -13,7 +13,7 @@ import torch
 
 from worker.decoding.kernels.compiling import array, float_of, kernel
 from worker.decoding.kernels.numbers import NUMBERS
-from worker.decoding.kernels.threads import Kernel, thread_functions
+from worker.decoding.kernels.threads import Kernel, argument_fields, thread_functions
 
 
 class At(IntEnum):
@@ -30,7 +30,7 @@ class At(IntEnum):
 class Arguments(ctypes.Structure):
     """The arguments by name, in lower case."""
 
-    _fields_: ClassVar = [(at.name.lower(), ctypes.c_double if at is At.EPSILON else ctypes.c_int64) for at in At]
+    _fields_: ClassVar = argument_fields(At, At.EPSILON)
 
 
 NUM_ARGUMENTS: Final = len(At)

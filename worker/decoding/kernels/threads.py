@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from enum import IntEnum
 from typing import Any, Final
 
 import torch
@@ -42,6 +43,11 @@ def thread_functions() -> tuple[Any, Any]:
     if runtime is None:
         raise RuntimeError("expected an OpenMP runtime: ask `openmp()` first")
     return getattr(runtime, _THREAD), getattr(runtime, _TEAM)
+
+
+def argument_fields(places: type[IntEnum], *floats: IntEnum) -> list[tuple[str, type]]:
+    """Fields of a ctypes.Structure: 64 bits for each place, by its name in lower case; integers, but for `floats`."""
+    return [(place.name.lower(), ctypes.c_double if place in floats else ctypes.c_int64) for place in places]
 
 
 class Kernel:

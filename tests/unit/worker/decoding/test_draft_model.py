@@ -19,7 +19,7 @@ from alphaloop.deciding.goodput import DrafterState
 from worker.decoding import randomness
 from worker.decoding.drafters import draft_model
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
-from worker.decoding.passes import Read
+from worker.decoding.groups import Read
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import Choice
 from worker.decoding.slots import SlotCache

@@ -14,10 +14,10 @@ from alphaloop.errors import UnsupportedModel
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
 from worker.decoding import fused
 from worker.decoding.fused import FusedDecoder, can_fuse
+from worker.decoding.groups import Read
 from worker.decoding.language_model import LanguageModel
 from worker.decoding.operations import GELU_TANH
 from worker.decoding.packed import PackedLinear, can_pack
-from worker.decoding.passes import Read
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> Any:

@@ -14,8 +14,9 @@ import transformers
 
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, WINDOW
 from tests.fixtures.reference import Reference
+from worker.decoding.groups import Read
 from worker.decoding.language_model import LanguageModel
-from worker.decoding.passes import WIDEST_SHARED, Read, plan_pass
+from worker.decoding.passes import WIDEST_SHARED, plan_pass
 from worker.decoding.slots import KvShape, SlotCache
 
 References = Callable[[str], Reference]
