@@ -159,7 +159,7 @@ def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Dat
         connection.execute(text("UPDATE draft_revisions SET registered_at = now() - interval '9 days'"))
         runs = [
             decode_run(simulated_counts(rng, [alpha] * 3, 20), task="math", at=now - timedelta(days=days, minutes=i))
-            for days, alpha in ((6, 0.02), (2, 0.97)) for i in range(20)
+            for days, alpha in ((6, 0.0), (2, 0.97)) for i in range(20)
         ]  # fmt: skip
         insert_runs(connection, [(f"m{i}", 1, run) for i, run in enumerate(runs)])
     bad, good, none = (cli("explain", "math", "--at", ago, "--json").json for ago in ("5d", "1d", "8d"))
