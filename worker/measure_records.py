@@ -12,9 +12,9 @@ from alphaloop.settings.model import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from worker.decoding.device import find_device
-from worker.decoding.facts import facts_of
 from worker.decoding.memory import available_bytes
-from worker.decoding.pair import ModelFacts, check_pair
+from worker.decoding.pairing.facts import facts_of
+from worker.decoding.pairing.pair import ModelFacts, check_pair
 from worker.decoding.training.card import FILE, figures, read_card
 from worker.engine import Engine
 from worker.measuring.footprint import Footprint, Part, peak_process_bytes

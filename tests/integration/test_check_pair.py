@@ -15,9 +15,9 @@ import transformers
 
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import Cli
-from worker.decoding import check_pair
-from worker.decoding.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.facts import facts_of
+from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
+from worker.decoding.pairing import check_pair
+from worker.decoding.pairing.facts import facts_of
 
 OPTIONS = ("--dtype=float64", "--batch-size=4", "--max-draft-tokens=5", "--device=cpu")
 

@@ -18,12 +18,12 @@ import transformers
 
 from alphaloop.deciding.goodput import DrafterState
 from tests.fixtures.models import VANILLA, decision, make_job
-from worker.decoding.draft_vocabulary import restrict_head
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
-from worker.decoding.groups import Read
-from worker.decoding.language_model import LanguageModel
+from worker.decoding.drafters.draft_vocabulary import restrict_head
+from worker.decoding.network.groups import Read
+from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling import Choice
+from worker.decoding.sampling.choice import Choice
 from worker.engine import Sampling
 
 NUM_TOKENS: Final = 24

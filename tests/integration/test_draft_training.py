@@ -23,7 +23,7 @@ from alphaloop.settings.model import ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.cli import Cli
-from worker.decoding.draft_vocabulary import read_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.sources import find_weights
 from worker.decoding.training.__main__ import main
 from worker.decoding.training.card import DraftCard, read_card

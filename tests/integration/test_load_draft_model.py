@@ -14,12 +14,12 @@ import transformers
 
 from alphaloop.errors import IncompatiblePair, ModelNotFound
 from alphaloop.settings.model import DraftModelDrafterSettings, TargetSettings
-from worker.decoding.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.drafters.load_draft_model import load_draft_model
 from worker.decoding.models import load_target
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling import Choice
+from worker.decoding.sampling.choice import Choice
 from worker.decoding.sources import find_weights
 from worker.decoding.target import Target
 from worker.engine import Sampling

@@ -20,10 +20,10 @@ from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference
-from worker.decoding import choosing
-from worker.decoding.distribution import probabilities
 from worker.decoding.proposal import Ask, Proposal
-from worker.decoding.verify import Verdict, draw
+from worker.decoding.sampling.distribution import probabilities
+from worker.decoding.verification import verdicts
+from worker.decoding.verification.chain import Verdict, draw
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def test_a_rule_that_is_too_generous_is_caught(
     """The test above must see a lossy rule: a draft is accepted with the cube root of its probability, or always where
     it is among the target's likely tokens ("typical acceptance")."""
     name, place = RULES[kind]
-    right = getattr(choosing, name)
+    right = getattr(verdicts, name)
 
     def generous(*args: Any, **more: Any) -> Verdict:
         uniforms = args[place]
@@ -207,7 +207,7 @@ def test_a_rule_that_is_too_generous_is_caught(
         verdict: Verdict = right(*args[:place], spoiled, *args[place + 1 :], **more)
         return verdict
 
-    monkeypatch.setattr(choosing, name, generous)
+    monkeypatch.setattr(verdicts, name, generous)
     texts, num_trials, _ = sample(engine, decision(kind, 3), seed)
     assert num_trials > 0
     excess = chi_square_excess(texts, expected)

@@ -21,12 +21,12 @@ from alphaloop.messages import Job
 from worker.decoding import measuring
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.memory import available_bytes, pass_bytes
+from worker.decoding.network.slots import BLOCK
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter
 from worker.decoding.rounds import Round, is_out_of_memory
 from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
-from worker.decoding.slots import BLOCK
 from worker.decoding.target import Target
 from worker.engine import CacheMemory, EngineIdentity, Load, PreparedJob, Sampling, Step
 

@@ -11,11 +11,11 @@ from typing import Final
 import torch
 
 from alphaloop.errors import DecodeFailed
-from worker.decoding.groups import Read
+from worker.decoding.network.groups import Read
 from worker.decoding.proposal import Ask, Drafter
-from worker.decoding.sampling import Choice
+from worker.decoding.sampling.choice import Choice
 from worker.decoding.target import Target
-from worker.decoding.verify import verify_greedy
+from worker.decoding.verification.chain import verify_greedy
 from worker.engine import Sampling
 
 NUM_WARM_UP: Final = 1

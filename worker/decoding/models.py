@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from alphaloop.errors import ModelError, UnsupportedModel
 from alphaloop.settings.model import TargetSettings
 from worker.decoding.device import find_device
-from worker.decoding.fused import VERSION as FUSED_VERSION
-from worker.decoding.fused import can_fuse
-from worker.decoding.language_model import LanguageModel
+from worker.decoding.network.fused import VERSION as FUSED_VERSION
+from worker.decoding.network.fused import can_fuse
+from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
 from worker.decoding.target import Target
 from worker.engine import EngineIdentity

@@ -12,7 +12,7 @@ from alphaloop.deciding.goodput import DrafterState
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
-    from worker.decoding.sampling import Choice
+    from worker.decoding.sampling.choice import Choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from typing import Final
 
 import torch
 
-from worker.decoding.choosing import verdicts
-from worker.decoding.groups import Read
-from worker.decoding.language_model import PREFILL_CHUNK
+from worker.decoding.network.groups import Read
+from worker.decoding.network.language_model import PREFILL_CHUNK
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.proposal import NOTHING, Drafter, Proposal
 from worker.decoding.sequence import Sequence
-from worker.decoding.slots import SlotCache
 from worker.decoding.target import Target
+from worker.decoding.verification.verdicts import verdicts
 from worker.engine import Generation, Step, TokenDelta
 
 #: Prompt tokens that a pass reads while other sequences wait for it: enough to keep the processor busy, few enough that

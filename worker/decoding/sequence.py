@@ -11,11 +11,11 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Purpose
 from worker.decoding.proposal import Ask, Proposal
-from worker.decoding.sampling import Choice
+from worker.decoding.sampling.choice import Choice
 from worker.decoding.target import Target
 from worker.decoding.text import TextStream
-from worker.decoding.verify import Verdict
-from worker.decoding.verify_tree import tree_depths
+from worker.decoding.verification.chain import Verdict
+from worker.decoding.verification.tree import tree_depths
 from worker.engine import Generation, PreparedJob, TokenDelta
 
 

@@ -38,8 +38,8 @@ from typing import Final, Protocol
 from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Drafter, Proposal
-from worker.decoding.randomness import key_of
-from worker.decoding.verify_tree import tree_depths
+from worker.decoding.sampling.randomness import key_of
+from worker.decoding.verification.tree import tree_depths
 from worker.engine import ShadowCounts
 
 #: Output tokens of a text in which a virtual round may begin. Bounds what one text takes: 10 to 30 ms.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from worker.decoding.language_model import LanguageModel
+from worker.decoding.network.language_model import LanguageModel
 from worker.engine import EngineIdentity
 
 

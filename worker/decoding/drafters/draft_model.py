@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from alphaloop.deciding.goodput import DrafterState
-from worker.decoding.groups import Read
+from worker.decoding.network.groups import Read
 from worker.decoding.proposal import NOTHING, Ask, Proposal
-from worker.decoding.verify import draw_rows
+from worker.decoding.verification.chain import draw_rows
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
-    from worker.decoding.language_model import LanguageModel
+    from worker.decoding.network.language_model import LanguageModel
 
 #: Tokens of one text that a pass reads at most.
 CHUNK: Final = 512

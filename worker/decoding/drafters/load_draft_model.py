@@ -6,13 +6,13 @@ import logging
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings.model import DraftModelDrafterSettings, TargetSettings
-from worker.decoding.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
-from worker.decoding.facts import facts_of
-from worker.decoding.language_model import LanguageModel
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_weights
-from worker.decoding.pair import ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.pairing.facts import facts_of
+from worker.decoding.pairing.pair import ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
 from worker.decoding.target import Target
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
 from alphaloop.settings.model import ModelSettings
 from worker.decoding.device import find_device
-from worker.decoding.draft_vocabulary import restrict_head, write_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
 from worker.decoding.load import load_engine
 from worker.decoding.models import end_tokens, load_weights
 from worker.decoding.sources import find_weights

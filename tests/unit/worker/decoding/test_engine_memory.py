@@ -21,7 +21,7 @@ from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted
 from worker.decoding.memory import kv_bytes_per_token
-from worker.decoding.slots import BLOCK
+from worker.decoding.network.slots import BLOCK
 from worker.engine import Generation, PreparedJob, Sampling
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import transformers
 
 from alphaloop.errors import UnsupportedModel
 from alphaloop.settings.model import TargetSettings
-from worker.decoding import fused, language_model
-from worker.decoding.fused import VERSION as FUSED_VERSION
-from worker.decoding.groups import Placed
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
-from worker.decoding.passes import Pass, plan_pass
+from worker.decoding.network import fused, language_model
+from worker.decoding.network.fused import VERSION as FUSED_VERSION
+from worker.decoding.network.groups import Placed
+from worker.decoding.network.passes import Pass, plan_pass
 
 
 def settings(source: Path, **more: Any) -> TargetSettings:

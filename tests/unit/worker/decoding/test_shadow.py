@@ -15,8 +15,8 @@ from alphaloop.settings.model import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import NOTHING, Proposal
 from worker.decoding.shadow import MAX_TOKENS, Shadows, replay
-from worker.decoding.verify import verify_greedy
-from worker.decoding.verify_tree import tree_depths, verify_tree_greedy
+from worker.decoding.verification.chain import verify_greedy
+from worker.decoding.verification.tree import tree_depths, verify_tree_greedy
 
 PREFILL = AcceptanceCounts().with_round(0, 0, num_emitted=1)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.decoding.device import find_device
-from worker.decoding.draft_vocabulary import restrict_head
+from worker.decoding.drafters.draft_vocabulary import restrict_head
 from worker.decoding.models import load_weights
 from worker.decoding.training.distil import Distillation, collate, distillation_loss, make_batches
 from worker.decoding.training.draft import cut_draft

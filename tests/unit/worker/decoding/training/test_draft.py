@@ -10,7 +10,7 @@ import torch
 
 from alphaloop.errors import UnsupportedModel
 from worker.decoding.device import find_device
-from worker.decoding.draft_vocabulary import FILE, read_draft_vocabulary, restrict_head, write_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import FILE, read_draft_vocabulary, restrict_head, write_draft_vocabulary
 from worker.decoding.models import load_weights
 from worker.decoding.training.draft import cut_draft, save_draft
 

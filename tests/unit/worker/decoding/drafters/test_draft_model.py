@@ -1,0 +1,360 @@
+"""The draft model's bookkeeping over a model whose logits are a function of everything its slot holds.
+
+A slot that holds one wrong, missing or stale token gives other logits at once, so equality with a model that reads the
+whole text anew shows that what was kept was right. tests/integration/test_draft_model_tiny.py has real models.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from alphaloop.deciding.goodput import DrafterState
+from worker.decoding.drafters import draft_model
+from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
+from worker.decoding.network.groups import Read
+from worker.decoding.network.slots import SlotCache
+from worker.decoding.proposal import Ask, Proposal
+from worker.decoding.sampling import randomness
+from worker.decoding.sampling.choice import Choice
+from worker.decoding.verification.chain import draw
+from worker.engine import Sampling
+
+VOCABULARY: Final = 40
+GREEDY: Final = Sampling(max_tokens=100, temperature=0.0)
+TOKENS: Final = DraftTokens(VOCABULARY, VOCABULARY, frozenset())
+
+
+def logits_behind(text: Sequence[int], columns: int = VOCABULARY) -> Tensor:
+    """Logits [columns] that follow from the whole text."""
+    key = randomness.key_of(*text)
+    return randomness.gumbel(key, torch.arange(columns)) * 3
+
+
+class Slots:
+    """What every slot was given, in the way of SlotCache."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.lengths = [0] * num_slots
+        self.held: list[list[int]] = [[] for _ in range(num_slots)]
+        self.free = list(range(num_slots))
+
+    def acquire(self) -> int:
+        slot = min(self.free)
+        self.free.remove(slot)
+        self.lengths[slot] = 0
+        return slot
+
+    def release(self, slot: int) -> None:
+        self.free.append(slot)
+
+    def clear(self) -> None:
+        self.free = list(range(len(self.lengths)))
+
+    def lower(self, slot: int) -> int:
+        lowest = min([*self.free, slot])
+        if lowest != slot:
+            self.free[self.free.index(lowest)] = slot
+            self.held[lowest], self.held[slot] = self.held[slot], []
+            self.lengths[lowest] = self.lengths[slot]
+        return lowest
+
+    close_gaps = SlotCache.close_gaps
+
+
+class Model:
+    """Reads into Slots; `columns` wide. Remembers how many tokens each pass read of each slot."""
+
+    def __init__(self, columns: int = VOCABULARY) -> None:
+        self.columns = columns
+        self.widths: list[dict[int, int]] = []
+        self.num_until_failure: int | None = None
+
+    def new_cache(self, num_slots: int) -> Slots:
+        self.cache = Slots(num_slots)
+        return self.cache
+
+    def read(self, cache: Slots, reads: Sequence[Read]) -> Tensor:
+        if self.num_until_failure is not None:
+            self.num_until_failure -= 1
+            if self.num_until_failure < 0:
+                raise RuntimeError("out of memory")
+        assert len({read.slot for read in reads}) == len(reads)
+        self.widths.append({read.slot: len(read.token_ids) for read in reads})
+        rows = []
+        for read in reads:
+            assert read.slot not in cache.free
+            assert read.parents is None
+            length = cache.lengths[read.slot]
+            assert length <= len(cache.held[read.slot]), "positions that were never written count"
+            cache.held[read.slot][length:] = read.token_ids
+            rows += [logits_behind(cache.held[read.slot], self.columns)] * read.num_logits
+        return torch.stack(rows)
+
+
+def drafter(
+    model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, **more: Any
+) -> DraftModelDrafter:  # fmt: skip
+    state = DrafterState("small", "r", 8, is_stale=False)
+    return DraftModelDrafter(state, model, tokens, num_slots=8, context_length=context, **more)
+
+
+def ask(text: list[int], num: int, sampling: Sampling = GREEDY, job_id: str = "j") -> Ask:
+    return Ask(job_id, text, num, Choice(job_id, sampling, len(text)))
+
+
+def one(made: DraftModelDrafter, text: list[int], num: int, sampling: Sampling = GREEDY) -> Proposal:
+    """The first proposal for a text."""
+    made.open("j", text, sampling, "code")
+    (proposal,) = made.propose([ask(text, num, sampling)])
+    return proposal
+
+
+def greedy(text: Sequence[int], num: int) -> tuple[int, ...]:
+    """The draft's own greedy continuation, every logit computed from the whole text."""
+    found: list[int] = []
+    while len(found) < num:
+        found.append(int(logits_behind([*text, *found]).argmax()))
+    return tuple(found)
+
+
+def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: random.Random) -> None:
+    model = Model()
+    made = drafter(model)
+    texts: dict[str, list[int]] = {}
+    for number in range(60):
+        if len(texts) < 8 and rng.random() < 0.5:
+            texts[f"j{number}"] = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))]
+            made.open(f"j{number}", texts[f"j{number}"], GREEDY, "code")
+        asked = [job_id for job_id in texts if rng.random() < 0.8] or list(texts)
+        rng.shuffle(asked)
+        nums = [rng.randint(0, 10) for _ in asked]
+        proposals = made.propose([ask(texts[j], num, job_id=j) for j, num in zip(asked, nums, strict=True)])
+        for job_id, num, proposal in zip(asked, nums, proposals, strict=True):
+            assert proposal.tokens == greedy(texts[job_id], min(num, 8))
+            assert (proposal.parents, proposal.q) == (None, None)
+            assert sorted(held.slot for held in made._held.values()) == list(range(len(texts)))
+            kept = rng.randint(0, len(proposal.tokens))
+            texts[job_id] += [*proposal.tokens[:kept], rng.randrange(VOCABULARY)]
+        for job_id in list(texts):
+            if rng.random() < 0.15:
+                del texts[job_id]
+                made.close(job_id)
+    for job_id in texts:
+        made.close(job_id)
+    made.close("nobody")
+    assert sorted(model.cache.free) == list(range(8))
+
+
+@pytest.mark.parametrize("num_accepted", [0, 2, 4])
+def test_only_what_is_new_is_read(num_accepted: int) -> None:
+    model = Model()
+    made = drafter(model)
+    text = [1, 2, 3]
+    proposal = one(made, text, 4)
+    assert [sum(width.values()) for width in model.widths] == [3, 1, 1, 1]
+    text += [*proposal.tokens[:num_accepted], (proposal.tokens[-1] + 1) % VOCABULARY]
+    model.widths.clear()
+    made.propose([ask(text, 4)])
+    # The last draft was never read: where all were accepted it is read with the target's own token.
+    assert [sum(width.values()) for width in model.widths] == [2 if num_accepted == 4 else 1, 1, 1, 1]
+
+
+def test_a_prompt_is_read_in_chunks_that_stall_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_model, "CHUNK", 10)
+    model = Model()
+    made = drafter(model)
+    long, short = list(range(25)), [5, 6]
+    for job_id, text in (("long", long), ("short", short)):
+        made.open(job_id, text, GREEDY, "code")
+    lengths = []
+    for _ in range(3):
+        first, second = made.propose([ask(long, 3, job_id="long"), ask(short, 3, job_id="short")])
+        assert second.tokens == greedy(short, 3)
+        lengths.append(len(first.tokens))
+    assert lengths == [0, 0, 3]
+    assert first.tokens == greedy(long, 3)
+    assert max(width for widths in model.widths for width in widths.values()) == 10
+
+
+def test_where_nobody_waits_a_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_model, "CHUNK", 10)
+    model = Model()
+    text = list(range(25))
+    assert one(drafter(model), text, 2).tokens == greedy(text, 2)
+    assert [sum(width.values()) for width in model.widths] == [10, 10, 5, 1]
+
+
+def test_a_pass_that_fails_leaves_what_was_read(rng: random.Random) -> None:
+    model = Model()
+    made = drafter(model)
+    text = [1, 2, 3]
+    made.open("j", text, GREEDY, "code")
+    for num_until_failure in (0, 1, 2, 3):
+        model.num_until_failure = num_until_failure
+        with pytest.raises(RuntimeError, match="out of memory"):
+            made.propose([ask(text, 5)])
+        model.num_until_failure = None
+        text.append(rng.randrange(VOCABULARY))
+        assert made.propose([ask(text, 5)])[0].tokens == greedy(text, 5)
+
+
+def test_nothing_is_remembered_once_all_is_forgotten() -> None:
+    made = drafter(Model())
+    one(made, [1, 2, 3], 4)
+    made.clear()
+    assert one(made, [7, 8], 4).tokens == greedy([7, 8], 4)
+
+
+def test_nothing_is_proposed_beyond_the_drafts_context() -> None:
+    text = list(range(10))
+    assert [len(one(drafter(Model(), context=n), text, 4).tokens) for n in (9, 10, 11, 13, 14)] == [0, 1, 2, 4, 4]
+
+
+def test_nothing_is_proposed_behind_the_end_of_a_text() -> None:
+    drafts = greedy([1, 2], 6)
+    tokens = replace(TOKENS, end_tokens=frozenset({drafts[2]}))
+    assert one(drafter(Model(), tokens), [1, 2], 6).tokens == drafts[: drafts.index(drafts[2]) + 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("columns", [30, 40, 50], ids=["narrower", "as-wide", "wider"])
+def test_ids_that_the_tokenizers_do_not_share_are_never_proposed(columns: int, temperature: float) -> None:
+    tokens = replace(TOKENS, num_shared=25)
+    text = [1, 2]
+    proposal = one(drafter(Model(columns), tokens), text, 8, replace(GREEDY, temperature=temperature))
+    assert len(proposal.tokens) == 8
+    for place, token in enumerate(proposal.tokens):
+        own = logits_behind([*text, *proposal.tokens[:place]], columns)[:25]
+        if temperature == 0:
+            assert token == int(own.argmax())
+        else:
+            assert proposal.q is not None
+            assert torch.allclose(proposal.q[place, :25], own.softmax(0), atol=1e-12)
+            assert not proposal.q[place, 25:].any()
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, replace(GREEDY, temperature=0.8), replace(GREEDY, temperature=0.8, seed=3)], ids=str
+)
+def test_a_head_that_was_cut_proposes_its_own_tokens(sampling: Sampling) -> None:
+    ids = torch.tensor([3, 5, 8, 13, 21, 34, 39])
+    proposal = one(drafter(Model(len(ids)), replace(TOKENS, num_shared=36, token_ids=ids)), [1, 2], 8, sampling)
+    assert set(proposal.tokens) <= {3, 5, 8, 13, 21, 34}
+    if sampling.temperature == 0:
+        assert proposal.tokens[0] == int(ids[logits_behind([1, 2], 7)[:6].argmax()])
+    if proposal.q is not None:
+        assert proposal.q.shape == (8, VOCABULARY)
+        assert torch.allclose(proposal.q[0, ids[:6]], (logits_behind([1, 2], 7)[:6] / 0.8).softmax(0))
+        assert torch.allclose(proposal.q.sum(1), torch.ones(8, dtype=torch.float64))
+
+
+def sampled(**more: Any) -> Sampling:
+    return replace(GREEDY, temperature=0.9, **more)
+
+
+def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> None:
+    kinds = [sampled(), sampled(top_p=0.8), sampled(top_p=0.8), sampled(top_k=5), sampled(repetition_penalty=1.5)]
+    made = drafter(Model())
+    texts = [[1, 2, number] for number in range(len(kinds))]
+    names = [f"{seed}-{number}" for number in range(len(kinds))]
+    asks = [ask(text, 6, kind, name) for text, kind, name in zip(texts, kinds, names, strict=True)]
+    for name, text, kind in zip(names, texts, kinds, strict=True):
+        made.open(name, text, kind, "code")
+    for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
+        assert proposal.q is not None
+        assert proposal.q.shape == (6, VOCABULARY)
+        again = Choice(asked.job_id, kind, 3)
+        for place, token in enumerate(proposal.tokens):
+            before = proposal.tokens[:place]
+            logits = logits_behind([*asked.text, *before])[None]
+            q = again.probabilities(again.scores_behind(logits, asked.text, [before]))[0]
+            assert torch.equal(proposal.q[place], q)
+            assert token == draw(q, again.uniforms(1, q.device)[0])
+
+
+def test_a_job_with_a_seed_drafts_what_its_noise_says(seed: int) -> None:
+    sampling = sampled(seed=seed, top_p=0.9)
+    text = [4, 5, 6]
+    proposal = one(drafter(Model()), text, 5, sampling)
+    assert proposal.q is None
+    choice = Choice("other", sampling, 3)
+    for place, token in enumerate(proposal.tokens):
+        logits = logits_behind([*text, *proposal.tokens[:place]])[None]
+        assert token == int(choice.tokens(logits, [len(text) + place]))
+
+
+def test_greedy_drafts_follow_a_jobs_bias() -> None:
+    banned = greedy([1, 2], 1)[0]
+    proposal = one(drafter(Model()), [1, 2], 4, replace(GREEDY, logit_bias=((banned, -100.0),)))
+    assert len(proposal.tokens) == 4
+    assert banned not in proposal.tokens
+
+
+@pytest.mark.parametrize("ids", [None, torch.arange(0, 40, 2)], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, sampled(), sampled(seed=2), replace(GREEDY, repetition_penalty=1.2)],
+    ids=["greedy", "sampled", "seeded", "penalised"],
+)
+def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
+    seed: int, sampling: Sampling, ids: Tensor | None
+) -> None:
+    text = [seed % 7, 1, 2]
+    tokens = replace(TOKENS, token_ids=ids)
+    columns = VOCABULARY if ids is None else len(ids)
+    whole = one(drafter(Model(columns), tokens), text, 8, sampling).tokens
+    choice = Choice("j", sampling, 3)
+    probability, num = 1.0, 0
+    while num < 8 and probability >= 0.3:
+        logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
+        logits[0, slice(None) if ids is None else ids] = logits_behind([*text, *whole[:num]], columns)
+        scores = choice.scores_behind(logits, text, [whole[:num]])
+        p = scores.softmax(-1) if choice.is_greedy else choice.probabilities(scores)
+        probability *= float(p[0, whole[num]])
+        num += 1
+    assert one(drafter(Model(columns), tokens, min_probability=0.3), text, 8, sampling).tokens == whole[:num]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, repetition_penalty=1.3)], ids=["plain", "penalised"])
+@pytest.mark.parametrize("num_branches", [2, 3])
+def test_branches_are_the_next_likeliest_tokens_of_every_place(
+    num_branches: int, sampling: Sampling, rng: random.Random
+) -> None:
+    made = drafter(Model(), num_branches=num_branches)
+    text = [rng.randrange(VOCABULARY) for _ in range(4)]
+    made.open("j", text, sampling, "code")
+    for _ in range(12):
+        num = rng.randint(1, 9)
+        choice = Choice("j", sampling, 4)
+        (proposal,) = made.propose([Ask("j", text, num, choice)])
+        assert proposal.parents is not None
+        assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)
+        place, path, seen = -1, [], 0
+        while seen < len(proposal.tokens):
+            group = [i for i, parent in enumerate(proposal.parents) if parent == place]
+            scores = choice.scores_behind(logits_behind([*text, *path])[None], text, [path])[0]
+            assert [proposal.tokens[i] for i in group] == scores.topk(len(group)).indices.tolist()
+            assert group == list(range(seen, seen + len(group)))
+            assert len(group) <= num_branches
+            place, path, seen = group[0], [*path, proposal.tokens[group[0]]], seen + len(group)
+        assert len(path) == -(-min(num, 8) // num_branches)
+        # A branch may be what the target wants: then the chain behind its sibling is dropped.
+        kept = rng.randrange(-1, len(proposal.tokens))
+        accepted: list[int] = []
+        while kept >= 0:
+            accepted.insert(0, proposal.tokens[kept])
+            kept = proposal.parents[kept]
+        text += [*accepted, rng.randrange(VOCABULARY)]
+
+
+def test_sampled_drafts_have_no_branches() -> None:
+    for sampling in (sampled(), sampled(seed=1)):
+        proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
+        assert (len(proposal.tokens), proposal.parents) == (6, None)

@@ -1,0 +1,143 @@
+"""Compiled kernels beside torch's calls: the same numbers, in every dtype, for every kind of read and of heads."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from worker.decoding.network import fused
+from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
+from worker.decoding.network.groups import Read
+from worker.decoding.network.kernels import threads
+from worker.decoding.network.operations import ACTIVATIONS, Heads
+from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
+from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.torch_operations import TorchOperations
+
+HEAD_DIM, NUM_KEYS, NUM_QUERIES = 16, 2, 4
+NUM_POSITIONS = 256
+WINDOW = 24
+CPU = torch.device("cpu")
+#: Of the results' norm: float32 and float64 round alike in both, torch rounds bfloat16 more often than the kernels do.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}
+DTYPES = list(TOLERANCE)
+
+pytestmark = pytest.mark.skipif(not can_compile(CPU, torch.float64), reason="no OpenMP runtime to call")
+
+
+def noise(rng: random.Random, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def assert_alike(found: Tensor, expected: Tensor) -> None:
+    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert error < TOLERANCE[found.dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_norms_and_gates(dtype: torch.dtype, num_rows: int, rng: random.Random) -> None:
+    """40 rows of 1,000 are shared by threads; nothing is a multiple of a vector."""
+    x, weight = noise(rng, num_rows, 1000, dtype=dtype), noise(rng, 1000, dtype=dtype)
+    ours, torchs = CompiledOperations(dtype), TorchOperations()
+    assert_alike(ours.norm(x, weight, 1e-5), torchs.norm(x, weight, 1e-5))
+    for activation in ACTIVATIONS:
+        assert_alike(ours.gate(10 * x, activation), torchs.gate(10 * x, activation))
+
+
+def test_a_gate_far_from_zero_is_finite() -> None:
+    x = torch.tensor([[-1e4, -100.0, -0.0, 0.0, 100.0, 1e4] + [1.0] * 6], dtype=torch.bfloat16)
+    for activation in ACTIVATIONS:
+        found = CompiledOperations(torch.bfloat16).gate(x, activation)
+        assert torch.equal(found, TorchOperations().gate(x, activation))
+
+
+def reads(rng: random.Random, cache: SlotCache) -> list[Read]:
+    """Ragged: chains, trees, a piece of a prompt, and a slot in between that is not read."""
+    slots = [cache.acquire() for _ in range(6)]
+    found = [Read(slots[0], [1]), Read(slots[1], [1] * rng.randint(2, WIDEST_SHARED))]
+    width = rng.randint(2, 12)
+    found.append(Read(slots[3], [1] * width, parents=[rng.randint(-1, token - 1) for token in range(width)]))
+    found.append(Read(slots[4], [1] * (WIDEST_SHARED + rng.randint(1, 20))))
+    found.append(Read(slots[5], [1] * 3))
+    for slot in slots[:5]:
+        cache.lengths[slot] = rng.randint(0, 90)
+    rng.shuffle(found)
+    return found
+
+
+def heads(rng: random.Random, dtype: torch.dtype, *, is_local: bool, is_normed: bool) -> Heads:
+    norms = noise(rng, NUM_QUERIES + NUM_KEYS, HEAD_DIM, dtype=dtype) if is_normed else None
+    return Heads(NUM_QUERIES, NUM_KEYS, HEAD_DIM, 0.3, "some", is_local, norms, 1e-6)
+
+
+def rotations(dtype: torch.dtype) -> dict[str, Tensor]:
+    angles = torch.arange(NUM_POSITIONS)[:, None] * 0.7 ** torch.arange(HEAD_DIM // 2)
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    return {"some": torch.polar(torch.ones_like(angles), angles).to(torch.complex(*torch.zeros(2, dtype=real)).dtype)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("is_local", "is_normed"), [(False, False), (False, True), (True, False), (True, True)])
+def test_attention_of_ragged_reads(dtype: torch.dtype, is_local: bool, is_normed: bool, rng: random.Random) -> None:
+    cache = SlotCache(KvShape(1, NUM_KEYS, HEAD_DIM, dtype), 6, CPU)
+    plan = plan_pass(cache, reads(rng, cache), WINDOW)
+    of_layer = heads(rng, dtype, is_local=is_local, is_normed=is_normed)
+    qkv = noise(rng, plan.num_tokens, (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM, dtype=dtype)
+    before = noise(rng, *cache.layers[0].shape, dtype=dtype)
+    results = []
+    for operations in (CompiledOperations(dtype), TorchOperations()):
+        held = before.clone()
+        attention = operations.attention(plan, rotations(dtype), WINDOW)
+        results.append((attention(qkv.clone(), held, of_layer), held))
+    (found, found_held), (expected, expected_held) = results
+    assert_alike(found, expected)
+    assert_alike(found_held, expected_held)
+    elsewhere = torch.ones(before.numel() // HEAD_DIM, dtype=torch.bool)
+    elsewhere[plan.stored] = False
+    assert torch.equal(found_held.view(-1, HEAD_DIM)[elsewhere], before.view(-1, HEAD_DIM)[elsewhere])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_token_attends_alike_alone_and_among_others(
+    dtype: torch.dtype, num_threads: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: a text read token by token, and in one pass beside another sequence."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    of_layer = heads(rng, dtype, is_local=False, is_normed=True)
+    num, length = rng.randint(2, WIDEST_SHARED), rng.randint(0, 150)
+    qkv = noise(rng, num + 5, (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM, dtype=dtype)
+    operations = CompiledOperations(dtype)
+
+    def attend(cache: SlotCache, wanted: list[Read], rows: Tensor) -> Tensor:
+        plan = plan_pass(cache, wanted, None)
+        cache.layers[0][:, :, :length] = 0.5
+        return operations.attention(plan, rotations(dtype), None)(rows.clone(), cache.layers[0], of_layer)
+
+    together = SlotCache(KvShape(1, NUM_KEYS, HEAD_DIM, dtype), 2, CPU)
+    slots = [together.acquire(), together.acquire()]
+    together.lengths = [length, 7]
+    in_one = attend(together, [Read(slots[0], [1] * num), Read(slots[1], [1] * 5)], qkv)
+    alone = SlotCache(KvShape(1, NUM_KEYS, HEAD_DIM, dtype), 1, CPU)
+    slot = alone.acquire()
+    for token in range(num):
+        alone.lengths[slot] = length + token
+        assert torch.equal(attend(alone, [Read(slot, [1])], qkv[token : token + 1])[0], in_one[token])
+
+
+def test_without_an_openmp_runtime_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.zeros(1)
+    assert isinstance(fused._operations(weight), CompiledOperations)
+    assert isinstance(fused._operations(weight.half()), TorchOperations)
+    monkeypatch.setattr(torch.backends.openmp, "is_available", lambda: False)
+    threads.openmp.cache_clear()
+    try:
+        assert isinstance(fused._operations(weight), TorchOperations)
+    finally:
+        threads.openmp.cache_clear()

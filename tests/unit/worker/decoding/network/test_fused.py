@@ -1,0 +1,150 @@
+"""Which models are computed by `fused`, what it takes over, and that a decoder which computes wrongly is not served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.errors import UnsupportedModel
+from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
+from worker.decoding.network import fused
+from worker.decoding.network.fused import FusedDecoder, can_fuse
+from worker.decoding.network.groups import Read
+from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.network.operations import GELU_TANH
+from worker.decoding.network.packed import PackedLinear, can_pack
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def test_the_families_that_are_known_are_fused(tiny_models: dict[str, Path]) -> None:
+    for family in FAMILIES:
+        config = transformers.AutoConfig.from_pretrained(tiny_models[family])
+        assert can_fuse(config) == (family in FUSED), family
+
+
+@pytest.mark.parametrize(
+    ("family", "changed"),
+    [
+        ("llama", {"hidden_act": "relu"}),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}),
+        ("gemma3_text", {"use_bidirectional_attention": True}),
+    ],
+)
+def test_what_would_be_computed_otherwise_is_not_fused(
+    tiny_models: dict[str, Path], family: str, changed: dict[str, Any]
+) -> None:
+    config = transformers.AutoConfig.from_pretrained(tiny_models[family])
+    assert can_fuse(config)
+    for name, value in changed.items():
+        setattr(config, name, value)
+    assert not can_fuse(config)
+
+
+def test_weights_are_held_once(tiny_models: dict[str, Path]) -> None:
+    model = load(tiny_models["llama"])
+    LanguageModel(model, 64)
+    left = {name.split(".")[-2] for name, _ in model.named_parameters()}
+    assert left == {"embed_tokens", "norm", "lm_head"}
+
+
+def _change_heads(layer: Any, **changed: Any) -> None:
+    layer._heads = replace(layer._heads, **changed)
+
+
+#: What a decoder might forget or confuse, each in the families where it shows.
+WRONG = {
+    "the norm behind attention": ("gemma3_text", lambda layer: setattr(layer, "_behind_attention", None)),
+    "the norms of the heads": ("qwen3", lambda layer: _change_heads(layer, norms=None)),
+    "the scale of the scores": ("llama", lambda layer: _change_heads(layer, scaling=layer._heads.scaling * 1.1)),
+    "the biases": ("qwen2", lambda layer: setattr(layer._qkv, "_bias", None)),
+    "the activation": ("llama", lambda layer: setattr(layer, "_activation", GELU_TANH)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_decoder_that_computes_otherwise_is_refused(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    family, spoil = WRONG[what]
+    made = FusedDecoder.__init__
+
+    def spoiled(self: FusedDecoder, *args: Any) -> None:
+        made(self, *args)
+        for layer in self._layers:
+            spoil(layer)
+
+    LanguageModel(load(tiny_models[family]), 64)
+    monkeypatch.setattr(FusedDecoder, "__init__", spoiled)
+    with pytest.raises(UnsupportedModel, match="slot cache differ"):
+        LanguageModel(load(tiny_models[family]), 64)
+
+
+def test_a_rotation_of_the_wrong_kind_of_layer_is_refused(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = fused._rotations
+    monkeypatch.setattr(
+        fused, "_rotations", lambda inner, config, kind, num: right(inner, config, "full_attention", num)
+    )
+    with pytest.raises(UnsupportedModel, match="slot cache differ"):
+        LanguageModel(load(tiny_models["gemma3_text"]), 64)
+
+
+def test_float32_and_bfloat16_stay_near_float64(tiny_models: dict[str, Path], seed: int) -> None:
+    """Packed weights, mixed rotations: the rounding of the dtype and no more."""
+    tokens = torch.randint(0, NUM_TOKENS, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
+    for family in FUSED:
+        exact, found = (
+            _logits(LanguageModel(load(tiny_models[family], dtype), 64), tokens)
+            for dtype in (torch.float64, torch.float32)
+        )
+        assert float((found - exact).norm() / exact.norm()) < 1e-5, family
+
+
+@torch.inference_mode()
+def _logits(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
+    cache = model.new_cache(1)
+    return model.read(cache, [Read(cache.acquire(), tokens, len(tokens))]).double()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("is_twice", [True, False])
+def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, is_twice: bool, seed: int) -> None:
+    """For few tokens and for many; 200 outputs are no multiple of what a kernel computes together."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn((200, 48), generator=generator).to(dtype)
+    bias = torch.randn(200, generator=generator).to(dtype) if has_bias else None
+    layer = PackedLinear(weight, bias, is_twice=is_twice)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
+    for num_tokens in (0, 1, 2, 3, 4, 5, 33):
+        x, held = (torch.randn((num_tokens, num), generator=generator).to(dtype) for num in (48, 200))
+        expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        assert torch.allclose(layer(x).double(), expected, atol=tolerance, rtol=0)
+        before = held.clone()
+        assert torch.allclose(layer.added_to(held, x).double(), before.double() + expected, atol=tolerance, rtol=0)
+    assert not can_pack(weight) or dtype != torch.float64
+
+
+def test_weights_are_held_twice_where_memory_is_plentiful(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.AutoConfig.from_pretrained(tiny_models["llama"])
+    num = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96) + 64 * NUM_TOKENS
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 64, 96)
+    has_kernels = can_pack(torch.zeros(1, 1).bfloat16())
+    for left, is_twice in ((num * 2 * 4, True), (num * 2 * 4 - 1, False)):
+        monkeypatch.setattr(fused, "available_bytes", lambda _, left=left: left)
+        decoder = FusedDecoder(load(tiny_models["llama"], torch.bfloat16), 64)
+        layers = [decoder._head, decoder._layers[1]._down, decoder._layers[0]._qkv]
+        assert [layer._narrow is not None for layer in layers] == [is_twice and has_kernels] * 3

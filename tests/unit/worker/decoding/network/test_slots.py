@@ -1,0 +1,186 @@
+"""The slot cache against a dictionary: what was written and counts is there, wherever rows and memory moved."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from worker.decoding.network.slots import BLOCK, KvShape, SlotCache
+
+NUM_SLOTS: Final = 4
+SHAPE: Final = KvShape(num_layers=2, num_heads=1, head_dim=2, dtype=torch.float64)
+CPU: Final = torch.device("cpu")
+
+
+def cell(layer: int, number: float) -> torch.Tensor:
+    """What a token's cell holds in a layer: [2 * heads, head_dim], all different."""
+    return number + torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64) + 0.01 * layer
+
+
+class Slots(RuleBasedStateMachine):
+    """`model` holds the numbers of the tokens that count, by slot; a slot that is not in use is not in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[int, list[int]] = {}
+        self.num_written = 0
+
+    @initialize(max_bytes=st.none() | st.just(NUM_SLOTS * BLOCK * SHAPE.bytes_per_token))
+    def build(self, max_bytes: int | None) -> None:
+        self.max_bytes = max_bytes
+        self.cache = SlotCache(SHAPE, NUM_SLOTS, CPU, max_bytes=max_bytes)
+
+    @torch.inference_mode()
+    def write(self, slot: int, num: int) -> list[int]:
+        """`num` columns behind a slot's length, as a pass writes them; their numbers."""
+        length = self.cache.lengths[slot]
+        self.cache.reserve(slot + 1, length + num)
+        numbers = list(range(self.num_written, self.num_written + num))
+        self.num_written += num
+        for index, layer in enumerate(self.cache.layers):
+            for column, number in enumerate(numbers):
+                layer[slot, :, length + column] = cell(index, number)
+        return numbers
+
+    @precondition(lambda self: len(self.model) < NUM_SLOTS)
+    @rule()
+    def acquire(self) -> None:
+        slot = self.cache.acquire()
+        assert slot == min(set(range(NUM_SLOTS)) - set(self.model)), "expected the lowest free slot"
+        self.model[slot] = []
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.model)))
+        del self.model[slot]
+        self.cache.release(slot)
+        if not self.model:
+            assert self.cache.num_bytes == 0
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), num=st.integers(1, BLOCK + 20))
+    def read_a_piece(self, data: st.DataObject, num: int) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.model)))
+        if self.max_bytes is not None and len(self.model[slot]) + num > BLOCK:
+            return  # the engine would not have admitted it
+        self.model[slot] += self.write(slot, num)
+        self.cache.lengths[slot] += num
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), num=st.integers(1, 9))
+    def keep(self, data: st.DataObject, num: int) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.model)))
+        if self.max_bytes is not None and len(self.model[slot]) + num > BLOCK:
+            return
+        kept = [0, *sorted(data.draw(st.sets(st.integers(1, num - 1))))] if num > 1 else [0]
+        numbers = self.write(slot, num)
+        self.cache.keep(slot, kept)
+        self.model[slot] += [numbers[column] for column in kept]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def lower(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.model)))
+        free = set(range(NUM_SLOTS)) - set(self.model)
+        expected = min({slot, *free})
+        assert self.cache.lower(slot) == expected
+        self.model[expected] = self.model.pop(slot)
+
+    @rule()
+    def trim(self) -> None:
+        self.cache.trim()
+        longest = max((len(numbers) for numbers in self.model.values()), default=0)
+        assert self.cache.num_bytes == self.cache.num_bytes_with(max(self.model, default=-1) + 1, longest)
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        self.model = {}
+
+    @invariant()
+    def what_counts_is_there(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        for slot, numbers in self.model.items():
+            assert self.cache.lengths[slot] == len(numbers)
+            for index, layer in enumerate(self.cache.layers if numbers else ()):
+                expected = torch.stack([cell(index, number) for number in numbers], dim=1)
+                assert torch.equal(layer[slot, :, : len(numbers)], expected)
+
+    @invariant()
+    def the_stated_bytes_are_held(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        held = sum(layer.untyped_storage().nbytes() for layer in self.cache.layers)
+        assert held == self.cache.num_bytes
+        assert self.max_bytes is None or held <= self.max_bytes
+        assert self.cache.num_rows <= NUM_SLOTS
+        assert self.cache.capacity % BLOCK == 0
+
+
+Slots.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestSlots = Slots.TestCase
+
+
+def test_rows_and_positions_that_were_needed_at_different_times_are_not_held_together() -> None:
+    """One long text, then many short ones: a cache that only ever grew would hold the product."""
+    limit = 8 * BLOCK * SHAPE.bytes_per_token
+    cache = SlotCache(SHAPE, 8, CPU, max_bytes=limit)
+    first, second = cache.acquire(), cache.acquire()
+    cache.reserve(1, 4 * BLOCK)
+    cache.lengths[second] = 3
+    cache.release(first)
+    for _ in range(7):
+        cache.acquire()
+    cache.reserve(8, BLOCK)
+    assert (cache.num_rows, cache.capacity) == (8, BLOCK)
+    for slot in range(2, 8):
+        cache.release(slot)
+    cache.reserve(1, 4 * BLOCK)
+    assert (cache.num_rows, cache.capacity) == (2, 4 * BLOCK)
+    assert cache.num_bytes == limit
+
+
+def test_memory_that_runs_out_while_layers_grow_leaves_an_empty_cache(
+    monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    """Layers of different sizes would be read as if they were of one: nothing half done may stay."""
+    cache = SlotCache(SHAPE, 2, CPU)
+    slots = [cache.acquire(), cache.acquire()]
+    cache.reserve(2, 10)
+    cache.lengths = [7, 9]
+    zeros, calls = torch.zeros, []
+
+    def failing(*args: object, **kwargs: object) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no memory for the second layer")
+        return zeros(*args, **kwargs)  # type: ignore[call-overload, no-any-return]
+
+    resize = rng.choice((lambda: cache.reserve(2, 200), lambda: (cache.release(slots[1]), cache.trim())))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", failing)
+        with pytest.raises(torch.OutOfMemoryError):
+            resize()
+    assert cache.num_bytes == 0
+    assert cache.layers == []
+    assert cache.lengths == [0, 0]
+    cache.reserve(2, 200)
+    assert {tuple(layer.shape) for layer in cache.layers} == {(2, 2, 256, 2)}
+
+
+def test_a_slot_that_was_never_written_moves_without_memory() -> None:
+    cache = SlotCache(SHAPE, 3, CPU)
+    slots = [cache.acquire() for _ in range(3)]
+    cache.reserve(1, 5)
+    cache.lengths[slots[0]] = 5
+    cache.release(slots[1])
+    assert cache.lower(slots[2]) == slots[1]
+    assert cache.lengths[slots[1]] == 0

@@ -1,0 +1,122 @@
+"""The checks of a pair, each at both of its sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import IncompatiblePair
+from worker.decoding.pairing.pair import Finding, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+
+WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
+TARGET = ModelFacts(
+    source="target", family="llama", refusal=None, tokens=WORDS, num_rows=5, end_tokens=frozenset({0}), bos_token=None,
+    pad_token=None, chat_template="{{ x }}", num_parameters=1_000_000, num_parameters_read=900_000, dtype="bfloat16",
+    itemsize=2, kv_bytes_per_token=100, pass_bytes_per_row=60, context_length=1000,
+)  # fmt: skip
+DRAFT = replace(
+    TARGET, source="draft", num_parameters=200_000, num_parameters_read=90_000, kv_bytes_per_token=10
+)  # fmt: skip
+ROOM = 10**9
+
+
+def findings(target: ModelFacts, draft: ModelFacts, *, available_bytes: int = ROOM) -> dict[str, Finding]:
+    found = check_pair(target, draft, num_slots=4, max_draft_tokens=5, available_bytes=available_bytes)
+    return {finding.check: finding for finding in found}
+
+
+def test_a_pair_that_fits_has_nothing_but_ok() -> None:
+    found = findings(TARGET, DRAFT)
+    assert list(found) == [
+        "vocabulary", "special tokens", "chat template", "size", "architecture", "dtype", "context", "memory",
+    ]  # fmt: skip
+    assert {finding.verdict for finding in found.values()} == {"ok"}
+    assert "All 5 ids name the same tokens." in found["vocabulary"].sentence
+    assert "0 '<eos>'" in found["special tokens"].sentence
+    assert "ratio of 0.10" in found["size"].sentence
+    refuse_incompatible(DRAFT, tuple(found.values()))
+
+
+@pytest.mark.parametrize(
+    ("check", "change", "verdict", "said"),
+    [
+        ("vocabulary", {"tokens": {**WORDS, 3: "B"}}, "refused", "1 of 5 ids name different tokens: 3 is 'b' and 'B'"),
+        ("vocabulary", {"tokens": {2: "b", 3: "a"}}, "refused", "2 of 2 ids"),
+        ("vocabulary", {"tokens": {}}, "refused", "share no id"),
+        ("vocabulary", {"tokens": {9: "a"}}, "refused", "share no id"),
+        ("vocabulary", {"num_rows": 8}, "ok", "Rows that pad the embeddings (5 and 8) are never proposed"),
+        ("vocabulary", {"tokens": {**WORDS, 5: "<tool>"}, "num_rows": 6}, "warning", "1 only the draft knows (from 5"),
+        ("vocabulary", {"tokens": {0: "<eos>", 1: "<user>", 2: "a"}}, "warning", "2 only the target knows (from 3"),
+        ("vocabulary", {"tokens": {0: "<eos>", 1: "<user>"}, "num_rows": 4}, "refused", "the first of them 4 ('c')"),
+        ("special tokens", {"end_tokens": frozenset({0, 1})}, "warning", "with 0 '<eos>', 1 '<user>' for the draft"),
+        ("special tokens", {"end_tokens": frozenset()}, "warning", "none for the draft"),
+        ("special tokens", {"bos_token": 1}, "warning", "begin with None for the target and 1"),
+        ("special tokens", {"pad_token": 0}, "ok", "nothing is padded"),
+        ("chat template", {"chat_template": "other"}, "warning", "has another"),
+        ("chat template", {"chat_template": None}, "warning", "has none"),
+        ("size", {"num_parameters_read": 315_000}, "ok", "0.35"),
+        ("size", {"num_parameters_read": 330_000}, "warning", "0.37"),
+        ("size", {"num_parameters_read": 900_000}, "refused", "cannot pay"),
+        ("size", {"num_parameters_read": 300_000, "itemsize": 8}, "refused", "1.33"),
+        ("architecture", {"family": "qwen2"}, "ok", "A qwen2 drafts for a llama"),
+        ("architecture", {"refusal": "found linear_attention"}, "refused", "The draft cannot be decoded here: found l"),
+        ("dtype", {"dtype": "float32", "itemsize": 4}, "warning", "2 times the bytes"),
+        ("dtype", {"dtype": "float16"}, "ok", "the text stays the target's"),
+        ("context", {"context_length": 999}, "warning", "beyond its 999"),
+        ("context", {"context_length": 2000}, "ok", "all 1,000 tokens"),
+    ],
+)
+def test_what_differs_is_found(check: str, change: dict[str, Any], verdict: str, said: str) -> None:
+    finding = findings(TARGET, replace(DRAFT, **change))[check]
+    assert (finding.verdict, finding.check) == (verdict, check)
+    assert said in finding.sentence
+
+
+def test_a_target_that_cannot_be_decoded_is_named() -> None:
+    finding = findings(replace(TARGET, refusal="found a sliding window"), DRAFT)["architecture"]
+    assert finding.verdict == "refused"
+    assert "The target" in finding.sentence
+
+
+def test_without_a_template_there_is_none_to_differ() -> None:
+    without = replace(TARGET, chat_template=None), replace(DRAFT, chat_template=None)
+    assert findings(*without)["chat template"].sentence == "Neither has one."
+
+
+def test_memory_is_weights_and_slots_and_passes() -> None:
+    weights = 2 * (1_000_000 + 200_000)
+    slot = 1000 * (100 + 10) + 6 * 60 + 5 * 60
+    for room, verdict, said in (
+        (weights + 4 * slot, "ok", "2.84 MB, of 2.84 MB free"),
+        (weights + 4 * slot - 1, "warning", "Full slots that fit: 3."),
+        (weights + slot, "warning", "Full slots that fit: 1."),
+        (weights + slot - 1, "refused", "Not one full slot fits"),
+    ):
+        finding = findings(TARGET, DRAFT, available_bytes=room)["memory"]
+        assert (finding.verdict, said in finding.sentence) == (verdict, True), finding.sentence
+
+
+def test_a_draft_keeps_no_more_context_than_is_served() -> None:
+    longer, same = (
+        findings(TARGET, replace(DRAFT, context_length=length))["memory"].sentence for length in (99_999, 1000)
+    )
+    assert longer == same
+
+
+def test_proposals_end_where_the_shared_tokens_end() -> None:
+    assert num_shared_tokens(TARGET, replace(DRAFT, num_rows=64)) == 5
+    assert num_shared_tokens(TARGET, replace(DRAFT, tokens={**WORDS, 5: "<tool>"})) == 5
+    assert num_shared_tokens(TARGET, replace(DRAFT, tokens={0: "<eos>"})) == 1
+    assert num_shared_tokens(TARGET, replace(DRAFT, tokens={})) == 0
+
+
+def test_every_refusal_is_in_the_error() -> None:
+    found = check_pair(
+        TARGET, replace(DRAFT, tokens={}, num_parameters_read=10**6), num_slots=4, max_draft_tokens=5,
+        available_bytes=ROOM,
+    )  # fmt: skip
+    with pytest.raises(IncompatiblePair, match=r"draft cannot draft: vocabulary: .* size: .*cannot pay") as caught:
+        refuse_incompatible(DRAFT, found)
+    assert "check-pair" in (caught.value.hint or "")

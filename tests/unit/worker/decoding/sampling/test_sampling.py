@@ -1,0 +1,205 @@
+"""One job's choices: the cuts and the noise against plain restatements, and where randomness comes from."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.distribution import BLOCK, probabilities
+from worker.decoding.sampling.randomness import key_of, uniforms
+from worker.decoding.verification.coupling import coupled_tokens
+from worker.engine import Sampling
+
+CPU = torch.device("cpu")
+CUTS = [
+    {"top_k": 1}, {"top_k": 3}, {"top_k": 50}, {"top_k": 10**6}, {"top_p": 0.01}, {"top_p": 0.5}, {"top_p": 0.95},
+    {"top_p": 1 - 1e-6}, {"min_p": 1.0}, {"min_p": 0.05}, {"min_p": 1e-9}, {"top_k": 40, "top_p": 0.8},
+    {"top_k": 40, "min_p": 0.1}, {"top_p": 0.9, "min_p": 0.02}, {"top_k": 7, "top_p": 0.7, "min_p": 0.3}, {},
+]  # fmt: skip
+
+
+def sampled(**settings: float) -> Sampling:
+    return Sampling(max_tokens=1, **{"temperature": 1.0, **settings})  # type: ignore[arg-type]
+
+
+def whole_sort(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The same distribution by sorting every row."""
+    scaled = scores.double() / sampling.temperature
+    if 0 < sampling.top_k < scaled.shape[-1]:
+        kth = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+    p = scaled.softmax(dim=-1)
+    if sampling.top_p < 1:
+        ordered, order = p.sort(dim=-1, descending=True, stable=True)
+        beyond = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
+        p = p.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
+        p = p / p.sum(dim=-1, keepdim=True)
+    if sampling.min_p:
+        p = p.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
+    return p / p.sum(dim=-1, keepdim=True)
+
+
+def restated(logits: list[float], sampling: Sampling) -> list[float]:
+    """The same in plain Python for one position without ties."""
+    best = max(logits)
+    p = [math.exp((value - best) / sampling.temperature) for value in logits]
+    order = sorted(range(len(p)), key=lambda i: -p[i])
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    total = sum(p[i] for i in order)
+    kept, reached = [], 0.0
+    for i in order:
+        if reached >= sampling.top_p:
+            break
+        if p[i] >= sampling.min_p * p[order[0]]:
+            kept.append(i)
+        reached += p[i] / total
+    mass = sum(p[i] for i in kept)
+    return [p[i] / mass if i in kept else 0.0 for i in range(len(p))]
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 2.0])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_probabilities_are_the_restated_ones(temperature: float, cut: dict[str, float], rng: random.Random) -> None:
+    rows = [[rng.gauss(0, 3) for _ in range(12)] for _ in range(5)]
+    sampling = sampled(temperature=temperature, **cut)
+    found = probabilities(torch.tensor(rows, dtype=torch.float64), sampling)
+    expected = torch.tensor([restated(row, sampling) for row in rows], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 1.0, 4.0])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_no_token_is_lost_by_not_sorting_the_vocabulary(spread: float, cut: dict[str, float], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # 16-bit scores have many ties; the last block is not full; one row has tokens that are forbidden.
+    scores = (torch.randn(4, 5 * BLOCK + 7, generator=generator) * spread).bfloat16()
+    scores[1, ::3] = -torch.inf
+    scores[2, :2] += 12
+    sampling = sampled(temperature=0.8, **cut)
+    found, expected = probabilities(scores, sampling), whole_sort(scores, sampling)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
+    torch.testing.assert_close(found.sum(-1), torch.ones(4, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_row_is_the_same_to_the_bit_beside_any_others(cut: dict[str, float], rng: random.Random) -> None:
+    scores = torch.tensor([[rng.gauss(0, spread) for _ in range(3 * BLOCK)] for spread in (0.01, 1.0, 2.0, 6.0)])
+    choice = Choice("job", sampled(seed=1, **cut), 1)
+    alone = torch.cat([choice.probabilities(row[None]) for row in scores])
+    assert torch.equal(choice.probabilities(scores), alone)
+
+
+def test_of_equally_likely_tokens_the_lower_ids_are_kept() -> None:
+    p = probabilities(torch.zeros(1, 4 * BLOCK), sampled(top_p=0.25))
+    assert (p > 0).nonzero()[:, 1].tolist() == list(range(BLOCK))
+
+
+def test_top_k_keeps_ties() -> None:
+    p = probabilities(torch.tensor([[1.0, 1.0, 1.0, 0.0]]), sampled(top_k=2))
+    assert p[0].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_scores_that_are_not_finite_are_refused(cut: dict[str, float], broken: float) -> None:
+    scores = torch.zeros(2, 10)
+    scores[1, 3] = broken
+    choice = Choice("job", sampled(seed=1, **cut), 1)
+    with pytest.raises(RuntimeError, match="not finite"):
+        choice.probabilities(scores)
+    with pytest.raises(RuntimeError, match="not finite"):
+        choice.tokens(scores, [0, 1])
+
+
+@pytest.mark.parametrize("vocabulary", [5, BLOCK, 3 * BLOCK + 5])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 10.0])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_the_token_is_that_of_the_whole_noise(
+    vocabulary: int, spread: float, cut: dict[str, float], rng: random.Random
+) -> None:
+    scores = torch.tensor([[rng.gauss(0, spread) for _ in range(vocabulary)] for _ in range(6)])
+    choice = Choice("job", sampled(temperature=0.7, seed=rng.randrange(2**63), **cut), 3)
+    positions = [7, 8, 8, 9, 10, 11]
+    noise = torch.stack([choice.noise(position, vocabulary, CPU) for position in positions])
+    assert torch.equal(choice.tokens(scores, positions), coupled_tokens(choice.probabilities(scores), noise))
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}], ids=str)
+def test_tokens_have_the_distribution(cut: dict[str, float], seed: int) -> None:
+    """Pearson's χ² over 4,000 positions, in a vocabulary of more than one block; fails by chance once in 10^9."""
+    num, vocabulary = 4000, BLOCK + 6
+    scores = torch.linspace(-3, 2, vocabulary).expand(num, -1)
+    choice = Choice("job", sampled(seed=seed, **cut), 1)
+    tokens = choice.tokens(scores, range(num))
+    expected = num * choice.probabilities(scores[:1])[0]
+    seen = tokens.bincount(minlength=vocabulary).double()
+    assert not seen[expected == 0].any()
+    # Rare tokens are counted together, as χ² wants at least 5 of each.
+    rare = expected < 5
+    seen = torch.cat((seen[~rare], seen[rare].sum()[None]))
+    expected = torch.cat((expected[~rare], expected[rare].sum()[None].clamp_min(1e-9)))
+    statistic = ((seen - expected) ** 2 / expected).sum()
+    # Wilson and Hilferty 1931; z = 6 is exceeded with probability 1e-9.
+    freedom = len(seen) - 1
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 6 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+def test_the_noise_is_gumbel_noise_and_independent(seed: int) -> None:
+    """Kolmogorov and Smirnov at 1e-9, and correlations within a block, between blocks and between positions."""
+    choice = Choice("job", sampled(seed=seed), 1)
+    vocabulary = 3 * BLOCK + 9
+    noise = torch.stack([choice.noise(position, vocabulary, CPU) for position in range(600)])
+    ordered = (-(-noise.flatten()).exp()).exp().sort().values
+    steps = torch.arange(1, len(ordered) + 1) / len(ordered)
+    assert (ordered - steps).abs().max() < math.sqrt(math.log(2 / 1e-9) / (2 * len(ordered)))
+    for a, b in ((noise[:, 0], noise[:, 1]), (noise[:, 3], noise[:, BLOCK + 3]), (noise[1:, 5], noise[:-1, 5])):
+        assert abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1])) < 6.2 / math.sqrt(len(a))
+
+
+def test_noise_follows_from_seed_and_position_alone() -> None:
+    noise = Choice("any job", sampled(seed=-5, top_k=3), 2).noise(11, 100, CPU)
+    assert torch.equal(noise, Choice("other", sampled(seed=-5, temperature=0.3), 7).noise(11, 100, CPU))
+    # Another process, another machine, a later release: what a seed meant once it means for good.
+    recorded = [-0.058276980213, 0.177761932995, 0.990476177483, 0.854357607188, 1.036845090622]
+    assert noise[[0, 1, 63, 64, 99]].tolist() == pytest.approx(recorded, rel=1e-9)
+    for seed, position in ((-5, 12), (5, 11), (2**32 - 5, 11)):
+        assert not torch.equal(noise, Choice("any job", sampled(seed=seed), 2).noise(position, 100, CPU))
+
+
+def test_uniforms_are_splitmix64s() -> None:
+    mask, key = 2**64 - 1, key_of("job", "a")
+    expected = []
+    for counter in range(-3, 50):
+        z = (key + counter * 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        expected.append((((z ^ (z >> 31)) >> 12) + 0.5) * 2.0**-52)
+    assert uniforms(key, torch.arange(-3, 50)).tolist() == expected
+
+
+def test_a_job_draws_the_same_numbers_each_time_however_they_are_asked_for() -> None:
+    first, again, other = (Choice(job_id, sampled(), 1) for job_id in ("job-1", "job-1", "job-2"))
+    drawn = first.uniforms(8, CPU)
+    assert torch.equal(drawn, torch.cat((again.uniforms(3, CPU), again.uniforms(5, CPU))))
+    assert not torch.equal(drawn, first.uniforms(8, CPU))
+    assert not torch.equal(drawn, other.uniforms(8, CPU))
+
+
+def test_only_jobs_with_a_seed_have_noise() -> None:
+    greedy = Choice("job", sampled(temperature=0, seed=3), 1)
+    assert greedy.is_greedy
+    assert not greedy.is_reproducible
+    assert greedy.tokens(torch.tensor([[1.0, 2.0, 2.0], [3.0, 0.0, 0.0]]), [1, 2]).tolist() == [1, 0]
+    unseeded = Choice("job", sampled(), 1)
+    assert not unseeded.is_reproducible
+    for choice in (greedy, unseeded):
+        with pytest.raises(ValueError, match="seed"):
+            choice.noise(1, 5, CPU)
+    with pytest.raises(ValueError, match="seed"):
+        unseeded.tokens(torch.zeros(1, 3), [1])

@@ -1,0 +1,155 @@
+"""Verification of chains, by exact enumeration; and the two well-known errors, which it must catch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.fixtures.enumeration import TOP, Draft, Fixed, Language, bias, chain, drawn, enumerate_round, likeliest
+from worker.decoding.verification.chain import Verdict, draw, verify_deterministic, verify_greedy, verify_sampled
+
+EXACT = 1e-13
+TARGET, DRAFTER = Fixed(0.5, 0.3, 0.2), Fixed(0.2, 0.7, 0.1)
+
+
+@pytest.fixture(params=["all tokens possible", "some impossible", "drafter equals target"])
+def pair(request: pytest.FixtureRequest, seed: int) -> tuple[Language, Language]:
+    """A target and a drafter over three tokens."""
+    target = Language(f"target {seed}", 3, num_impossible=int(request.param == "some impossible"))
+    return target, target if request.param == "drafter equals target" else Language(f"drafter {seed}", 3)
+
+
+def sampled(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+    return verify_sampled(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
+
+
+def deterministic(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+    return verify_deterministic(p, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_a_deterministic_draft_leaves_the_targets_distribution(
+    pair: tuple[Language, Language], k: int, rng: random.Random
+) -> None:
+    target, drafter = pair
+    found = enumerate_round(target, likeliest(drafter, chain(k)), deterministic, rng)
+    assert bias(target, found, k + 1) < EXACT
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_drawn_draft_leaves_the_targets_distribution(
+    pair: tuple[Language, Language], k: int, rng: random.Random
+) -> None:
+    target, drafter = pair
+    found = enumerate_round(target, drawn([drafter], chain(k)), sampled, rng)
+    assert bias(target, found, k + 1) < EXACT
+
+
+def test_acceptance_is_one_minus_the_total_variation(pair: tuple[Language, Language], rng: random.Random) -> None:
+    """A rule that accepts less could still be exact."""
+    target, drafter = pair
+    p, q = target.behind(()), drafter.behind(())
+    found = enumerate_round(target, drawn([drafter], chain(1)), sampled, rng)
+    assert found.num_accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=EXACT)
+    found = enumerate_round(target, likeliest(drafter, chain(1)), deterministic, rng)
+    assert found.num_accepted == pytest.approx(float(p[q.argmax()]), abs=EXACT)
+
+
+def test_a_deterministic_draft_judged_by_p_over_q_is_caught(rng: random.Random) -> None:
+    """Rule (e) of the known errors: q was not what the draft was drawn from.
+
+    By hand: token 1 is proposed and kept with 3/7, the rest is 3 : 0 : 1. So the text is 3/7, 3/7, 1/7, not .5, .3, .2.
+    """
+    found = enumerate_round(TARGET, likeliest(DRAFTER, chain(1)), sampled, rng)
+    assert bias(TARGET, found, 2) == pytest.approx(9 / 35, abs=EXACT)
+
+
+Gate = Callable[[Tensor, int], bool]
+
+
+def shortened(drafts: Iterator[Draft], keep: Gate, *, stop_behind: bool) -> Iterator[Draft]:
+    """Chains that end before (or `stop_behind`) the first token that `keep` refuses, given its q and itself."""
+    for draft in drafts:
+        num = 0
+        while num < len(draft.tokens) and keep(draft.q[num], draft.tokens[num]):
+            num += 1
+        num = min(num + stop_behind, len(draft.tokens))
+        yield Draft(draft.weight, draft.tokens[:num], chain(num), draft.q[:num])
+
+
+def enumerated(target: Language, drafts: Iterator[Draft], length: int, rng: random.Random) -> float:
+    """The bias over drafts of different lengths."""
+    groups: dict[int, list[Draft]] = {}
+    for draft in drafts:
+        groups.setdefault(len(draft.tokens), []).append(draft)
+    rounds = [enumerate_round(target, group, sampled, rng) for group in groups.values()]
+    for other in rounds[1:]:
+        rounds[0].begun.update(other.begun)
+    return bias(target, rounds[0], length)
+
+
+def test_dropping_a_drawn_token_for_its_probability_is_caught(rng: random.Random) -> None:
+    """Rule (f) of the known errors: a gate that looks at the token it drops.
+
+    By hand: token 2 is drawn with .1 and dropped, p is drawn instead. The text is .55, .33, .12, not .5, .3, .2.
+    """
+    gated = shortened(drawn([DRAFTER], chain(1)), lambda q, token: bool(q[token] > 0.15), stop_behind=False)
+    assert enumerated(TARGET, gated, 2, rng) == pytest.approx(0.16, abs=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("keep", "stop_behind"),
+    [(lambda q, token: bool(q[token] > 0.3), True), (lambda q, _: bool(q.max() > 0.6), False)],
+    ids=["stopping behind an unlikely token", "stopping where no token is likely"],
+)
+def test_the_safe_gates_leave_the_targets_distribution(
+    pair: tuple[Language, Language], keep: Gate, stop_behind: bool, rng: random.Random
+) -> None:
+    target, drafter = pair
+    gated = shortened(drawn([drafter], chain(2)), keep, stop_behind=stop_behind)
+    assert enumerated(target, gated, 3, rng) < EXACT
+
+
+def test_a_rule_that_is_a_little_too_generous_is_caught(rng: random.Random) -> None:
+    """The harness finds a function's own turning points: 1 % more acceptance than allowed is seen as such."""
+
+    def generous(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+        return sampled(p, draft, torch.cat((uniforms[:-1] / 1.01, uniforms[-1:])))
+
+    found = enumerate_round(TARGET, drawn([DRAFTER], chain(1)), generous, rng)
+    # Token 1 is accepted with .303 instead of .3, and .003 less is drawn from the rest.
+    assert bias(TARGET, found, 2) == pytest.approx(0.006, abs=EXACT)
+
+
+def test_greedy_keeps_drafts_up_to_the_first_difference_and_never_the_padding() -> None:
+    best = torch.tensor([[5, 6, 7], [5, 6, 7], [5, 0, 7], [9, 6, 7], [5, 6, 7]])
+    draft = torch.tensor([[5, 6], [5, 8], [5, 0], [5, 6], [5, 6]])
+    verdicts = verify_greedy(best, draft, torch.tensor([2, 2, 1, 2, 0]))
+    assert verdicts == [Verdict(2, 7), Verdict(1, 6), Verdict(1, 0), Verdict(0, 9), Verdict(0, 5)]
+    assert verdicts[0].path == (0, 1)
+
+
+def test_greedy_without_any_draft_is_vanilla() -> None:
+    assert verify_greedy(torch.tensor([[3], [4]]), torch.empty(2, 0), torch.zeros(2)) == [Verdict(0, 3), Verdict(0, 4)]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.3, 0.5, TOP])
+def test_an_index_without_weight_is_never_drawn(uniform: float) -> None:
+    weights = torch.tensor([0.0, 0.1, 0.0, 0.0, 0.1, 0.0], dtype=torch.float64)
+    assert draw(weights, torch.tensor(uniform, dtype=torch.float64)) == (1 if uniform < 0.5 else 4)
+
+
+def test_equal_distributions_that_differ_by_rounding_still_yield_a_token() -> None:
+    p = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    q = torch.tensor([[0.5 + 2**-52, 0.5 + 2**-52]], dtype=torch.float64)
+    almost_one = torch.tensor([TOP, 0.1], dtype=torch.float64)
+    assert verify_sampled(p, q, torch.tensor([0]), almost_one) == Verdict(0, 0)
+
+
+def test_a_certain_draft_rejected_by_rounding_still_yields_a_token() -> None:
+    p = torch.tensor([[0.0, TOP], [0.5, 0.5]], dtype=torch.float64)
+    assert verify_deterministic(p, torch.tensor([1]), torch.tensor([TOP, 0.1], dtype=torch.float64)) == Verdict(0, 1)

@@ -1,0 +1,198 @@
+"""A decoder of the Llama kind over the slot cache, in as few calls a layer as torch allows.
+
+Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ in biases, in norms of queries and keys, in norms behind attention and
+MLP, in windows and in scales: all are read from the transformers model whose weights are taken over. `LanguageModel`
+compares a pass with that model's own before anything is served.
+
+Measured for SmolLM2 in bf16 on 2 cores (docs/log.md): transformers' forward spends more than half of a one-token pass
+outside of its matrix products. Here queries, keys and values are one product, gate and up another; both residual
+additions happen inside a product; the rotation is one complex product, for which the two halves of a head lie
+interleaved. What lies between the products are `operations`: compiled kernels on a CPU, torch's calls elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.decoding.memory import available_bytes
+from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
+from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Operations
+from worker.decoding.network.packed import PackedLinear
+from worker.decoding.network.passes import Pass
+from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.torch_operations import TorchOperations
+
+VERSION: Final = 2  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
+#: Of the memory that is left, for weights in a second arrangement.
+TWICE_SHARE: Final = 0.25
+FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})
+
+
+def can_fuse(config: Any) -> bool:
+    """Whether this is a model whose computation is known here."""
+    if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", False):
+        return False
+    softcaps = (getattr(config, "attn_logit_softcapping", None), getattr(config, "final_logit_softcapping", None))
+    return _activation_name(config) in ACTIVATIONS and softcaps == (None, None)
+
+
+class FusedDecoder:
+    """Takes the weights of a transformers model, and empties its layers one by one so that none is held twice."""
+
+    def __init__(self, model: Any, num_positions: int) -> None:
+        config, inner = model.config, model.model
+        self.window: int | None = config.sliding_window if _kinds(config) != {"full_attention"} else None
+        self._embeddings: Tensor = inner.embed_tokens.weight.detach()
+        # Rounded as transformers rounds it.
+        scale = getattr(inner.embed_tokens, "embed_scale", None)
+        self._scale = None if scale is None else scale.to(self._embeddings.dtype)
+        self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
+        self.kv_shape = KvShape.of(config, self._embeddings.dtype)
+        self._operations = _operations(self._embeddings)
+        self._num_outputs: int = model.lm_head.weight.shape[0]
+        is_twice = _fits_twice(model)
+        self._head = PackedLinear(*_weights(model.lm_head), is_twice=is_twice)
+        self._norm = _Norm(inner.norm, self._operations)
+        self._layers = []
+        for index, layer in enumerate(inner.layers):
+            kind, activation = _kind(config, index), _activation_name(config)
+            self._layers.append(_Layer(layer, kind, activation, self._operations, is_twice=is_twice))
+            inner.layers[index] = torch.nn.Identity()
+
+    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
+        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
+        x = functional.embedding(plan.token_ids, self._embeddings)
+        if self._scale is not None:
+            x = x * self._scale
+        attention = self._operations.attention(plan, self._rotations, self.window)
+        for layer, held in zip(self._layers, cache.layers, strict=True):
+            x = layer(x, held, attention)
+        if plan.wanted is not None:
+            x = x.index_select(0, plan.wanted)
+        if not len(x):
+            return x.new_empty((0, self._num_outputs))
+        return self._head(self._norm(x))
+
+
+class _Norm:
+    """RMS norm (Zhang and Sennrich 2019); Gemma stores its weights less one."""
+
+    def __init__(self, module: Any, operations: Operations) -> None:
+        weight = module.weight.detach()
+        self.weight = (1.0 + weight.float()).to(weight.dtype) if "Gemma" in type(module).__name__ else weight
+        self.epsilon: float = module.eps if hasattr(module, "eps") else module.variance_epsilon
+        self._operations = operations
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._operations.norm(x, self.weight, self.epsilon)
+
+
+class _Layer:
+    """Attention and MLP, each with its norms and its residual."""
+
+    def __init__(self, layer: Any, kind: str, activation: str, operations: Operations, *, is_twice: bool) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        head_dim: int = attention.head_dim
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weights = [projection.weight.detach() for projection in projections]
+        weights[:2] = [_interleaved(weight, head_dim) for weight in weights[:2]]
+        biases = None
+        if attention.q_proj.bias is not None:
+            parts = [projection.bias.detach() for projection in projections]
+            parts[:2] = [_interleaved(part, head_dim) for part in parts[:2]]
+            biases = torch.cat(parts)
+        self._qkv = PackedLinear(torch.cat(weights), biases, is_twice=is_twice)
+        self._heads = _heads(attention, kind, operations)
+        self._out = PackedLinear(*_weights(attention.o_proj), is_twice=is_twice)
+        self._gate_up = PackedLinear(
+            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())),
+            None if mlp.gate_proj.bias is None else torch.cat((mlp.gate_proj.bias, mlp.up_proj.bias)).detach(),
+            is_twice=is_twice,
+        )
+        self._down = PackedLinear(*_weights(mlp.down_proj), is_twice=is_twice)
+        self._activation = activation
+        self._operations = operations
+        self._before_attention = _Norm(layer.input_layernorm, operations)
+        # In Gemma the norm of this name stands behind attention and another before the MLP; elsewhere it is that one.
+        is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
+        second = layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm
+        self._before_mlp = _Norm(second, operations)
+        self._behind_attention = _Norm(layer.post_attention_layernorm, operations) if is_sandwich else None
+        self._behind_mlp = _Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
+
+    def __call__(self, x: Tensor, held: Tensor, attention: Attention) -> Tensor:
+        seen = attention(self._qkv(self._before_attention(x)), held, self._heads)
+        x = _residual(x, seen, self._out, self._behind_attention)
+        gated = self._operations.gate(self._gate_up(self._before_mlp(x)), self._activation)
+        return _residual(x, gated, self._down, self._behind_mlp)
+
+
+def _fits_twice(model: Any) -> bool:
+    """Whether a second copy of all linear layers takes no more than a quarter of the memory that is left."""
+    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
+    return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
+
+
+def _operations(weight: Tensor) -> Operations:
+    return CompiledOperations(weight.dtype) if can_compile(weight.device, weight.dtype) else TorchOperations()
+
+
+def _heads(attention: Any, kind: str, operations: Operations) -> Heads:
+    head_dim: int = attention.head_dim
+    num_queries, num_keys = attention.q_proj.out_features // head_dim, attention.k_proj.out_features // head_dim
+    norms, epsilon = None, 0.0
+    if hasattr(attention, "q_norm"):
+        queries, keys = _Norm(attention.q_norm, operations), _Norm(attention.k_norm, operations)
+        weights = torch.cat((queries.weight.expand(num_queries, -1), keys.weight.expand(num_keys, -1)))
+        norms = _interleaved(weights.flatten(), head_dim).view(-1, head_dim).contiguous()
+        epsilon = queries.epsilon
+    is_local = kind == "sliding_attention"
+    return Heads(num_queries, num_keys, head_dim, attention.scaling, kind, is_local, norms, epsilon)
+
+
+def _residual(x: Tensor, y: Tensor, linear: PackedLinear, norm: _Norm | None) -> Tensor:
+    return linear.added_to(x, y) if norm is None else x + norm(linear(y))
+
+
+def _weights(linear: Any) -> tuple[Tensor, Tensor | None]:
+    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+
+
+def _interleaved(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows of heads with the two halves of each head interleaved: element i beside element i + head_dim / 2.
+
+    Scores do not change, as queries and keys are reordered alike.
+    """
+    heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return heads.transpose(1, 2).reshape(rows.shape)
+
+
+def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor:
+    """[positions, head_dim / 2], complex: the model's own rotary embedding of every position."""
+    dtype = torch.float64 if inner.embed_tokens.weight.dtype == torch.float64 else torch.float32
+    like = torch.empty(0, dtype=dtype, device=inner.embed_tokens.weight.device)
+    positions = torch.arange(num_positions, device=like.device)[None]
+    by_kind = (kind,) if config.model_type == "gemma3_text" else ()
+    cos, sin = inner.rotary_emb(like, positions, *by_kind)
+    half = cos.shape[-1] // 2
+    return torch.complex(cos[0, :, :half], sin[0, :, :half])
+
+
+def _activation_name(config: Any) -> str:
+    return getattr(config, "hidden_activation", None) or str(config.hidden_act)
+
+
+def _kinds(config: Any) -> set[str]:
+    return {_kind(config, index) for index in range(config.num_hidden_layers)}
+
+
+def _kind(config: Any, index: int) -> str:
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return str(kinds[index])
+    return "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"

@@ -1,0 +1,161 @@
+"""Reads that are attended to together, and how they look as rows of one padded rectangle.
+
+A rectangle, with its masks, is what torch's attention wants. It is laid out when first asked for: compiled kernels go
+by the reads themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from worker.decoding.verification.tree import tree_depths
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Tokens of one slot, written behind its length, which stays as it is until the caller raises it."""
+
+    slot: int
+    token_ids: Sequence[int]
+    num_logits: int = 1  #: logits wanted, behind the last so many tokens
+    #: None: each token follows the one before. Otherwise token i hangs on token parents[i] < i of this read; -1 is
+    #: what the slot holds.
+    parents: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A read in its place."""
+
+    read: Read
+    length: int  #: tokens that the slot held before
+    first: int  #: flat token
+
+    @property
+    def slot(self) -> int:
+        """Row of the cache."""
+        return self.read.slot
+
+    @property
+    def width(self) -> int:
+        """Tokens read."""
+        return len(self.read.token_ids)
+
+    @property
+    def depths(self) -> list[int]:
+        """How many tokens of the read each one hangs on."""
+        if self.read.parents is None:
+            return list(range(self.width))
+        return [depth - 1 for depth in tree_depths(self.read.parents)]
+
+    @property
+    def ancestry(self) -> list[int]:
+        """For each token the tokens of the read that it sees, as bits: itself and those that it hangs on."""
+        if self.read.parents is None:
+            return [(2 << token) - 1 for token in range(self.width)]
+        seen: list[int] = []
+        for token, parent in enumerate(self.read.parents):
+            seen.append(1 << token | (seen[parent] if parent >= 0 else 0))
+        return seen
+
+
+@dataclass(frozen=True)
+class Group:
+    """Reads of slots that lie near each other, in the order of their slots."""
+
+    placed: tuple[Placed, ...]
+    window: int | None  #: of layers with a sliding one
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def slots(self) -> slice:
+        """Rows of the cache; one between them that is not read is carried along for nothing."""
+        return slice(self.placed[0].slot, self.placed[-1].slot + 1)
+
+    @property
+    def tokens(self) -> slice:
+        """The group's part of the flat tokens."""
+        return slice(self.placed[0].first, self.placed[-1].first + self.placed[-1].width)
+
+    @cached_property
+    def width(self) -> int:
+        """Of the widest read."""
+        return max(placed.width for placed in self.placed)
+
+    @cached_property
+    def num_keys(self) -> int:
+        """Of the rectangle.
+
+        Not the longest and the widest together, which may be two: padding is never written, and what it sees is
+        dropped.
+        """
+        return max(placed.length + placed.width for placed in self.placed)
+
+    @cached_property
+    def cells(self) -> Tensor | None:
+        """[tokens] the cell of each token in [rows * width]; None where the tokens fill the rectangle."""
+        if self.tokens.stop - self.tokens.start == self._num_rows * self.width:
+            return None
+        low = self.slots.start
+        return torch.tensor(
+            [(placed.slot - low) * self.width + column for placed in self.placed for column in range(placed.width)],
+            device=self.device,
+        )
+
+    @cached_property
+    def padded(self) -> Tensor | None:
+        """[rows * width] the inverse: the group's token of each cell, its first where there is none."""
+        if self.cells is None:
+            return None
+        padded = torch.zeros(self._num_rows * self.width, dtype=torch.long, device=self.device)
+        padded[self.cells] = torch.arange(len(self.cells), device=self.device)
+        return padded
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """[rows, 1, width, num_keys], added to the scores; None: everything is seen."""
+        return None if self._num_rows == self.width == 1 else self._added(self._visible[0])
+
+    @cached_property
+    def local_mask(self) -> Tensor | None:
+        """The same for layers with a sliding window: the very same while no window is full."""
+        if self.window is None or self.num_keys <= self.window:
+            return self.mask
+        seen, distance = self._visible
+        return self._added(seen & (distance < self.window))
+
+    @property
+    def _num_rows(self) -> int:
+        return self.placed[-1].slot + 1 - self.placed[0].slot
+
+    @cached_property
+    def _visible(self) -> tuple[Tensor, Tensor]:
+        """Which cell of [rows, width, num_keys] is seen, and how many positions lie between the two tokens."""
+        low = self.slots.start
+        lengths = torch.zeros(self._num_rows, dtype=torch.long)
+        lengths[[placed.slot - low for placed in self.placed]] = torch.tensor([p.length for p in self.placed])
+        keys = torch.arange(self.num_keys, device=self.device)
+        positions = lengths.to(self.device)[:, None] + torch.arange(self.width, device=self.device)
+        distance = positions[:, :, None] - keys
+        # A row that is not read sees its first cell: a softmax over nothing is NaN.
+        seen = distance >= 0
+        for placed in self.placed:
+            if placed.read.parents is None:
+                continue
+            row, length, width = placed.slot - low, placed.length, placed.width
+            depths = torch.tensor(placed.depths, device=self.device)
+            sees = [[bits >> column & 1 for column in range(width)] for bits in placed.ancestry]
+            seen[row, :width, length : length + width] = torch.tensor(sees, dtype=torch.bool, device=self.device)
+            distance[row, :width, :length] = (length + depths)[:, None] - keys[:length]
+            distance[row, :width, length : length + width] = depths[:, None] - depths
+        return seen, distance
+
+    def _added(self, seen: Tensor) -> Tensor:
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(~seen, -torch.inf)[:, None]

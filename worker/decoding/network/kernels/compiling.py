@@ -1,0 +1,61 @@
+"""How Python becomes machine code here: numba, with types that numba itself does not tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numba
+import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from worker.decoding.network.kernels.threads import Kernel
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Sums may be split over the lanes of vector units; numbers that are not finite are not expected.
+_OPTIONS: Final[Any] = {"fastmath": True, "error_model": "numpy"}
+
+# It logs every line of what it compiles.
+logging.getLogger("numba").setLevel(logging.WARNING)
+
+
+def inlined(function: Function) -> Function:
+    """A function that is compiled into each place that calls it."""
+    made: Function = numba.njit(inline="always", **_OPTIONS)(function)
+    return made
+
+
+def compiled(function: Function) -> Function:
+    """A function that kernels call."""
+    made: Function = numba.njit(**_OPTIONS)(function)
+    return made
+
+
+def kernel(function: Callable[[Any], None]) -> Kernel:
+    """A function of the address of its arguments, `void(void *)`; compiled at once."""
+    return Kernel(function.__name__, numba.cfunc(types.void(types.voidptr), **_OPTIONS)(function))
+
+
+def _inttoptr(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+_pointer: Final[Any] = intrinsic(_inttoptr)
+
+
+@inlined
+def array(address: Any, shape: Any, dtype: Any) -> Any:
+    """Memory at an address (an integer) as an array of `shape`, without a copy. Inside kernels."""
+    return numba.carray(_pointer(address), shape, dtype)
+
+
+@inlined
+def float_of(bits: Any) -> Any:
+    """The float64 of an argument's bits. Inside kernels."""
+    return np.int64(bits).view(np.float64)

@@ -1,0 +1,82 @@
+"""One pass of a model over the slot cache: which tokens it reads, where they are written, what each may see.
+
+Tokens of all sequences lie side by side in one flat row for the linear layers, so a sequence without drafts is one
+token wide beside one with eight. Attention works on groups: the short reads of all slots together, padded to the
+widest, and every long read (a piece of a prompt) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from worker.decoding.network.groups import Group, Placed, Read
+from worker.decoding.network.slots import SlotCache
+
+#: Reads wider than this are attended to alone: padding all others to their width would cost more than a call.
+WIDEST_SHARED: Final = 32
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a network needs to read a list of `Read`s."""
+
+    token_ids: Tensor  #: [tokens]
+    positions: Tensor  #: [tokens]
+    groups: tuple[Group, ...]
+    num_heads: int  #: of the keys
+    capacity: int  #: of the cache
+    wanted: (
+        Tensor | None
+    )  #: [logits] flat tokens whose logits are wanted, in the order of the reads; None: all as they lie
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens read."""
+        return len(self.token_ids)
+
+    @cached_property
+    def stored(self) -> Tensor:
+        """[tokens * 2 * heads] rows of a layer seen as [slots * 2 * heads * capacity, head_dim]."""
+        places = [
+            (placed.slot, placed.length + column)
+            for group in self.groups
+            for placed in group.placed
+            for column in range(placed.width)
+        ]
+        slot, column = torch.tensor(places, device=self.token_ids.device).unbind(1)
+        head = torch.arange(2 * self.num_heads, device=slot.device)
+        return ((slot[:, None] * len(head) + head) * self.capacity + column[:, None]).flatten()
+
+
+def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pass:
+    """Lay out `reads`, at most one a slot, and have the cache's memory for them. `window`: of sliding layers."""
+    short = sorted((read for read in reads if len(read.token_ids) <= WIDEST_SHARED), key=lambda read: read.slot)
+    long = [read for read in reads if len(read.token_ids) > WIDEST_SHARED]
+    num_positions = max(cache.lengths[read.slot] + len(read.token_ids) for read in reads)
+    cache.reserve(max(read.slot for read in reads) + 1, num_positions)
+    first = 0
+    placed: list[Placed] = []
+    for read in (*short, *long):
+        placed.append(Placed(read, cache.lengths[read.slot], first))
+        first += len(read.token_ids)
+    members = [group for group in (placed[: len(short)], *([alone] for alone in placed[len(short) :])) if group]
+    firsts = {one.slot: one.first for one in placed}
+    wanted = [
+        firsts[read.slot] + column
+        for read in reads
+        for column in range(len(read.token_ids) - read.num_logits, len(read.token_ids))
+    ]
+    return Pass(
+        token_ids=torch.tensor([token for one in placed for token in one.read.token_ids], device=cache.device),
+        positions=torch.tensor([one.length + depth for one in placed for depth in one.depths], device=cache.device),
+        groups=tuple(Group(tuple(group), window, cache.shape.dtype, cache.device) for group in members),
+        num_heads=cache.shape.num_heads,
+        capacity=cache.capacity,
+        wanted=None if wanted == list(range(first)) else torch.tensor(wanted, dtype=torch.long, device=cache.device),
+    )

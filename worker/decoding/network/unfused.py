@@ -1,0 +1,99 @@
+"""A transformers model over the slot cache, computed by its own modules: for families that `fused` does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from worker.decoding.network.groups import Group
+from worker.decoding.network.passes import Pass
+from worker.decoding.network.slots import KvShape, SlotCache
+
+
+class UnfusedDecoder:
+    """Reads a pass group by group, each as a padded rectangle, through the model's forward."""
+
+    window = None  #: models with sliding windows are refused before they come here
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.kv_shape = KvShape.of(model.config, model.dtype)
+
+    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
+        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
+        logits = torch.cat([self._read(cache, plan, group) for group in plan.groups])
+        return logits if plan.wanted is None else logits.index_select(0, plan.wanted)
+
+    def _read(self, cache: SlotCache, plan: Pass, group: Group) -> Tensor:
+        rows = group.slots.stop - group.slots.start
+        token_ids, positions = plan.token_ids[group.tokens], plan.positions[group.tokens]
+        if group.padded is not None:
+            token_ids, positions = token_ids[group.padded], positions[group.padded]
+        mask = group.mask
+        if mask is None:
+            mask = torch.zeros((rows, 1, 1, group.num_keys), dtype=self.kv_shape.dtype, device=cache.device)
+        logits: Tensor = self._model(
+            input_ids=token_ids.view(rows, group.width),
+            position_ids=positions.view(rows, group.width),
+            attention_mask=mask,
+            past_key_values=_View(cache, plan, group),
+            use_cache=True,
+        ).logits.flatten(0, 1)
+        return logits if group.cells is None else logits.index_select(0, group.cells)
+
+
+class _View(Cache):
+    """One group's slots, as transformers' modules expect a cache."""
+
+    def __init__(self, cache: SlotCache, plan: Pass, group: Group) -> None:
+        self._num_keys = group.num_keys
+        super().__init__(layers=[_LayerView(held, plan, group) for held in cache.layers])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._num_keys
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._num_keys, 0
+
+
+class _LayerView(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's part of it; only real tokens are written, never padding."""
+
+    is_sliding = False
+
+    def __init__(self, held: Tensor, plan: Pass, group: Group) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held = held
+        self._group = group
+        num_heads = held.shape[1]
+        self._stored = plan.stored.view(-1, num_heads)[group.tokens]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise RuntimeError("a view of a slot cache has its memory from the start")
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the group's tokens; returns keys and values of its rows, [rows, heads, num_keys, head_dim] each."""
+        num_heads = key_states.shape[1]
+        for states, places in ((key_states, self._stored[:, :num_heads]), (value_states, self._stored[:, num_heads:])):
+            cells = states.transpose(1, 2).flatten(0, 1)
+            if self._group.cells is not None:
+                cells = cells.index_select(0, self._group.cells)
+            flat = self._held.view(-1, self._held.shape[-1])
+            flat.index_copy_(0, places.reshape(-1), cells.reshape(-1, cells.shape[-1]))
+        slots = self._held[self._group.slots, :, : self._group.num_keys]
+        return slots[:, :num_heads], slots[:, num_heads:]
+
+    def get_seq_length(self) -> int:
+        return self._group.num_keys
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._group.num_keys, 0
+
+    def get_max_length(self) -> int:
+        return -1

@@ -1,0 +1,1 @@
+"""Whether a draft model fits a target."""

@@ -1,0 +1,108 @@
+"""A model's facts from its config and tokenizer. Weights are never read: their shapes follow from the config."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from alphaloop.errors import UnsupportedModel
+from alphaloop.settings.model import Dtype
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
+from worker.decoding.memory import kv_bytes_per_token, pass_bytes
+from worker.decoding.models import LONGEST_DEFAULT_CONTEXT, end_tokens, refuse_unsupported
+from worker.decoding.pairing.pair import ModelFacts
+from worker.decoding.sources import find_description
+
+_READ_ERRORS: Final = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError)
+
+
+def facts_of(
+    source: str, *, dtype: Dtype, revision: str | None = None, context_length: int | None = None
+) -> ModelFacts:
+    """Read what `source` says of itself, to be served in `dtype` with `context_length` tokens at most.
+
+    Unset, the context is the model's own, at most 8192, as for a target. A second for a folder; for a GGUF file that
+    was never loaded here ten to twenty. Raises ModelNotFound, or UnsupportedModel where config or tokenizer cannot be
+    read; a model that can be read but not decoded says so in `refusal`.
+    """
+    path = find_description(source, revision)
+    where: dict[str, Any] = {"trust_remote_code": False}
+    folder = path
+    if path.is_file():
+        where["gguf_file"], folder = path.name, path.parent
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, **where)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **where)
+        model = _shapes(config, None if path.is_file() else path)
+    except _READ_ERRORS as error:
+        raise UnsupportedModel(f"{source}: {error}") from error
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_DEFAULT_CONTEXT
+    width: torch.dtype = getattr(torch, dtype)
+    num_rows = int(model.get_input_embeddings().weight.shape[0])
+    return ModelFacts(
+        source=source,
+        family=config.model_type,
+        refusal=_refusal(model),
+        tokens={index: token for token, index in tokenizer.get_vocab().items()},
+        num_rows=num_rows,
+        end_tokens=end_tokens(model, tokenizer),
+        bos_token=tokenizer.bos_token_id,
+        pad_token=tokenizer.pad_token_id,
+        chat_template=tokenizer.chat_template,
+        num_parameters=sum(weight.numel() for weight in model.parameters()),
+        num_parameters_read=_num_read(model),
+        dtype=dtype,
+        itemsize=width.itemsize,
+        kv_bytes_per_token=kv_bytes_per_token(config, width),
+        pass_bytes_per_row=pass_bytes(num_rows, 1),
+        context_length=min(longest, context_length or LONGEST_DEFAULT_CONTEXT),
+    )
+
+
+def _shapes(config: Any, folder: Path | None) -> Any:
+    """The model without numbers: every parameter has its shape and no memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation="sdpa", trust_remote_code=False
+        )
+    if folder is not None:
+        with contextlib.suppress(OSError):  # not every folder has one; the config's own is what remains
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        if (token_ids := read_draft_vocabulary(folder)) is not None:
+            restrict_head(model, token_ids)
+    return model
+
+
+def _refusal(model: Any) -> str | None:
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization:
+        return f"expected dense weights, found {quantization.get('quant_method', 'quantized ones')}"
+    try:
+        refuse_unsupported(model)
+    except UnsupportedModel as error:
+        return error.message
+    return None
+
+
+def _num_read(model: Any) -> int:
+    """Parameters that a pass of width 1 reads."""
+    config = model.config.get_text_config()
+    num_experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 1
+    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
+    head = model.get_output_embeddings()
+    rows = model.get_input_embeddings().weight
+    num_read = 0.0
+    for name, weight in model.named_parameters():
+        if weight is rows and (head is None or head.weight is not rows):
+            continue  # one row of it is looked up
+        num_read += weight.numel() * (share if ".experts." in name else 1)
+    return round(num_read)
+
+
+# Bars and advice of the library are noise between the lines of ours.
+transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,245 @@
+"""Whether a draft model fits a target: every check with its sentence. Pure: facts in, findings out.
+
+The text is the target's whatever the draft proposes, so a bad pair is never wrong, only slow. What is refused could
+not run, or could not pay under any acceptance; what costs acceptance or memory is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from alphaloop.errors import IncompatiblePair
+
+Verdict = Literal["ok", "warning", "refused"]
+
+#: Of the bytes read for a token. At .35 and five drafts a round costs 2.75 passes: more than half must be accepted.
+LARGE_RATIO: Final = 0.35
+NUM_EXAMPLES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's files say of it, without its weights. `worker.decoding.pairing.facts.facts_of` reads them."""
+
+    source: str
+    family: str  #: `llama`, `qwen2`
+    refusal: str | None  #: why it cannot be decoded over slots; None when it can
+    tokens: Mapping[int, str]  #: the whole vocabulary, added tokens included
+    num_rows: int  #: of its embeddings: as many as tokens, or more where they are padded
+    end_tokens: frozenset[int]  #: every id that ends a text
+    bos_token: int | None
+    pad_token: int | None
+    chat_template: str | None
+    num_parameters: int
+    num_parameters_read: int  #: for one token: all but the rows of an input embedding and experts that stay idle
+    dtype: str  #: in which it is served
+    itemsize: int  #: bytes a number of that dtype
+    kv_bytes_per_token: int
+    pass_bytes_per_row: int  #: logits and probabilities of one position
+    context_length: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """All of its weights in memory."""
+        return self.num_parameters * self.itemsize
+
+    @property
+    def bytes_read(self) -> int:
+        """Weights that a pass of width 1 reads."""
+        return self.num_parameters_read * self.itemsize
+
+    @property
+    def kv_bytes_per_slot(self) -> int:
+        """Keys and values of one sequence that fills the context."""
+        return self.kv_bytes_per_token * self.context_length
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check and what it found."""
+
+    check: str
+    verdict: Verdict
+    sentence: str
+
+
+def check_pair(
+    target: ModelFacts, draft: ModelFacts, *, num_slots: int, max_draft_tokens: int, available_bytes: int
+) -> tuple[Finding, ...]:
+    """Every finding, in a fixed order. `available_bytes` are those free before either model is loaded."""
+    return (
+        _vocabulary(target, draft),
+        _special_tokens(target, draft),
+        _chat_template(target, draft),
+        _size(target, draft),
+        _architecture(target, draft),
+        _dtype(target, draft),
+        _context(target, draft),
+        _memory(target, draft, num_slots, max_draft_tokens, available_bytes),
+    )
+
+
+def refuse_incompatible(draft: ModelFacts, findings: Sequence[Finding]) -> None:
+    """Raise IncompatiblePair with the sentence of every refusal; nothing happens where there is none."""
+    refused = [f"{finding.check}: {finding.sentence}" for finding in findings if finding.verdict == "refused"]
+    if refused:
+        raise IncompatiblePair(
+            f"{draft.source} cannot draft: {' '.join(refused)}", hint="alphaloop check-pair shows every finding"
+        )
+
+
+def num_shared_tokens(target: ModelFacts, draft: ModelFacts) -> int:
+    """Ids below this may be proposed: behind it lie rows that pad an embedding, and tokens only one of them knows."""
+    return max(target.tokens.keys() & draft.tokens.keys(), default=-1) + 1
+
+
+def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
+    name = "vocabulary"
+    shared = target.tokens.keys() & draft.tokens.keys()
+    differing = sorted(i for i in shared if target.tokens[i] != draft.tokens[i])
+    if differing or not shared:
+        examples = ", ".join(f"{i} is {target.tokens[i]!r} and {draft.tokens[i]!r}" for i in differing[:NUM_EXAMPLES])
+        said = (
+            f"{len(differing):,} of {len(shared):,} ids name different tokens: {examples}."
+            if shared
+            else "They share no id."
+        )
+        return Finding(name, "refused", f"Expected the target's vocabulary, found another. {said}")
+    only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
+    unreadable = [i for i in only_target if i >= draft.num_rows]
+    if unreadable:
+        return Finding(
+            name, "refused",
+            f"{len(unreadable):,} of the target's tokens have no row in the draft's embeddings, the first of them "
+            f"{unreadable[0]} ({target.tokens[unreadable[0]]!r}): it could not read a text that holds one.",
+        )  # fmt: skip
+    if only_target or only_draft:
+        parts = [
+            f"{len(ids):,} only the {who} knows (from {ids[0]}, {one.tokens[ids[0]]!r})"
+            for who, one, ids in (("target", target, only_target), ("draft", draft, only_draft)) if ids
+        ]  # fmt: skip
+        return Finding(
+            name, "warning", f"{len(shared):,} ids name the same tokens; {', '.join(parts)}: those are never proposed."
+        )
+    padding = f" Rows that pad the embeddings ({target.num_rows:,} and {draft.num_rows:,}) are never proposed."
+    is_padded = max(target.num_rows, draft.num_rows) > len(shared)
+    return Finding(name, "ok", f"All {len(shared):,} ids name the same tokens.{padding if is_padded else ''}")
+
+
+def _special_tokens(target: ModelFacts, draft: ModelFacts) -> Finding:
+    name = "special tokens"
+
+    def shown(ids: frozenset[int]) -> str:
+        return ", ".join(f"{i} {target.tokens.get(i, draft.tokens.get(i, '?'))!r}" for i in sorted(ids)) or "none"
+
+    if target.end_tokens != draft.end_tokens:
+        return Finding(
+            name, "warning",
+            f"A text ends with {shown(target.end_tokens)} for the target, with {shown(draft.end_tokens)} for the "
+            f"draft: it will rarely propose the end, at the cost of one position a text.",
+        )  # fmt: skip
+    if target.bos_token != draft.bos_token:
+        return Finding(
+            name, "warning",
+            f"Texts begin with {target.bos_token} for the target and {draft.bos_token} for the draft: it reads "
+            f"beginnings that it was not trained on.",
+        )  # fmt: skip
+    pads = "" if target.pad_token == draft.pad_token else " The tokens for padding differ, but nothing is padded."
+    return Finding(name, "ok", f"Both end with {shown(target.end_tokens)}.{pads}")
+
+
+def _chat_template(target: ModelFacts, draft: ModelFacts) -> Finding:
+    name = "chat template"
+    if target.chat_template == draft.chat_template:
+        return Finding(name, "ok", "The same." if target.chat_template else "Neither has one.")
+    found = "has another" if draft.chat_template else "has none"
+    return Finding(
+        name, "warning",
+        f"The draft {found}: it reads prompts in the target's form, and will guess worse where it was trained on its "
+        f"own.",
+    )  # fmt: skip
+
+
+def _size(target: ModelFacts, draft: ModelFacts) -> Finding:
+    ratio = draft.bytes_read / target.bytes_read
+    said = (
+        f"A draft step reads {_bytes(draft.bytes_read)} ({_count(draft.num_parameters_read)} parameters), a target "
+        f"pass {_bytes(target.bytes_read)} ({_count(target.num_parameters_read)}): a ratio of {ratio:.2f}."
+    )
+    if ratio >= 1:
+        return Finding("size", "refused", f"{said} A draft that costs as much as its target cannot pay.")
+    if ratio > LARGE_RATIO:
+        return Finding("size", "warning", f"{said} Above {LARGE_RATIO} a draft pays only where almost all is accepted.")
+    return Finding("size", "ok", said)
+
+
+def _architecture(target: ModelFacts, draft: ModelFacts) -> Finding:
+    for who, facts in (("target", target), ("draft", draft)):
+        if facts.refusal is not None:
+            return Finding("architecture", "refused", f"The {who} cannot be decoded here: {facts.refusal}.")
+    same = target.family == draft.family
+    families = f"Both are {target.family}" if same else f"A {draft.family} drafts for a {target.family}"
+    return Finding("architecture", "ok", f"{families}; the slot cache holds both.")
+
+
+def _dtype(target: ModelFacts, draft: ModelFacts) -> Finding:
+    if target.dtype == draft.dtype:
+        return Finding("dtype", "ok", f"Both in {target.dtype}.")
+    said = f"The draft is in {draft.dtype}, the target in {target.dtype}"
+    if draft.itemsize > target.itemsize:
+        more = draft.itemsize // target.itemsize
+        return Finding("dtype", "warning", f"{said}: {more} times the bytes a parameter, and no better text for it.")
+    return Finding("dtype", "ok", f"{said}: its rounding costs acceptance at most, the text stays the target's.")
+
+
+def _context(target: ModelFacts, draft: ModelFacts) -> Finding:
+    if draft.context_length < target.context_length:
+        return Finding(
+            "context", "warning",
+            f"The draft reads {draft.context_length:,} tokens, the target serves {target.context_length:,}: it "
+            f"proposes nothing beyond its {draft.context_length:,}.",
+        )  # fmt: skip
+    return Finding("context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
+
+
+def _memory(
+    target: ModelFacts, draft: ModelFacts, num_slots: int, max_draft_tokens: int, available_bytes: int
+) -> Finding:
+    width = max_draft_tokens + 1
+    # The draft reads one position a pass, but keeps the distribution of each of its drafts until they are verified.
+    draft_slot = draft.kv_bytes_per_token * min(draft.context_length, target.context_length)
+    slot = target.kv_bytes_per_slot + draft_slot
+    passes = width * target.pass_bytes_per_row + max_draft_tokens * draft.pass_bytes_per_row
+    weights = target.weight_bytes + draft.weight_bytes
+    needed = weights + num_slots * (slot + passes)
+    said = (
+        f"Weights {_bytes(target.weight_bytes)} + {_bytes(draft.weight_bytes)}; a full slot "
+        f"{_bytes(target.kv_bytes_per_slot)} ({_bytes(target.kv_bytes_per_token)} a token) + {_bytes(draft_slot)} "
+        f"({_bytes(draft.kv_bytes_per_token)} a token) + {_bytes(passes)} for passes of width {width}; with "
+        f"{num_slots} slots {_bytes(needed)}, of {_bytes(available_bytes)} free."
+    )
+    if weights + slot + passes > available_bytes:
+        return Finding("memory", "refused", f"{said} Not one full slot fits.")
+    if needed > available_bytes:
+        num_fitting = (available_bytes - weights) // (slot + passes)
+        return Finding("memory", "warning", f"{said} Full slots that fit: {num_fitting}.")
+    return Finding("memory", "ok", said)
+
+
+def _bytes(number: int) -> str:
+    """As a person reads it, in powers of 1000: `270 MB`."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{number} bytes"
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
+    return str(number)

@@ -1,0 +1,1 @@
+"""How tokens are chosen: scores, distributions, randomness."""
