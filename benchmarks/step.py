@@ -26,9 +26,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from alphaloop.settings.model import TargetSettings
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.decoding.groups import Read
-from worker.decoding.kernels.threads import Kernel
 from worker.decoding.models import load_target
+from worker.decoding.network.groups import Read
+from worker.decoding.network.kernels.threads import Kernel
 from worker.decoding.target import Target
 
 CONTEXT = 256

@@ -51,5 +51,5 @@ def check_pair(
     arguments += [f"--draft-dtype={draft_dtype}"] if draft_dtype else []
     arguments += [f"--context-length={context_length}"] if context_length else []
     arguments += ["--json"] if as_json else []
-    command = child_command("worker.decoding.check_pair", [*arguments, "--", target, draft])
+    command = child_command("worker.decoding.pairing.check_pair", [*arguments, "--", target, draft])
     os.execve(sys.executable, command, child_environment(options, settings))  # noqa: S606 - our own interpreter, no shell
