@@ -11,6 +11,7 @@ import torch
 from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.decoding.network.slots import SlotCache
+from worker.decoding.prefixes import copy_beginnings, who_waits
 from worker.decoding.proposal import NOTHING, Drafter, Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.target import Target
@@ -39,11 +40,12 @@ class Round:
         self._drafter: str | None = None
 
     def run(self) -> None:
-        """Raises whatever torch raises; then no length has changed and no sequence has taken anything."""
+        """Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say."""
         if not self._batch:
             return
-        began = time.perf_counter()
         cache = self._cache
+        copy_beginnings(cache, [sequence for sequence in self._batch if self._num_unread(sequence) > 1], self._batch)
+        began = time.perf_counter()
         pending = [sequence for sequence in self._batch if self._num_unread(sequence) == 1]
         proposals = self._propose(pending)
         proposed = time.perf_counter()
@@ -110,10 +112,13 @@ class Round:
         unread = [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
         # Where most wait for their prompts, those are who should not wait long.
         room = PREFILL_CHUNK if 2 * len(unread) > len(self._batch) else SHARED_CHUNK
-        pieces = []
+        pieces: list[tuple[Sequence, list[int], bool]] = []
+        waiting = who_waits(self._cache, unread, room)
         for sequence in unread:
             if not room:
                 break
+            if sequence.job_id in waiting:
+                continue
             length = self._cache.lengths[sequence.slot]
             tokens = sequence.text[length : length + room]
             room -= len(tokens)

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.network.groups import Read
+from worker.decoding.prefixes import copy_beginnings
 from worker.decoding.proposal import NOTHING, Ask, Proposal
 from worker.decoding.verification.chain import draw_rows
 from worker.engine import Sampling
@@ -77,6 +78,7 @@ class _Held:
     """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
 
     slot: int
+    text: Sequence[int]  #: the live list
     num_text: int = 0
     drafts: list[int] = field(default_factory=list)
 
@@ -151,7 +153,7 @@ class DraftModelDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """A sequence begins; its prompt is read when it first wants drafts."""
-        self._held[job_id] = _Held(self._cache.acquire())
+        self._held[job_id] = _Held(self._cache.acquire(), text)
 
     def close(self, job_id: str) -> None:
         """A sequence has ended; without any left the cache gives its memory back."""
@@ -198,6 +200,10 @@ class DraftModelDrafter:
             row.held.keep(row.ask.text)
             self._cache.lengths[row.held.slot] = row.held.num_text
         self._cache.close_gaps(self._held.values())
+        helds = [row.held for row in rows]
+        copy_beginnings(self._cache, [held for held in helds if not held.num_text], helds)
+        for held in helds:
+            held.num_text = self._cache.lengths[held.slot]
         ready: list[int] = []
         logits = torch.empty(0)
         while rows and not ready:

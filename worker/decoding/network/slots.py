@@ -128,6 +128,16 @@ class SlotCache:
                 layer[slot].index_copy_(1, to, layer[slot].index_select(1, column))
         self.lengths[slot] = length + len(columns)
 
+    @torch.inference_mode()
+    def copy(self, source: int, slots: Sequence[int], begin: int, end: int) -> None:
+        """Give `slots`, which hold `begin` positions, those up to `end` that `source` holds; then they count."""
+        self.reserve(max(slots) + 1, end)
+        index = torch.tensor(slots, device=self.device)
+        for layer in self.layers:
+            layer[index, :, begin:end] = layer[source, :, begin:end]
+        for slot in slots:
+            self.lengths[slot] = end
+
     def trim(self) -> None:
         """Give back what no slot in use needs. Where even that takes more memory than there is, as in `reserve`."""
         self._resize(*self._needed())

@@ -84,6 +84,20 @@ class Slots(RuleBasedStateMachine):
         self.cache.keep(slot, kept)
         self.model[slot] += [numbers[column] for column in kept]
 
+    @precondition(lambda self: len({len(held) for held in self.model.values()}) > 1)
+    @rule(data=st.data())
+    def copy(self, data: st.DataObject) -> None:
+        begin = data.draw(st.sampled_from([len(held) for held in self.model.values()]))
+        longer = [slot for slot, held in self.model.items() if len(held) > begin]
+        if not longer:
+            return
+        source = data.draw(st.sampled_from(longer))
+        slots = [slot for slot, held in self.model.items() if len(held) == begin]
+        end = data.draw(st.integers(begin + 1, len(self.model[source])))
+        self.cache.copy(source, slots, begin, end)
+        for slot in slots:
+            self.model[slot] += self.model[source][begin:end]
+
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def lower(self, data: st.DataObject) -> None:

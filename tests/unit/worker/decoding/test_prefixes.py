@@ -1,0 +1,89 @@
+"""Shared beginnings: found by comparing, read once, and nobody waits for nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from tests.fixtures.models import VANILLA, make_job
+from worker.decoding.prefixes import SHORTEST, WORTH_A_PASS, num_shared
+from worker.engine import Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+    from worker.engine import Step
+
+GREEDY: Final = Sampling(max_tokens=4, temperature=0.0)
+LONG: Final = WORTH_A_PASS["cpu"]
+
+
+@given(st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)), st.integers(0, 20))
+def test_the_leading_tokens_in_common(begin: list[int], a: list[int], b: list[int], most: int) -> None:
+    counted = 0
+    for one, other in zip(begin + a, begin + b, strict=False):
+        if one != other or counted == most:
+            break
+        counted += 1
+    assert num_shared(begin + a, begin + b, most) == counted
+
+
+@pytest.fixture
+def engine(tiny_engine: Callable[..., TransformersEngine]) -> TransformersEngine:
+    return tiny_engine("llama", num_slots=8)
+
+
+def admit(engine: TransformersEngine, prompts: list[str]) -> list[int]:
+    """Tokens of each prompt."""
+    prepared = [engine.prepare(make_job(prompt, i), GREEDY) for i, prompt in enumerate(prompts)]
+    for one in prepared:
+        engine.admit(one, VANILLA)
+    return [len(one.token_ids) for one in prepared]
+
+
+def run(engine: TransformersEngine) -> list[Step]:
+    steps = []
+    while engine.load().num_running:
+        steps.append(engine.step())
+    return steps
+
+
+def words(rng: random.Random, num: int) -> str:
+    return "".join(rng.choice("abcdefgh") for _ in range(num))
+
+
+def test_a_common_beginning_is_read_once(engine: TransformersEngine, rng: random.Random) -> None:
+    beginning = words(rng, LONG)
+    lengths = admit(engine, [f"{beginning}{letter} {words(rng, 20)}" for letter in "ABCDEF"])
+    texts = [engine._running[number].text for number in range(6)]
+    shared = min(num_shared(texts[0], text, len(text)) for text in texts[1:])
+    assert shared > SHORTEST
+    first, *others = run(engine)
+    assert first.num_prefill_tokens == lengths[0]
+    assert first.num_prefill_tokens + sum(step.num_prefill_tokens for step in others) <= sum(lengths) - 5 * shared
+
+
+def test_a_job_that_joins_reads_what_no_running_one_has_read(engine: TransformersEngine, rng: random.Random) -> None:
+    prompt = words(rng, 60)
+    (num_tokens,) = admit(engine, [prompt])
+    assert engine.step().num_prefill_tokens == num_tokens
+    engine.admit(engine.prepare(make_job(prompt, 1), replace(GREEDY, max_tokens=2)), VANILLA)
+    assert engine.step().num_prefill_tokens == 0, "its last token is a pending one"
+    texts = [generation.text for step in run(engine) for generation in step.finished]
+    assert texts[1].startswith(texts[0])
+
+
+def test_nobody_waits_for_a_few_tokens(engine: TransformersEngine, rng: random.Random) -> None:
+    beginning = words(rng, SHORTEST + 4)
+    lengths = admit(engine, [f"{beginning}{letter}{words(rng, 30)}" for letter in "AB"])
+    assert engine.step().num_prefill_tokens == sum(lengths)
+
+
+def test_prompts_that_begin_differently_are_read_together(engine: TransformersEngine, rng: random.Random) -> None:
+    lengths = admit(engine, [f"{letter}{words(rng, 60)}" for letter in "ABCD"])
+    assert engine.step().num_prefill_tokens == sum(lengths)
