@@ -34,7 +34,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.schema import upgrade
 from benchmarks.workload.blocks import FILE, blocks, read_phases
 from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
-from benchmarks.workload.rates import compare, rates
+from benchmarks.workload.rates import compare, hindsight, rates
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.assembly import open_deciding
 from worker.decoding.load import load_engine
@@ -76,10 +76,15 @@ def summary(played: Sequence[Played]) -> dict[str, Any]:
     ours = [one for one in played if one.setting == ADAPTIVE]
     single = rates(played, _of(phases=CHANGING))
     best = max((name for name in single if name != ADAPTIVE), key=lambda name: single[name])
+    constant = compare(played, _of(phases=CONSTANT))
     return {
         "tokens_per_s": {phase: rates(played, _of(phases=(phase,))) for phase in phases},
-        "constant_load": asdict(compare(played, _of(phases=CONSTANT))),
+        "constant_load": asdict(constant),
         "load_change": asdict(compare(played, _of(phases=CHANGING), against=best)),
+        "hindsight": {
+            "constant_load": hindsight(played, _of(phases=CONSTANT), constant.best_static),
+            "load_change": hindsight(played, _of(phases=CHANGING), best),
+        },
         "all": asdict(compare(played, _of())),
         "tasks": {task: asdict(compare(played, _of(tasks=(task,)))) for task in tasks},
         "choices": {
@@ -114,6 +119,10 @@ def show(found: dict[str, Any], played: Sequence[Played]) -> None:
     for name, one in {**rows, **found["tasks"]}.items():
         table.add_row(name, one["best_static"], f"{one['ratio']:.3f} [{one['low']:.3f}, {one['high']:.3f}]")
     console.print(table)
+    for name, ratio in found["hindsight"].items():
+        console.print(
+            f"{name.replace('_', ' ')}, each task of each phase with its own best static setting: {ratio:.3f}"
+        )
     for where, choices in found["choices"].items():
         console.print(f"{where}: " + ", ".join(f"{choice} {num}x" for choice, num in choices.most_common()))
 
