@@ -121,7 +121,7 @@ def test_eight_ragged_sequences_write_what_the_model_alone_writes(
     beginnings = ("a", "a" + some_text(rng, 60))
     work = [
         (
-            make_job(beginnings[i % 2] + some_text(rng, rng.randint(0, 60)), i),
+            make_job(beginnings[i % 2] + some_text(rng, rng.randint(0, 60)), i, stream=i % 3 == 0),
             replace(GREEDY, max_tokens=rng.randint(1, 40)), decided,
         )
         for i, decided in enumerate(decisions(rng, 18))

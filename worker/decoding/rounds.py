@@ -18,8 +18,8 @@ from worker.decoding.target import Target
 from worker.decoding.verification.verdicts import verdicts
 from worker.engine import Generation, Step, TokenDelta
 
-#: Prompt tokens that a pass reads while other sequences wait for it: enough to keep the processor busy, few enough that
-#: they do not wait long.
+#: Prompt tokens that a pass reads while somebody reads another's text as it comes: enough to keep the processor busy, few
+#: enough that nobody waits long.
 SHARED_CHUNK: Final = 128
 
 
@@ -111,7 +111,8 @@ class Round:
         """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
         unread = [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
         # Where most wait for their prompts, those are who should not wait long.
-        room = PREFILL_CHUNK if 2 * len(unread) > len(self._batch) else SHARED_CHUNK
+        is_hurried = any(sequence.is_streamed for sequence in self._batch) and 2 * len(unread) <= len(self._batch)
+        room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
         pieces: list[tuple[Sequence, list[int], bool]] = []
         waiting = who_waits(self._cache, unread, room)
         for sequence in unread:

@@ -27,6 +27,7 @@ class Sequence:
         # A probe asked again would find its own answer among the task's earlier results.
         self.task = prepared.job.task if prepared.job.purpose is Purpose.TRAFFIC else ""
         self.sampling = prepared.sampling
+        self.is_streamed = prepared.job.body.stream  #: somebody reads the text as it comes
         self.slot = slot
         self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list
         self.num_prompt = len(self.text)
@@ -42,7 +43,7 @@ class Sequence:
         self._num_asked = 0
         self._chances: list[int] = []
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
-        self._stream = TextStream(target.decode, self.sampling.stop, is_live=prepared.job.body.stream)
+        self._stream = TextStream(target.decode, self.sampling.stop, is_live=self.is_streamed)
         self._num_deltas = 0
         self.device_s = 0.0
         self._batch_size = 1
