@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.decoding.network.kernels.compiling import compiled
+from worker.decoding.network.kernels.compiling import compiled, inlined
 from worker.decoding.network.kernels.numbers import Numbers
 
 #: Values that are weighed together: each element of the sum is read and written once for so many.
@@ -28,7 +28,7 @@ def attend_to(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[...,
     score, hide, soften = score_keys(numbers, head_dim, num_shared), hide_unseen(numbers), softmax(numbers)
     mix = mix_values(numbers, head_dim, num_shared)
 
-    @compiled
+    @inlined
     def attend(
         queries: Any, keys: Any, values: Any, length: Any, column: Any, seen: Any, positions: Any, window: Any,
         scaling: Any, scores: Any, out: Any,

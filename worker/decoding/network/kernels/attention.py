@@ -89,7 +89,10 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
             for token in range(first, end):
                 rotation, at = rotations[positions[token]], (length + token - first) * head_dim
                 remember(qkv[token, key:], rotation, norms[key:], is_normed, epsilon, turned, keys[at:])
-                values[at : at + head_dim] = qkv[token, key + num_keys * head_dim : key + (num_keys + 1) * head_dim]
+                # Not as one assignment of slices: the message of its error alone would take numba two seconds.
+                value = qkv[token, key + num_keys * head_dim :]
+                for d in range(head_dim):
+                    values[at + d] = value[d]
             scores = np.empty(0 if a[At.ONLY_ROTATE] else num_shared * (length + end - first), real)
             for token in range(first, end):
                 ask(qkv[token, query:], rotations[positions[token]], norms[query:], is_normed, epsilon, turned)

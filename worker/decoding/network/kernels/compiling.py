@@ -17,20 +17,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Sums may be split over the lanes of vector units; numbers that are not finite are not expected.
 _OPTIONS: Final[Any] = {"fastmath": True, "error_model": "numpy"}
+#: Nothing calls these but kernels: what Python or C would call them through need not be compiled.
+_ONLY_INSIDE: Final[Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 # It logs every line of what it compiles.
 logging.getLogger("numba").setLevel(logging.WARNING)
 
 
 def inlined(function: Function) -> Function:
-    """A function that is compiled into each place that calls it."""
+    """A function that is compiled into each place that calls it: cheaper than its own where that is one."""
     made: Function = numba.njit(inline="always", **_OPTIONS)(function)
     return made
 
 
 def compiled(function: Function) -> Function:
     """A function that kernels call."""
-    made: Function = numba.njit(**_OPTIONS)(function)
+    made: Function = numba.njit(**_OPTIONS, **_ONLY_INSIDE)(function)
     return made
 
 

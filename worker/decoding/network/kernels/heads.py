@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from worker.decoding.network.kernels.compiling import compiled
+from worker.decoding.network.kernels.compiling import compiled, inlined
 from worker.decoding.network.kernels.numbers import Numbers
 
 
+@functools.cache
 def rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
     """`turn(x, rotation, norm, is_normed, epsilon, out)`: RMS norm where there is one, then each pair turned."""
     load, real = numbers.load, numbers.real
@@ -38,7 +40,7 @@ def keep_key(numbers: Numbers, head_dim: int) -> Callable[..., None]:
     """`remember(key, rotation, norm, is_normed, epsilon, room, held)`: a token's key, turned, into the cache."""
     turn, store = rotate(numbers, head_dim), numbers.store
 
-    @compiled
+    @inlined
     def remember(key: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, room: Any, held: Any) -> None:
         turn(key, rotation, norm, is_normed, epsilon, room)
         for d in range(head_dim):
@@ -51,7 +53,7 @@ def turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[.
     """`ask(queries, rotation, norm, is_normed, epsilon, out)`: [num_shared, head_dim], turned."""
     turn = rotate(numbers, head_dim)
 
-    @compiled
+    @inlined
     def ask(queries: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, out: Any) -> None:
         for shared in range(num_shared):
             at, end = shared * head_dim, (shared + 1) * head_dim
