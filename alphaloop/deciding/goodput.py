@@ -21,6 +21,7 @@ class DrafterState:
     max_draft_tokens: int
     is_stale: bool = False
     cache_bytes_per_token: int = 0  #: keys and values that a draft model keeps of every token of a sequence
+    is_scored: bool = False  #: on every finished text, at its longest, whoever decoded it: trying it tells nothing more
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,9 +116,9 @@ def _explore(
                 _vanilla(Reason.CONTROL, f"control against: {decision.explanation}", decision.alternatives),
                 kept=decision.kept, budget=budget.paid_control(lost).used(None),
             )  # fmt: skip
-    trial = worth_trying(
-        chosen, decision.alternatives, beliefs, budget, limits, context.batch, num_tokens
-    )  # fmt: skip
+    scored = {drafter.name for drafter in able if drafter.is_scored}
+    unknown = [a for a in decision.alternatives if a.drafter not in scored]
+    trial = worth_trying(chosen, unknown, beliefs, budget, limits, context.batch, num_tokens)
     if trial is None:
         return replace(decision, budget=budget.used(chosen.drafter))
     tried = trial.alternative

@@ -3,7 +3,7 @@
 A belief is handed down pair (all tasks) → task → sampling bucket → prompt bucket → segment. On every step it widens by
 how much such groups differ, and what the siblings saw counts by as much as they resemble. The widths are learned from
 the spread between groups (empirical Bayes; method of moments of DerSimonian and Laird 1986), a few groups' worth of
-prior keeping them sane. Segments are not split until their spread is beyond chance.
+prior keeping them sane. Batches are not split by segment until that spread is beyond chance.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from alphaloop.deciding.trust import current, design_effect, effective
 #: Standard deviation (logits) between siblings before any was compared.
 _SAMPLING_SPREAD: Final = 0.5
 _PROMPT_SPREAD: Final = 0.25
+_SEGMENT_SPREAD: Final = 0.5
 #: Groups' worth of the prior spread in a learned one.
 _PRIOR_GROUPS: Final = 2.0
 #: Chances worth of the parent in a reach, which only the costs rest on.
@@ -80,15 +81,17 @@ def believe(
     counts = {key: effective(leaf, deff) for key, leaf in sums.items()}
     profile, within = pair.profile.widened(pair.spread), dict(counts)
     levels = (
-        (_same_sampling, _SAMPLING_SPREAD), (_same_prompts, _PROMPT_SPREAD), (_same_segment, 0.0),
+        (_same_sampling, _SAMPLING_SPREAD), (_same_prompts, _PROMPT_SPREAD), (_same_segment, _SEGMENT_SPREAD),
     )  # fmt: skip
     for name_of, prior_spread in levels:
         groups: dict[str, list[Counts]] = {}
         for key, seen in within.items():
             groups.setdefault(name_of(key), []).append(seen)
         totals = {name: total(members) for name, members in groups.items()}
-        spread = _spread(profile, list(totals.values()), prior_spread)
         mine = name_of(wanted)
+        if name_of is _same_segment and totals.keys() <= {mine}:
+            prior_spread = 0.0  # most tasks have none
+        spread = _spread(profile, list(totals.values()), prior_spread)
         siblings = [total for name, total in totals.items() if name != mine]
         profile = profile.updated(_pooled(profile, siblings, spread)).widened(spread)
         within = {key: seen for key, seen in within.items() if name_of(key) == mine}

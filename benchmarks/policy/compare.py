@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class Setting:
     scenario: Scenario
     points: tuple[CostPoint, ...]  #: costs as they were calibrated
     device: Device
-    best: dict[str, int]  #: of each drafter the best single k, with hindsight; the best drafter first
+    best: Callable[[], dict[str, int]]  #: of each drafter the best single k, with hindsight; the best drafter first
     seed: int
 
     @property
@@ -60,12 +61,12 @@ class Setting:
     @property
     def model_drafter(self) -> str:
         """The one with a draft model, which adaptive engines ask for; else the best."""
-        return "draft" if "draft" in self.scenario.draft_tokens else next(iter(self.best))
+        return "draft" if "draft" in self.scenario.draft_tokens else next(iter(self.best()))
 
     @property
     def survival_tokens(self) -> int:
         """The draft length with which that rule does best in this scenario: the best single one, or some more."""
-        best = self.best[self.model_drafter] + self.scenario.survival_more
+        best = self.best()[self.model_drafter] + self.scenario.survival_more
         return min(best, self.scenario.draft_tokens[self.model_drafter])
 
 
@@ -75,7 +76,7 @@ MAKERS: dict[str, Maker] = {
     "ours": lambda s: Ours(s.scenario, s.points, s.seed),
     "epsilon_beliefs": lambda s: EpsilonOverBeliefs(s.scenario, s.points, s.seed),
     "epsilon_greedy": lambda s: EpsilonGreedy(s.scenario.actions, s.seed),
-    "alpha_thresholds": lambda s: AlphaThresholds(*next(iter(s.best.items()))),
+    "alpha_thresholds": lambda s: AlphaThresholds(*next(iter(s.best().items()))),
     "ema_tiers": lambda s: EmaTiers(s.model_drafter, s.scenario.draft_tokens[s.model_drafter]),
     "survival": lambda s: Survival(s.model_drafter, s.survival_tokens, s.grids),
 }
@@ -101,7 +102,7 @@ def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules
     best = played.oracle_ms(oracle)
     vanilla = float(played.fixed_ms(None, 0).sum())
     judge = _Judge(played, oracle, best, vanilla)
-    setting = Setting(scenario, device.points(scenario.believed), device, _best_lengths(played), seed)
+    setting = Setting(scenario, device.points(scenario.believed), device, cache(partial(_best_lengths, played)), seed)
     actions = {action_name(*action): action for action in scenario.actions}
     scores = {}
     for name in rules:

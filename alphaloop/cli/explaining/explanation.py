@@ -18,7 +18,7 @@ from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import splits_by_segment
 from alphaloop.deciding.recollection import Place, Recollection
 from alphaloop.errors import AlphaloopError
-from alphaloop.settings import Settings, TaskSettings
+from alphaloop.settings import LookupDrafterSettings, Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -135,6 +135,7 @@ def serving(
         DrafterState(
             name, draft.draft_revision, drafter.max_draft_tokens,
             draft.status in unfit and draft.status_changed_at <= at,
+            is_scored=isinstance(drafter, LookupDrafterSettings) and drafter.shadow_share > 0,
         )
         for name, drafter in settings.models.drafters.items()
         if (draft := newest.get(name)) is not None

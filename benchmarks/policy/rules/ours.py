@@ -77,8 +77,11 @@ class Evidence:
     """What is remembered and believed, by task: a worker's cache over `acceptance_state`. It outlives a restart."""
 
     def __init__(self, scenario: Scenario, limits: PolicyLimits) -> None:
-        self.drafters = [DrafterState(name, "r1", most) for name, most in scenario.draft_tokens.items()]
-        self.scored = [d for d in self.drafters if d.name in scenario.scored_free]
+        self.drafters = [
+            DrafterState(name, "r1", most, is_scored=name in scenario.scored_free)
+            for name, most in scenario.draft_tokens.items()
+        ]
+        self.scored = [drafter for drafter in self.drafters if drafter.is_scored]
         self._limits = limits
         self._memories: dict[str, dict[EvidenceKey, Memory]] = {}
         self._lengths: dict[str, EvidenceSums] = {}
@@ -121,11 +124,10 @@ class Evidence:
         lengths = EvidenceSums(batch.now, jobs=seen.jobs, output_tokens=seen.output_tokens)
         known = self._lengths.get(batch.cell.task)
         self._lengths[batch.cell.task] = lengths if known is None else known.faded(batch.now, HALF_LIFE) + lengths
-        self._add(batch, choice.drafter or "", seen)
-        for drafter in self.scored:
-            if drafter.name != choice.drafter:
-                k = drafter.max_draft_tokens
-                self._add(batch, drafter.name, decoded.evidence(drafter.name, k, batch.now))
+        scored = {d.name: decoded.evidence(d.name, d.max_draft_tokens, batch.now) for d in self.scored}
+        # At its longest it says all that the shorter run says; a worker counts such a job once as well.
+        for drafter, sums in ({choice.drafter or "": seen} | scored).items():
+            self._add(batch, drafter, sums)
 
     def _add(self, batch: Batch, drafter: str, seen: EvidenceSums) -> None:
         """Jobs wait until they are worth a new belief: adding and believing are most of what this rule costs."""
@@ -222,14 +224,8 @@ class Ours:
             self._costs.observe(step)
 
     def restart(self) -> None:
-        """Evidence, costs and the log of choices are stored, and since when no drafter was used can be told from them.
-
-        What was saved up for exploration is lost.
-        """
+        """Evidence, costs, budgets and the log of choices are stored, by task: what each kind of batch had is lost."""
         self._kept = {}
-        self._budgets = {
-            subject: ExplorationBudget(unseen=budget.unseen) for subject, budget in self._budgets.items()
-        }  # fmt: skip
 
 
 class EpsilonOverBeliefs(Ours):

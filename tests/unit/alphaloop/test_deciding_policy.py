@@ -233,6 +233,18 @@ def test_a_probe_uses_the_drafter_and_k_it_names() -> None:
     assert (unknown.mode, unknown.reason) == (Mode.VANILLA, Reason.NO_DRAFTER)
 
 
+def test_what_every_text_tells_anyway_is_not_explored() -> None:
+    unsure = {"lookup": believed(0.1, sd=1.5, jobs=1.0)}
+    table = costs(draft_ms=9.0)
+    saved_up = ExplorationBudget(balance=1e6, unseen={"lookup": 0.0})
+    tried = choose(unsure, costs=table, budget=saved_up)
+    assert (tried.reason, tried.drafter) == (Reason.EXPLORING, "lookup")
+    scored = replace(LOOKUP, is_scored=True)
+    waited = choose(unsure, costs=table, budget=saved_up, drafters=(scored,))
+    assert waited.mode is Mode.VANILLA
+    assert waited.reason is not Reason.EXPLORING
+
+
 def test_controls_and_forced_modes_are_obeyed() -> None:
     history = {"lookup": believed(0.9)}
     assert choose(history, purpose=Purpose.CONTROL).reason is Reason.CONTROL

@@ -65,7 +65,9 @@ class LookupDrafter:
             task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
             for task in settings.remember_tasks
         }
-        self._state = DrafterState(name, _revision(settings), settings.max_draft_tokens, is_stale=False)
+        self._state = DrafterState(
+            name, _revision(settings), settings.max_draft_tokens, is_scored=settings.shadow_share > 0
+        )
 
     @property
     def state(self) -> DrafterState:
