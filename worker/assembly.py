@@ -20,6 +20,7 @@ from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dea
 from alphaloop.settings import Settings, TaskSettings, read_tasks
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.backfill import fill_from_hours
+from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
@@ -132,7 +133,7 @@ def open_deciding(
         engine,
         remembered,
         Choices(DecisionLog(database, half_life=half_life), engine.identity, owner),
-        Budgets(HistoryStore(database), remembered, _revisions(engine)),
+        Budgets(BudgetStore(database), HistoryStore(database), remembered, engine.identity, _revisions(engine)),
         costs=costs,
         limits=settings.policy.limits(),
         now=lambda: datetime.now(UTC),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from alphaloop.deciding.decision import Choice, Decision
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.errors import StoreError
+from alphaloop.store.budgets import BudgetStore, BudgetSubject
 from alphaloop.store.decisions import NOT_A_CHOICE, DecisionLog
 from alphaloop.store.history import HistoryStore
 from worker.engine import EngineIdentity
@@ -79,15 +81,22 @@ class Choices:
 class Budgets:
     """What each task may still lose, by sampling bucket; one thread owns it.
 
-    A restart forgets what was saved up, so nothing is spent twice, and recalls from history how long each drafter has
-    not been used, so that looks come as they would have.
+    All workers of a target and device save up and spend together, in the database, so a restart goes on with what there
+    is, and nothing is spent twice. How long each drafter has not been used is recalled from history, so that looks come
+    as they would have. A budget that cannot be written is no reason not to decode: it is written with the next batch.
     """
 
-    def __init__(self, history: HistoryStore, remembered: Remembered, drafters: Mapping[str, str]) -> None:
+    def __init__(
+        self, store: BudgetStore, history: HistoryStore, remembered: Remembered, identity: EngineIdentity,
+        drafters: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self._store = store
         self._history = history
         self._remembered = remembered
+        self._identity = identity
         self._drafters = drafters
         self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+        self._stored: dict[tuple[str, str], ExplorationBudget] = {}
 
     def of(self, task: str, sampling_bucket: str) -> ExplorationBudget:
         """The task's budget. The first time it is asked for, may raise StoreError."""
@@ -99,15 +108,32 @@ class Budgets:
                 for name, moment in last_used.items()
                 if moment is not None
             }
-            self._budgets[subject] = ExplorationBudget(unseen=unseen or None)
+            saved = self._store.read(self._subject(task, sampling_bucket))
+            # Whoever has a budget has had its first credit.
+            known = unseen or None if saved is None else unseen
+            self._stored[subject] = saved or ExplorationBudget()
+            self._budgets[subject] = replace(self._stored[subject], unseen=known)
         return self._budgets[subject]
 
     def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> None:
-        """What is left of it."""
-        self._budgets[task, sampling_bucket] = budget
+        """What is left of the task's budget, which was asked for."""
+        subject = task, sampling_bucket
+        stored = self._stored[subject]
+        self._budgets[subject] = budget
+        if replace(budget, unseen=None) == replace(stored, unseen=None):
+            return
+        try:
+            budget = self._store.add(self._subject(task, sampling_bucket), stored, budget)
+        except StoreError as error:
+            log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
+        else:
+            self._budgets[subject] = self._stored[subject] = budget
 
     def seen(self, task: str, sampling_bucket: str, drafter: str) -> None:
         """The drafter was scored on a job of the task without being used: a change would have been noticed."""
         subject = task, sampling_bucket
         if subject in self._budgets:
             self._budgets[subject] = self._budgets[subject].used(drafter)
+
+    def _subject(self, task: str, sampling_bucket: str) -> BudgetSubject:
+        return BudgetSubject(task, self._identity.target_revision, self._identity.device, sampling_bucket)

@@ -42,7 +42,8 @@ class _Believed:
 class Decider:
     """Decides batches. The generator is the worker's own, seeded, so that a run can be repeated.
 
-    Only the first batch of a task and sampling bucket, and a choice that changes, ask the database.
+    Only the first batch of a task and sampling bucket asks the database. A choice that changes is written there, and so
+    is what a batch leaves of the task's budget.
     """
 
     def __init__(

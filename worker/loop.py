@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+from uuid import uuid4
 
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
@@ -164,14 +165,16 @@ class Worker:
         decisions = {claimed.job_id: decision for claimed, decision in zip(claims.to_decode, each, strict=True)}
         decision = max(each, key=each.count)
         self._p.metrics.decided(key.task, decision)
-        started = self._p.now()
+        started, decode_batch_id = self._p.now(), uuid4()
         batch = self._decoding(claims.to_decode).decode(claims.to_decode, decisions)
         now = self._p.now()
         for claimed, generation in batch.finished:
             queue_s = _seconds_between(claimed, started)
             identity = self._p.engine.identity
             its = decisions[claimed.job_id]
-            outcome = outcomes.succeeded(claimed, generation, its, identity, queue_s=queue_s, now=now)
+            outcome = outcomes.succeeded(
+                claimed, generation, its, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id
+            )
             decoded.append((claimed, outcome))
         for claimed, error in batch.failed:
             decoded.append((claimed, outcomes.ended(claimed, Status.FAILED, outcomes.failure_of(error), now=now)))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.policy import Decision
@@ -25,6 +26,7 @@ def succeeded(
     *,
     queue_s: float,
     now: datetime,
+    decode_batch_id: UUID | None = None,
 ) -> Outcome:
     """The outcome of a decoded job, with its counts."""
     counts = generation.counts
@@ -62,7 +64,9 @@ def succeeded(
             batch_size=generation.batch_size,
         ),
     )
-    run = _run(claimed, generation, decision, identity, queue_s=queue_s, now=now)
+    run = replace(
+        _run(claimed, generation, decision, identity, queue_s=queue_s, now=now), decode_batch_id=decode_batch_id
+    )
     shadows = tuple(_shadow(run, counts) for counts in generation.shadows)
     return _outcome(claimed, result, run, shadows)
 

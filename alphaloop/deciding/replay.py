@@ -2,8 +2,8 @@
 
 Jobs come in the order in which they ended, and every batch is asked about with what was known before it. Two things
 cannot be otherwise, and whoever reads the result must know them: evidence is what history decoded, not what the other
-rules would have decoded; and batches are put together again from jobs that followed each other, since nobody noted
-them.
+rules would have decoded; and where nobody noted which jobs made up a batch, batches are put together again from jobs
+that followed each other.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostTable
@@ -56,6 +57,7 @@ class PastJob:
     decoded_at: datetime
     evidence: EvidenceSums
     is_evidence: bool
+    decode_batch_id: UUID | None = None  #: None: nobody noted it
 
     @property
     def engine(self) -> EngineName:
@@ -120,6 +122,8 @@ class Replay:
         self._was = was or rules
         self._rng = rng
         self._open: dict[tuple[object, ...], _Batch] = {}
+        self._noted: dict[UUID, Decision] = {}
+        self._noted_at: datetime | None = None
         self._kept: dict[_Kind, Choice | None] = {}
         self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
 
@@ -129,6 +133,8 @@ class Replay:
             return None
         if job.reason == Reason.FORCED and self._was.of(job.key.task).decoding is Decoding.AUTO:
             return None
+        if job.decode_batch_id is not None:
+            return self._decide_noted(job.decode_batch_id, job)
         # Jobs of one batch were decoded alike, for one reason.
         group = (job.key.task, job.key.sampling_bucket, job.choice, job.reason, job.batch_size)
         batch = self._open.get(group)
@@ -137,6 +143,15 @@ class Replay:
             self.num_batches += 1
         batch.left -= 1
         return batch.decision
+
+    def _decide_noted(self, decode_batch_id: UUID, job: PastJob) -> Decision:
+        if job.decoded_at != self._noted_at:
+            # A batch's jobs are recorded as of one moment: those of earlier ones have all come.
+            self._noted, self._noted_at = {}, job.decoded_at
+        if decode_batch_id not in self._noted:
+            self._noted[decode_batch_id] = self._decide(job)
+            self.num_batches += 1
+        return self._noted[decode_batch_id]
 
     def seen(self, key: EvidenceKey) -> None:
         """A drafter was scored without decoding: a change would have been noticed."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final
+from uuid import UUID
 
 from sqlalchemy import Connection, func
 from sqlalchemy.dialects.postgresql import insert
@@ -41,8 +42,9 @@ class DecodeRun:
     wall_s: float
     device_s: float
     decoded_at: datetime
-    #: By position, rounds that allowed it: k may change within a job. Not stored with the run. Empty: k never changed.
+    #: By position, rounds that allowed it: k may change within a job. Empty: k never changed, or nobody counted.
     chances: tuple[int, ...] = ()
+    decode_batch_id: UUID | None = None  #: the same for jobs decided and decoded together; None: nobody noted it
 
     @property
     def evidence(self) -> EvidenceSums:
@@ -99,7 +101,14 @@ def insert_runs(
 
 def _run_row(job_id: str, attempt: int, run: DecodeRun) -> dict[str, Any]:
     row = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances")}
-    return {"job_id": job_id, "attempt": attempt, **row, **asdict(run.key), **_counts(run.counts)}
+    return {
+        "job_id": job_id,
+        "attempt": attempt,
+        **row,
+        **asdict(run.key),
+        **_counts(run.counts),
+        "chances": list(run.chances),
+    }
 
 
 def _add_to_hours(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:

@@ -40,8 +40,8 @@ class PastStore:
     ) -> dict[EvidenceKey, Memory]:
         """What was remembered at `until`: of `task` by key, of other tasks by drafter alone; of all by key without one.
 
-        Hours tell less than jobs: alphaloop.store.backfill says what is taken to be likely. `k` counts as the same in
-        every round of a job; shadows of the hour that was open are missing.
+        Hours tell less than jobs: alphaloop.store.backfill says what is taken to be likely. In hours that are over
+        `k` counts as the same in every round of a job; shadows of the hour that was open are missing.
         """
         hour = _start_of_hour(until)
         hours = acceptance_hourly.c
@@ -140,7 +140,7 @@ def _run(row: Row[Any]) -> DecodeRun:
     counts = {name: getattr(row, name) for name in _COUNTS}
     counts |= {name: tuple(counts[name]) for name in ("proposed", "trials", "accepts")}
     facts = {name: getattr(row, name) for name in _RUN}
-    return DecodeRun(key=_key(row), counts=AcceptanceCounts(**counts), **facts)
+    return DecodeRun(key=_key(row), counts=AcceptanceCounts(**counts), chances=tuple(row.chances or ()), **facts)
 
 
 def _start_of_hour(moment: datetime) -> datetime:

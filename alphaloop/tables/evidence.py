@@ -15,6 +15,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    Uuid,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -33,7 +34,7 @@ decode_runs: Final = Table(
     *evidence_key(),
     Column("mode", Text, nullable=False, comment="vanilla or speculative"),
     Column("num_draft_tokens", Integer, nullable=False, comment="k, the draft length asked for; 0 is vanilla"),
-    Column("reason", Text, nullable=False, comment="Why this mode: alphaloop.policy.Reason"),
+    Column("reason", Text, nullable=False, comment="Why this mode: alphaloop.deciding.decision.Reason"),
     Column("device", Text, nullable=False, comment="What decoded it"),
     Column("rounds", BigInteger, nullable=False, comment="Target passes that yielded tokens, the prefill among them"),
     Column("num_empty_rounds", BigInteger, nullable=False, comment="Rounds in which nothing was proposed"),
@@ -49,6 +50,12 @@ decode_runs: Final = Table(
     Column("wall_s", Double, nullable=False, comment="Seconds of decoding"),
     Column(
         "device_s", Double, nullable=False, comment="Share of the engine's seconds: each step's divided by its batch"
+    ),
+    Column("decode_batch_id", Uuid, comment="Jobs decided and decoded together; null in rows of old"),
+    Column(
+        "chances",
+        ARRAY(BigInteger),
+        comment="Rounds in which this position was asked for with all before it accepted; null in rows of old",
     ),
     PrimaryKeyConstraint("decoded_at", "run_id"),
     CheckConstraint("num_tokens = rounds + array_sum(accepts) - num_cropped", name="tokens_add_up"),
@@ -195,7 +202,7 @@ decisions: Final = Table(
     Column("to_mode", Text, nullable=False, comment="Now"),
     Column("to_drafter", Text, comment="Now; null for vanilla"),
     Column("to_num_draft_tokens", Integer, nullable=False, comment="Now; 0 for vanilla"),
-    Column("reason", Text, nullable=False, comment="alphaloop.policy.Reason"),
+    Column("reason", Text, nullable=False, comment="alphaloop.deciding.decision.Reason"),
     Column("explanation", Text, nullable=False, comment="The reason in words, with its figures"),
     Column("owner", Text, nullable=False, comment="Worker that decided"),
     *_figures(),

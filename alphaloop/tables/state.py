@@ -1,12 +1,12 @@
-"""What is remembered of every evidence key: the sums that decisions rest on, faded and added up with every outcome."""
+"""What decisions rest on: sums by evidence key, faded and added up with every outcome, and what was saved up."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Index, LargeBinary, PrimaryKeyConstraint, Table
+from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, PrimaryKeyConstraint, Table, Text
 
-from alphaloop.tables.metadata import evidence_key, instant, metadata
+from alphaloop.tables.metadata import NOW, evidence_key, instant, metadata
 
 #: Wide keys first: a worker reads the rows of its own target, engine and drafts, and of nothing else.
 KEY: Final = (
@@ -34,4 +34,19 @@ acceptance_state: Final = Table(
     # Rows of long drafts stay in their page: read in bulk, and of numbers that do not compress.
     postgresql_with={"toast_tuple_target": 8160},
     comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
+)
+
+exploration_budgets: Final = Table(
+    "exploration_budgets",
+    metadata,
+    Column("task", Text, primary_key=True, comment="Kind of prompt"),
+    Column("target_revision", Text, primary_key=True, comment="Hash of the target's weights"),
+    Column("device", Text, primary_key=True, comment="What decodes it"),
+    Column("sampling_bucket", Text, primary_key=True, comment="Sampling settings it is for"),
+    Column("balance", Double, nullable=False, comment="Tokens that exploration may still be expected to lose"),
+    Column("control", Double, nullable=False, comment="Tokens that controls may still be expected to lose"),
+    Column("earned", Double, nullable=False, comment="Ever put by, both together"),
+    Column("spent", Double, nullable=False, comment="Ever spent, both together"),
+    instant("changed_at", "When a worker last changed it", server_default=NOW),
+    comment="What a task may still lose to exploration and controls: one for all workers, kept over restarts",
 )

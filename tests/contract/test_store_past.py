@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import Memory
@@ -74,6 +77,21 @@ def test_runs_come_in_order_as_they_were_written(database: Database, rng: random
     assert past.first_and_last("chat") == (chat[0].decoded_at, chat[-1].decoded_at)
     assert past.first_and_last("sql") is None
     assert past.tasks() == ["chat", "code"]
+
+
+def test_runs_come_with_their_batch_and_their_chances_and_without_where_nobody_noted_them(
+    database: Database, rng: random.Random
+) -> None:
+    """Drafts of three, then, as the batch drained, of five: the last two positions were not always asked for."""
+    old, new = some_runs(rng, "code", NOON, 2)
+    new = replace(new, chances=(40, 30, 20, 6, 5), decode_batch_id=uuid4())
+    write(database, [old, new])
+    with database.begin() as connection:
+        connection.execute(text("UPDATE decode_runs SET chances = NULL WHERE decode_batch_id IS NULL"))
+    found = list(PastStore(database).runs(NOON, NOON + 60 * MINUTE))
+    assert found == [old, new]
+    assert found[1].evidence.chances == new.evidence.chances
+    assert found[1].evidence.chances[3:] == (6.0, 5.0)
 
 
 def test_shadows_come_by_hours(database: Database, rng: random.Random) -> None:

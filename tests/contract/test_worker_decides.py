@@ -19,6 +19,7 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings, WorkerSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
@@ -56,7 +57,9 @@ class Worker:
         )  # fmt: skip
         self.remembered.look()
         self.choices = Choices(DecisionLog(database), identity, "w")
-        self.budgets = Budgets(HistoryStore(database), self.remembered, {LOOKUP.name: LOOKUP.revision})
+        self.budgets = Budgets(
+            BudgetStore(database), HistoryStore(database), self.remembered, identity, {LOOKUP.name: LOOKUP.revision}
+        )
         self.decider = Decider(
             ENGINE, self.remembered, self.choices, self.budgets,
             costs=open_costs(WorkerSettings(calibration_samples=1), ENGINE, CostStore(database)), limits=limits,
@@ -154,7 +157,8 @@ def test_a_first_batch_without_a_database_is_asked_for_again_and_counts_once(
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
                 worker.decide("code")
-    assert worker.decide("code") == undisturbed.decide("code")
+    # Of a task of which as little is known: workers share the budget of one.
+    assert worker.decide("code") == undisturbed.decide("chat")
 
 
 def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
@@ -233,6 +237,54 @@ def test_a_restarted_worker_knows_how_long_a_drafter_was_not_used(
     assert budgets.of("code", "greedy").unseen == {LOOKUP.name: 7.0}
     assert budgets.of("chat", "greedy").unseen is None
     assert budgets.of("code", "t<=1.0").unseen == {LOOKUP.name: 0.0}
+
+
+def test_what_was_saved_up_outlives_a_worker_and_is_spent_once(
+    database: Database, seed: int, rng: random.Random
+) -> None:
+    record(database, *(run("code", rng, 0.95) for _ in range(10)))
+    saving = PolicyLimits(explore_share=0.05, control_share=0.0)
+    first, second = Worker(database, seed, saving), Worker(database, seed, saving)
+    for _ in range(3):
+        first.decide("code")
+    saved = first.budgets.of("code", "greedy")
+    assert saved.balance == saved.earned > 0
+    assert Worker(database, seed, saving).budgets.of("code", "greedy").balance == pytest.approx(saved.balance)
+    # One that runs beside the first spends from the same budget; the first learns of it with its next batch.
+    spent = second.budgets.of("code", "greedy").paid(saved.balance)
+    second.budgets.keep("code", "greedy", spent)
+    first.decide("code")
+    left = first.budgets.of("code", "greedy")
+    assert left.balance == pytest.approx(left.earned - saved.balance)
+    assert left.spent == pytest.approx(saved.balance)
+
+
+def test_a_cold_task_has_its_first_credit_once(database: Database, seed: int) -> None:
+    limits = PolicyLimits(control_share=0.0)
+    num_tokens = 100.0
+    credit = limits.first_jobs * num_tokens
+    for _ in range(3):
+        worker = Worker(database, seed, limits)
+        worker.decide("code")
+        earned = worker.budgets.of("code", "greedy").earned
+        assert credit < earned < 1.5 * credit
+
+
+def test_a_budget_that_cannot_be_stored_is_stored_with_the_next_batch(
+    database: Database, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(database, *(run("code", rng, 0.95) for _ in range(10)))
+    limits = PolicyLimits(control_share=0.0)
+    worker = Worker(database, seed, limits)
+    worker.decide("code")
+    with unreachable(monkeypatch) as tries:
+        worker.decide("code")
+    assert tries
+    stored = Worker(database, seed, limits).budgets.of("code", "greedy")
+    assert stored.earned < worker.budgets.of("code", "greedy").earned
+    worker.decide("code")
+    stored = Worker(database, seed, limits).budgets.of("code", "greedy")
+    assert stored.earned == pytest.approx(worker.budgets.of("code", "greedy").earned)
 
 
 def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, seed: int, rng: random.Random) -> None:

@@ -231,7 +231,7 @@ def _replay_job(
 def _job(run: DecodeRun) -> PastJob:
     return PastJob(
         run.key, run.device, run.purpose, run.num_draft_tokens, run.reason, run.num_prompt_tokens, run.num_tokens,
-        run.batch_size, run.device_s, run.decoded_at, run.evidence, run.is_evidence,
+        run.batch_size, run.device_s, run.decoded_at, run.evidence, run.is_evidence, run.decode_batch_id,
     )  # fmt: skip
 
 

@@ -125,6 +125,15 @@ def test_segments_are_split_only_by_evidence(rng: random.Random) -> None:
     assert sum(splits_by_segment(leaves(0.7, 0.7, 0.7)) for _ in range(12)) <= 5
 
 
+def test_a_segment_is_believed_apart_as_far_as_it_was_seen(rng: random.Random) -> None:
+    free, forms = key(segment="free"), key(segment="forms")
+    leaves = {free: remembered(rng, 40, 0.4), forms: remembered(rng, 3, 0.85)}
+    many, few, unseen = (believe(leaves, wanted, 8, UNKNOWN) for wanted in (free, forms, key(segment="new")))
+    assert many.through[0] == pytest.approx(0.4, abs=0.06)
+    assert few.through[0] > many.through[0] + 0.15
+    assert unseen.tokens_sd[3] > few.tokens_sd[3] > many.tokens_sd[3]
+
+
 def test_the_design_effect_is_measured_and_short_drafts_beside_long_ones_are_none(rng: random.Random) -> None:
     alike = [remembered(rng, 150, spread=0.0).all]
     unlike = [remembered(rng, 150, spread=1.0).all]

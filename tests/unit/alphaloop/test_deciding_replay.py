@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
 
@@ -77,6 +78,21 @@ def test_jobs_of_a_batch_share_a_decision() -> None:
     assert again.num_batches == 3
     assert decisions[0] is decisions[3]
     assert decisions[3] is not decisions[4]
+
+
+def test_batches_that_were_noted_are_not_guessed_from_what_followed_what() -> None:
+    """Two workers' batches of the same size end at one moment, and one of them lost a job; then the next begins."""
+    again = replay(Recollection(HALF_LIFE))
+    one, other, later = (UUID(int=number) for number in range(3))
+    ended = [(0, one), (0, other), (0, one), (0, other), (0, one), (0, other), (0, one), (1, later), (1, later)]
+    decisions = [
+        again.decide(replace(job(number, (16, 12, 8, 4), batch_size=4), decode_batch_id=batch))
+        for number, batch in ended
+    ]
+    assert again.num_batches == 3
+    for batch in (one, other, later):
+        assert len({id(decision) for decision, (_, its) in zip(decisions, ended, strict=True) if its == batch}) == 1
+    assert decisions[6] is not decisions[7]
 
 
 def test_what_was_given_is_not_decided_again() -> None:

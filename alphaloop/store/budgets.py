@@ -1,0 +1,57 @@
+"""What tasks may still lose to exploration and controls: one budget for all workers, which outlives each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.store.database import Database
+from alphaloop.tables import exploration_budgets
+
+_SUMS: Final = ("balance", "control", "earned", "spent")
+
+
+class BudgetSubject(NamedTuple):
+    """Whose budget."""
+
+    task: str
+    target_revision: str
+    device: str
+    sampling_bucket: str
+
+
+class BudgetStore:
+    """The table of budgets. How long a drafter was not used is no part of it: history knows that."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, subject: BudgetSubject) -> ExplorationBudget | None:
+        """What is left; None where nothing was ever earned."""
+        columns = exploration_budgets.c
+        query = select(*(columns[name] for name in _SUMS)).where(
+            *(columns[name] == value for name, value in subject._asdict().items())
+        )
+        with self._database.begin() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else ExplorationBudget(**row._mapping)
+
+    def add(self, subject: BudgetSubject, before: ExplorationBudget, after: ExplorationBudget) -> ExplorationBudget:
+        """Add what changed from `before` to `after`; `after` with what is left now, others' changes included.
+
+        Workers add differences, so that none of them takes back what another spent.
+        """
+        changes = {name: getattr(after, name) - getattr(before, name) for name in _SUMS}
+        statement = insert(exploration_budgets).values(**subject._asdict(), **changes)
+        columns = exploration_budgets.c
+        added = {name: columns[name] + statement.excluded[name] for name in _SUMS}
+        statement = statement.on_conflict_do_update(
+            index_elements=list(BudgetSubject._fields), set_={**added, "changed_at": func.now()}
+        )
+        with self._database.begin() as connection:
+            row = connection.execute(statement.returning(*(columns[name] for name in _SUMS))).one()
+        return replace(after, **row._mapping)
