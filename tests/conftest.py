@@ -22,7 +22,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"alphaloop seed: {_seed()}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def seed() -> int:
     """The seed of this run."""
     return _seed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore, ShadowRun
 from alphaloop.store.overview import Overview
 from alphaloop.tables import metadata
+from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import DEVICE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
@@ -34,8 +36,14 @@ K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x van
 VIEWS = ("task_alpha_now", "task_speedup_now", "decision_log", "evidence_now", "failed_jobs", "open_drift")
 
 
-@pytest.fixture
-def filled(database: Database, rng: random.Random) -> Database:
+@pytest.fixture(scope="module")
+def filled(postgres_server: str, migrated_template: str, seed: int) -> Iterator[Database]:
+    """A database that every test of this module reads and none changes."""
+    with fresh_database(postgres_server, migrated_template) as url, Database(url) as database:
+        yield fill(database, random.Random(seed))
+
+
+def fill(database: Database, rng: random.Random) -> Database:
     """Two tasks: one speculative with controls, one vanilla; a failure, an open drift, a waiting message."""
     jobs, outcomes, drafts = JobStore(database), OutcomeStore(database), DraftRegistry(database)
     recent = datetime.now(UTC) - timedelta(minutes=1)
@@ -89,8 +97,8 @@ def test_the_cookbook_was_read_whole() -> None:
     assert FAULTS in QUERIES
 
 
-def test_the_faults_query_finds_a_fault(filled: Database) -> None:
-    with filled.begin() as connection:
+def test_the_faults_query_finds_a_fault(database: Database, rng: random.Random) -> None:
+    with fill(database, rng).begin() as connection:
         connection.execute(text("DELETE FROM decode_runs WHERE job_id = 'job-0'"))
         rows = connection.execute(text(QUERIES[FAULTS])).all()
     assert rows == [("job-0",)]
@@ -102,21 +110,21 @@ def test_the_page_names_every_table() -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_page_says_of_each_view_what_the_database_says(database: Database, view: str) -> None:
+def test_the_page_says_of_each_view_what_the_database_says(filled: Database, view: str) -> None:
     section = PAGE.split(f"### {view}\n")[1].split("\n#")[0]
     documented = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.MULTILINE)
     query = """
         SELECT attname, col_description(attrelid, attnum), obj_description(attrelid) FROM pg_attribute
         WHERE attrelid = CAST(:view AS regclass) AND attnum > 0 ORDER BY attnum
     """
-    with database.begin() as connection:
+    with filled.begin() as connection:
         rows = connection.execute(text(query), {"view": view}).all()
     assert documented == [(name, comment) for name, comment, _ in rows]
     assert section.strip().splitlines()[0].removesuffix(".") == rows[0][2]
 
 
-def test_every_view_is_on_the_page(database: Database) -> None:
-    with database.begin() as connection:
+def test_every_view_is_on_the_page(filled: Database) -> None:
+    with filled.begin() as connection:
         found = connection.execute(
             text("SELECT relname FROM pg_class WHERE relkind = 'v' AND relnamespace = 'public'::regnamespace")
         )
