@@ -196,6 +196,8 @@ class TransformersEngine:
 
     def _make_room(self, batch: list[Sequence]) -> None:
         """Have the younger half of a batch that memory was too small for leave its slots."""
+        for model in (self._target.model, *(draft.model for draft in self._draft_models().values())):
+            model.give_back()
         half = (len(batch) + 1) // 2
         for sequence in batch:
             # Nobody knows what a drafter lost when memory ran out: it is opened again, and reads the text again.

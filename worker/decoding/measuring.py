@@ -29,15 +29,15 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
     generator = torch.Generator().manual_seed(batch * 1000 + width)
     context = min(context, target.identity.context_length - width)
     token_ids = torch.randint(0, target.model.vocabulary_size, (batch, width), generator=generator)
-    columns = token_ids.to(target.device)
-    proposed = torch.full((batch,), width - 1, device=target.device)
     cache = target.model.new_cache(batch)
     rows = [cache.acquire() for _ in range(batch)]
-    reads = [Read(row, tokens, num_logits=width) for row, tokens in zip(rows, token_ids.tolist(), strict=True)]
+    texts: list[list[int]] = token_ids.tolist()
+    reads = [Read(row, tokens, num_logits=width) for row, tokens in zip(rows, texts, strict=True)]
 
     def one_pass() -> None:
         best = target.model.read(cache, reads).max(dim=-1)
-        verify_greedy(best.indices.view(batch, width), columns[:, 1:], proposed)
+        for told, tokens in zip(best.indices.view(batch, width).tolist(), texts, strict=True):
+            verify_greedy(told, tokens[1:])
 
     try:
         # Empty keys take as long to read as any others, and reading a prompt takes longer than all the passes.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class DraftTokens:
     """Which tokens a draft may propose, and where they stand among the target's."""
 
@@ -61,9 +62,12 @@ class DraftTokens:
         return whole
 
     def _proposable(self, logits: Tensor) -> Tensor:
+        return logits[:, : self._num_proposable]
+
+    @cached_property
+    def _num_proposable(self) -> int:
         # The ids of a cut head ascend: those that both models know come first.
-        shared = self.num_shared
-        return logits[:, : shared if self.token_ids is None else int((self.token_ids < shared).sum())]
+        return self.num_shared if self.token_ids is None else int((self.token_ids < self.num_shared).sum())
 
 
 def likeliest(scores: Tensor, num: int) -> Tensor:
@@ -133,7 +137,7 @@ class DraftModelDrafter:
         min_probability: float = 0.0, num_branches: int = 1,
     ) -> None:  # fmt: skip
         self.state = state
-        self._model = model
+        self.model = model
         self._tokens = tokens
         self.context_length = context_length  #: tokens of a text that it reads; behind them it proposes nothing
         self._min_probability = min_probability
@@ -144,7 +148,7 @@ class DraftModelDrafter:
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token of a text."""
-        return self._model.kv_shape.bytes_per_token
+        return self.model.kv_shape.bytes_per_token
 
     @property
     def num_cache_bytes(self) -> int:
@@ -223,7 +227,7 @@ class DraftModelDrafter:
     def _read(self, reads: Sequence[Read]) -> Tensor:
         if not reads:
             return torch.empty(0)  # nobody wants another draft
-        logits: Tensor = self._model.read(self._cache, reads)
+        logits: Tensor = self.model.read(self._cache, reads)
         for read in reads:
             self._cache.lengths[read.slot] += len(read.token_ids)
         return logits
@@ -261,12 +265,16 @@ class DraftModelDrafter:
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
     def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
-        for row, (token, *beside) in zip(rows, self._tokens.best(logits, self._num_branches).tolist(), strict=True):
+        told = self._tokens.best(logits, self._num_branches)
+        if self._min_probability:
+            # Told together, as each telling waits for a GPU: a float64 holds any token id exactly.
+            told = torch.cat((self._tokens.best_probability(logits)[:, None].double(), told), dim=1)
+        for row, numbers in zip(rows, told.tolist(), strict=True):
+            if self._min_probability:
+                row.probability *= numbers.pop(0)
+            token, *beside = map(int, numbers)
             row.tokens.append(token)
             row.others.append(beside)
-        if self._min_probability:
-            for row, probability in zip(rows, self._tokens.best_probability(logits).tolist(), strict=True):
-                row.probability *= probability
 
 
 def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
@@ -275,7 +283,8 @@ def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
     uniforms = torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows])
     tokens = draw_rows(q, uniforms)
     of_tokens = q.gather(1, tokens[:, None]).squeeze(1)
-    for row, own, token, p in zip(rows, q, tokens.tolist(), of_tokens.tolist(), strict=True):
-        row.tokens.append(token)
+    told = torch.stack((tokens.double(), of_tokens), dim=1).tolist()  # together: each telling waits for a GPU
+    for row, own, (token, p) in zip(rows, q, told, strict=True):
+        row.tokens.append(int(token))
         row.q.append(own)
         row.probability *= p

@@ -12,6 +12,7 @@ interleaved. What lies between the products are `operations`: compiled kernels o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -20,10 +21,12 @@ from torch.nn import functional
 
 from worker.decoding.memory import available_bytes
 from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
-from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Operations
+from worker.decoding.network.gpu import gpu_operations
+from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Operations, StaticOperations
 from worker.decoding.network.packed import PackedLinear
 from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.static_inputs import StaticInputs
 from worker.decoding.network.torch_operations import TorchOperations
 
 VERSION: Final = 2  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
@@ -52,8 +55,8 @@ class FusedDecoder:
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
         self.kv_shape = KvShape.of(config, self._embeddings.dtype)
-        self._operations = _operations(self._embeddings)
-        self._num_outputs: int = model.lm_head.weight.shape[0]
+        self._operations = _operations(self._embeddings, self.kv_shape.head_dim)
+        self.num_outputs: int = model.lm_head.weight.shape[0]
         is_twice = _fits_twice(model)
         self._head = PackedLinear(*_weights(model.lm_head), is_twice=is_twice)
         self._norm = _Norm(inner.norm, self._operations)
@@ -65,17 +68,32 @@ class FusedDecoder:
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
-        x = functional.embedding(plan.token_ids, self._embeddings)
-        if self._scale is not None:
-            x = x * self._scale
-        attention = self._operations.attention(plan, self._rotations, self.window)
-        for layer, held in zip(self._layers, cache.layers, strict=True):
-            x = layer(x, held, attention)
+        x = self._read(plan.token_ids, cache.layers, self._operations.attention(plan, self._rotations, self.window))
         if plan.wanted is not None:
             x = x.index_select(0, plan.wanted)
         if not len(x):
-            return x.new_empty((0, self._num_outputs))
+            return x.new_empty((0, self.num_outputs))
         return self._head(self._norm(x))
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether `compute_static` is there."""
+        return isinstance(self._operations, StaticOperations)
+
+    def compute_static(self, inputs: StaticInputs) -> Tensor:
+        """Logits [tokens, vocabulary], by the same calls over the same memory whatever the inputs hold."""
+        if not isinstance(self._operations, StaticOperations):
+            raise TypeError(f"{type(self._operations).__name__} cannot be recorded")
+        attention = self._operations.static_attention(inputs, self._rotations, self.window)
+        return self._head(self._norm(self._read(inputs.token_ids, inputs.addresses.view(-1, 1).unbind(), attention)))
+
+    def _read(self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention) -> Tensor:
+        x = functional.embedding(token_ids, self._embeddings)
+        if self._scale is not None:
+            x = x * self._scale
+        for layer, own in zip(self._layers, held, strict=True):
+            x = layer(x, own, attention)
+        return x
 
 
 class _Norm:
@@ -138,8 +156,10 @@ def _fits_twice(model: Any) -> bool:
     return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
 
 
-def _operations(weight: Tensor) -> Operations:
-    return CompiledOperations(weight.dtype) if can_compile(weight.device, weight.dtype) else TorchOperations()
+def _operations(weight: Tensor, head_dim: int) -> Operations:
+    if can_compile(weight.device, weight.dtype):
+        return CompiledOperations(weight.dtype)
+    return gpu_operations(weight.device, weight.dtype, head_dim) or TorchOperations()
 
 
 def _heads(attention: Any, kind: str, operations: Operations) -> Heads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -12,8 +13,12 @@ from alphaloop.errors import UnsupportedModel
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.groups import Read
 from worker.decoding.network.passes import Pass, plan_pass
+from worker.decoding.network.recorded import RecordedPasses
+from worker.decoding.network.recording import CudaRecorder
 from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.unfused import UnfusedDecoder
+
+log = logging.getLogger(__name__)
 
 #: Tokens of a prompt that one pass reads where nothing else waits for it.
 PREFILL_CHUNK: Final = 512
@@ -46,7 +51,11 @@ class LanguageModel:
         expected = _reference(model)
         self._network: Network
         self._network = FusedDecoder(model, num_positions) if self.is_fused else UnfusedDecoder(model)
-        self._compare(expected)
+        self._recorded: RecordedPasses | None = None
+        if (error := self._error(expected)) is not None:
+            raise UnsupportedModel(error)
+        if isinstance(self._network, FusedDecoder) and self._network.is_recordable:
+            self._record(RecordedPasses(self._network, CudaRecorder(self.device), self.device), expected)
 
     @property
     def kv_shape(self) -> KvShape:
@@ -62,7 +71,14 @@ class LanguageModel:
 
         Returns the logits wanted, [sum of num_logits, vocabulary], in the order of `reads`.
         """
+        if self._recorded is not None and (logits := self._recorded.read(cache, reads)) is not None:
+            return logits
         return self._network(cache, plan_pass(cache, reads, self._network.window))
+
+    def give_back(self) -> None:
+        """Give back what recorded passes hold of the device's memory; they are recorded again when next wanted."""
+        if self._recorded is not None:
+            self._recorded.forget()
 
     def prefill(self, cache: SlotCache, slot: int, token_ids: Sequence[int]) -> Tensor:
         """Read a text into a slot, behind what it holds; logits behind its last token, [1, vocabulary]."""
@@ -75,9 +91,21 @@ class LanguageModel:
                 return logits
         raise ValueError("expected at least one token")
 
+    def _record(self, recorded: RecordedPasses, expected: Tensor) -> None:
+        """Read short passes by `recorded` from now on, if that agrees too."""
+        self._recorded = recorded
+        try:
+            error = self._error(expected)
+        except RuntimeError as failure:
+            error = str(failure)
+        if error is not None:
+            log.warning("passes are not recorded: %s", error, extra={"action": "passes_not_recorded"})
+            self.give_back()
+            self._recorded = None
+
     @torch.inference_mode()
-    def _compare(self, expected: Tensor) -> None:
-        """Raise UnsupportedModel unless ragged passes over slots agree with the model's own plain pass."""
+    def _error(self, expected: Tensor) -> str | None:
+        """How ragged passes over slots differ from the model's own plain pass; None where they agree."""
         token_ids = _some_tokens(self.vocabulary_size)
         cache = self.new_cache(3)
         slots = [cache.acquire() for _ in range(3)]
@@ -89,11 +117,12 @@ class LanguageModel:
         seen = self.read(cache, [chain, tree]).float()
         error = float((seen - expected).norm() / expected.norm())
         limit = 0.05 if self.kv_shape.dtype in (torch.bfloat16, torch.float16) else 1e-3
-        if not error <= limit:
-            raise UnsupportedModel(
-                f"passes over the slot cache differ from the model's own by {error:.1e} of the logits' norm, "
-                f"expected at most {limit}: its attention depends on more than the mask and the positions"
-            )
+        if error <= limit:
+            return None
+        return (
+            f"passes over the slot cache differ from the model's own by {error:.1e} of the logits' norm, "
+            f"expected at most {limit}: its attention depends on more than the mask and the positions"
+        )
 
 
 @torch.inference_mode()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from worker.decoding.network.passes import Pass
+from worker.decoding.network.static_inputs import StaticInputs
 
 SILU: Final = "silu"
 GELU_TANH: Final = "gelu_pytorch_tanh"
@@ -51,3 +52,14 @@ class Operations(Protocol):
 
     def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
         """Attention of a pass; rotations by kind, complex [positions, head_dim / 2]."""
+
+
+@runtime_checkable
+class StaticOperations(Operations, Protocol):
+    """Operations of which a pass can be recorded."""
+
+    def static_attention(self, inputs: StaticInputs, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
+        """The same from a block of inputs, whose contents nothing but kernels looks at.
+
+        What is `held` is then the address of a layer's memory, int64 [1].
+        """

@@ -58,8 +58,7 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
     """Lay out `reads`, at most one a slot, and have the cache's memory for them. `window`: of sliding layers."""
     short = sorted((read for read in reads if len(read.token_ids) <= WIDEST_SHARED), key=lambda read: read.slot)
     long = [read for read in reads if len(read.token_ids) > WIDEST_SHARED]
-    num_positions = max(cache.lengths[read.slot] + len(read.token_ids) for read in reads)
-    cache.reserve(max(read.slot for read in reads) + 1, num_positions)
+    reserve_for(cache, reads)
     first = 0
     placed: list[Placed] = []
     for read in (*short, *long):
@@ -80,3 +79,9 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
         capacity=cache.capacity,
         wanted=None if wanted == list(range(first)) else torch.tensor(wanted, dtype=torch.long, device=cache.device),
     )
+
+
+def reserve_for(cache: SlotCache, reads: Sequence[Read]) -> None:
+    """Have the cache's memory for `reads`."""
+    num_positions = max(cache.lengths[read.slot] + len(read.token_ids) for read in reads)
+    cache.reserve(max(read.slot for read in reads) + 1, num_positions)

@@ -8,6 +8,7 @@ way the tokens have exactly the target's distribution, whatever the drafter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,18 +32,11 @@ class Verdict:
         return tuple(range(self.num_accepted)) if self.branch is None else self.branch
 
 
-def verify_greedy(best: Tensor, draft: Tensor, num_proposed: Tensor) -> list[Verdict]:
-    """One verdict a sequence.
-
-    `best` [batch, width]: the target's argmax behind the pending token and behind each draft. `draft`
-    [batch, width - 1]: the drafts, padded. `num_proposed` [batch]: how many of them are real.
-    """
-    columns = torch.arange(draft.shape[1], device=draft.device)
-    hits = (draft == best[:, :-1]) & (columns < num_proposed[:, None])
-    num_accepted = hits.long().cumprod(dim=1).sum(dim=1)
-    next_token = best.gather(1, num_accepted[:, None]).squeeze(1)
-    settled = torch.stack((num_accepted, next_token), dim=1)
-    return [Verdict(accepted, token) for accepted, token in settled.tolist()]
+def verify_greedy(best: Sequence[int], draft: Sequence[int]) -> Verdict:
+    """One sequence. `best` [k + 1]: the target's choice behind the pending token and behind each draft; `draft` [k]."""
+    hits = zip(best, draft, strict=False)
+    num_accepted = next((place for place, (one, other) in enumerate(hits) if one != other), len(draft))
+    return Verdict(num_accepted, best[num_accepted])
 
 
 def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:

@@ -39,12 +39,11 @@ def tree_depths(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-def verify_tree_greedy(best: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> Verdict:
+def verify_tree_greedy(best: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Verdict:
     """The deepest path on which every token is the target's choice.
 
     `best` [n + 1]: the target's choice, greedy or coupled, behind the pending token and behind each of the n tokens.
     """
-    choices = best.tolist()
     depths = tree_depths(parents)
     hits = {-1}
     end, num_tested = -1, 0
@@ -52,13 +51,13 @@ def verify_tree_greedy(best: Tensor, tokens: Sequence[int], parents: Sequence[in
         if parent not in hits:
             continue
         num_tested = max(num_tested, depths[i])
-        if token == choices[parent + 1]:
+        if token == best[parent + 1]:
             hits.add(i)
             # Equal siblings are both hits; only the deeper one may carry on.
             if end < 0 or depths[i] > depths[end]:
                 end = i
     branch = _branch(end, parents)
-    return Verdict(len(branch), choices[end + 1], branch, num_tested)
+    return Verdict(len(branch), best[end + 1], branch, num_tested)
 
 
 def verify_tree(

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,11 +78,8 @@ def test_a_virtual_round_accepts_what_the_target_would_and_is_cropped_where_the_
     beyond = data.draw(st.lists(st.integers(0, 2), min_size=9, max_size=9))
     depths = tree_depths(parents)
     real = [*following, *beyond]
-    best = torch.tensor([real[0], *(real[depth] for depth in depths)])
-    if is_chain:
-        (verdict,) = verify_greedy(best[None], torch.tensor([tokens]), torch.tensor([len(tokens)]))
-    else:
-        verdict = verify_tree_greedy(best, tokens, parents)
+    best = [real[0], *(real[depth] for depth in depths)]
+    verdict = verify_greedy(best, tokens) if is_chain else verify_tree_greedy(best, tokens, parents)
     num_emitted = min(verdict.num_accepted + 1, len(following))
     expected = PREFILL.with_round(
         max(depths), verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested

@@ -125,16 +125,19 @@ def test_a_rule_that_is_a_little_too_generous_is_caught(rng: random.Random) -> N
     assert bias(TARGET, found, 2) == pytest.approx(0.006, abs=EXACT)
 
 
-def test_greedy_keeps_drafts_up_to_the_first_difference_and_never_the_padding() -> None:
-    best = torch.tensor([[5, 6, 7], [5, 6, 7], [5, 0, 7], [9, 6, 7], [5, 6, 7]])
-    draft = torch.tensor([[5, 6], [5, 8], [5, 0], [5, 6], [5, 6]])
-    verdicts = verify_greedy(best, draft, torch.tensor([2, 2, 1, 2, 0]))
-    assert verdicts == [Verdict(2, 7), Verdict(1, 6), Verdict(1, 0), Verdict(0, 9), Verdict(0, 5)]
-    assert verdicts[0].path == (0, 1)
-
-
-def test_greedy_without_any_draft_is_vanilla() -> None:
-    assert verify_greedy(torch.tensor([[3], [4]]), torch.empty(2, 0), torch.zeros(2)) == [Verdict(0, 3), Verdict(0, 4)]
+@pytest.mark.parametrize(
+    ("best", "draft", "expected"),
+    [
+        ([5, 6, 7], [5, 6], Verdict(2, 7)),
+        ([5, 6, 7], [5, 8], Verdict(1, 6)),
+        ([5, 6, 8], [7, 6], Verdict(0, 5)),
+        ([3], [], Verdict(0, 3)),
+    ],
+)
+def test_greedy_keeps_drafts_up_to_the_first_difference(best: list[int], draft: list[int], expected: Verdict) -> None:
+    verdict = verify_greedy(best, draft)
+    assert verdict == expected
+    assert verdict.path == tuple(range(expected.num_accepted))
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.3, 0.5, TOP])

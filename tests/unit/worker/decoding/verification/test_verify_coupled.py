@@ -125,10 +125,6 @@ def one_round(choice: Choice, target: Language, drafter: Language, text: Text, r
         prefixes.append((*prefix, token))
     assert [len(prefix) - len(text) for prefix in prefixes[1:]] == tree_depths(parents)
     tokens = [prefix[-1] for prefix in prefixes[1:]]
-    best = chosen(choice, target, prefixes)
-    if is_chain:
-        drafts = torch.tensor([tokens], dtype=torch.long)
-        (verdict,) = verify_greedy(best[None], drafts, torch.tensor([len(tokens)]))
-    else:
-        verdict = verify_tree_greedy(best, tokens, parents)
+    best = chosen(choice, target, prefixes).tolist()
+    verdict = verify_greedy(best, tokens) if is_chain else verify_tree_greedy(best, tokens, parents)
     return (*(tokens[i] for i in verdict.path), verdict.next_token)

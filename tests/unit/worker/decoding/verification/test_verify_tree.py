@@ -149,8 +149,8 @@ def compare_with_chain(target: Language, draft: Draft, rng: random.Random) -> No
         (independent(p, draft, uniforms), verify_sampled(p, draft.q, tokens, uniforms)),
         (deterministic(p, draft, uniforms), verify_deterministic(p, tokens, uniforms)),
         (
-            verify_tree_greedy(p.argmax(-1), draft.tokens, draft.parents),
-            verify_greedy(p.argmax(-1)[None], tokens[None], torch.tensor([3]))[0],
+            verify_tree_greedy(p.argmax(-1).tolist(), draft.tokens, draft.parents),
+            verify_greedy(p.argmax(-1).tolist(), draft.tokens),
         ),
     ):
         assert (tree.path, tree.next_token) == (plain.path, plain.next_token)
@@ -227,19 +227,19 @@ def test_greedy_follows_the_targets_choices() -> None:
         ([5, 6, 0, 1, 0, 3], (0, 2), 1, 3),
         ([4, 6, 9, 8, 0, 3], (), 4, 1),
     ):
-        verdict = verify_tree_greedy(torch.tensor(best), tokens, parents)
+        verdict = verify_tree_greedy(best, tokens, parents)
         assert verdict == Verdict(len(branch), next_token, branch, num_tested)
 
 
 def test_greedy_takes_the_deeper_one_of_equal_siblings() -> None:
-    verdict = verify_tree_greedy(torch.tensor([5, 0, 6, 8]), (5, 5, 6), (-1, -1, 1))
+    verdict = verify_tree_greedy([5, 0, 6, 8], (5, 5, 6), (-1, -1, 1))
     assert verdict == Verdict(2, 8, (1, 2), 2)
 
 
 def test_an_empty_tree_is_vanilla() -> None:
     p = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     uniforms = torch.tensor([0.3], dtype=torch.float64)
-    assert verify_tree_greedy(torch.tensor([3]), (), ()) == Verdict(0, 3, (), 0)
+    assert verify_tree_greedy([3], (), ()) == Verdict(0, 3, (), 0)
     assert verify_tree(p, None, (), (), uniforms, with_replacement=False) == Verdict(0, 1, (), 0)
 
 
