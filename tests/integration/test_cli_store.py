@@ -164,8 +164,10 @@ def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Dat
         insert_runs(connection, [(f"m{i}", 1, run) for i, run in enumerate(runs)])
     bad, good, none = (cli("explain", "math", "--at", ago, "--json").json for ago in ("5d", "1d", "8d"))
     assert (bad["decision"]["mode"], good["decision"]["mode"]) == ("vanilla", "speculative")
-    assert bad["beliefs"]["lookup"]["seen"]["jobs"] < 20 < good["beliefs"]["lookup"]["seen"]["jobs"]
-    assert bad["beliefs"]["lookup"]["acceptance"][0] < 0.2 < good["beliefs"]["lookup"]["acceptance"][0]
+    # A day old each; what the good days contradict is forgotten.
+    assert all(10 < then["beliefs"]["lookup"]["seen"]["jobs"] < 25 for then in (bad, good))
+    assert bad["beliefs"]["lookup"]["acceptance"][0] < 0.2
+    assert good["beliefs"]["lookup"]["acceptance"][0] > 0.8
     assert none["beliefs"]["lookup"]["jobs"] == 0
     assert (bad["measured"]["all"]["num_jobs"], good["measured"]["all"]["num_jobs"]) == (20, 40)
     assert "made again from what is kept" in cli("explain", "math", "--at", "1d").out
