@@ -249,7 +249,7 @@ def test_memory_is_taken_for_texts_and_given_back(target: LanguageModel, drafts:
         loop.join(f"j{number}", [5 + number] * 30, GREEDY, 4)
     loop.round()
     held = cache.num_bytes
-    assert held == 8 * cache.capacity * made._model.kv_shape.bytes_per_token
+    assert held == 8 * cache.capacity * made.model.kv_shape.bytes_per_token
     while loop.running:
         loop.round()
     assert cache.num_bytes == 0

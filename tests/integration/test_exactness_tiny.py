@@ -47,18 +47,20 @@ class Bench:
 
 def make_bench(
     tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, num_slots: int,
-    rng: random.Random,
+    rng: random.Random, **where: str,
 ) -> Bench:  # fmt: skip
+    """`where`: device and dtype."""
     other = "qwen2" if family == "llama" else "llama"
     scripts = {name: ScriptedDrafter(name, rng, is_tree=name == "tree") for name in ("chain", "tree")}
     engine = tiny_engine(
         family,
         num_slots=num_slots,
         drafters={
-            "another model": draft_model("another model", tiny_models[other], num_slots=num_slots),
-            "the target itself": draft_model("the target itself", tiny_models[family], num_slots=num_slots),
+            "another model": draft_model("another model", tiny_models[other], num_slots=num_slots, **where),
+            "the target itself": draft_model("the target itself", tiny_models[family], num_slots=num_slots, **where),
             **scripts,
         },
+        **where,
     )
     return Bench(engine, references(family), scripts)
 
