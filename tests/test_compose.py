@@ -22,6 +22,8 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
+from tests.fixtures.worker import until
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load(TEXT)
@@ -155,7 +157,10 @@ def service_environment(
     if service == "worker":
         changes["ALPHALOOP_MODELS__TARGET__SOURCE"] = str(request.getfixturevalue("tiny_models")["llama"])
         changes["ALPHALOOP_MODELS__TARGET__DTYPE"] = "float32"
+        # What no decision can be taken without is measured, and no more.
         changes["ALPHALOOP_WORKER__CALIBRATION_SAMPLES"] = "1"
+        changes["ALPHALOOP_WORKER__CALIBRATION_CONTEXTS"] = "[64]"
+        changes["ALPHALOOP_WORKER__CALIBRATION_BUDGET_S"] = "0"
     return environment(service, **changes)
 
 
@@ -182,6 +187,9 @@ def test_the_process_comes_up_healthy_and_stops_on_sigterm(
         process = subprocess.Popen(command, cwd=ROOT, env=service_environment, stdout=sink, stderr=sink)
     try:
         deadline = monotonic() + START_S
+        # The check is a process too: while the service starts, one after another would take the processor from it.
+        ready = f"{service}_ready"
+        until(lambda: process.poll() is not None or ready in log.read_text(encoding="utf-8"), ready, START_S)
         while not _healthy(runnable(check[1:], port=unused_port)):
             assert process.poll() is None, log.read_text(encoding="utf-8")
             assert monotonic() < deadline, log.read_text(encoding="utf-8")
