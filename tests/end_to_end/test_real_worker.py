@@ -17,15 +17,16 @@ from sqlalchemy import text
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.kafka.topics import RESULTS, jobs_topic
 from alphaloop.messages import Body, Job, Mode, Result, Status, encode_job
-from alphaloop.settings import Settings, TargetSettings
+from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fixtures.missing import missing
-from tests.fixtures.worker import Client, until
-from worker.decoding.load import load_engine
+from tests.fixtures.worker import Client, running_worker, until
+from worker.decoding.engine import TransformersEngine
 from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(400)]
 
+MAX_TOKENS = 16
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROMPTS = tuple(
     f"Repeat this list in reverse order, then explain step {number}: {', '.join(words)}"
@@ -46,7 +47,11 @@ class WorkerProcess:
             "ALPHALOOP_KAFKA__GROUP_ID": settings.kafka.group_id,
             "ALPHALOOP_MODELS__TARGET__DTYPE": "float32",
             "ALPHALOOP_MODELS__TARGET__CONTEXT_LENGTH": "1024",
+            # What no decision can be taken without is measured, and no more: calibration has tests of its own.
             "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
+            "ALPHALOOP_WORKER__CALIBRATION_CONTEXTS": "[64]",
+            "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
+            "ALPHALOOP_WORKER__LEASE_S": "10",
         }
         with log.open("ab") as out:
             command = [sys.executable, "-m", "worker", "--profile", "local", "--seed", "1"]
@@ -91,9 +96,9 @@ def start_worker(worker_settings: Settings, tmp_path: Path, smollm2_source: str)
 
 
 def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
-    worker_settings: Settings, start_worker: StartWorker, database: Database
+    worker_settings: Settings, start_worker: StartWorker, database: Database, smollm2_engine: TransformersEngine
 ) -> None:
-    jobs = [_job(number) for number in range(20)]
+    jobs = [_job(number) for number in range(12)]
     client = Client(worker_settings)
     client.send("code", [encode_job(job) for job in jobs])
     first = start_worker()
@@ -104,12 +109,13 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
     assert interrupted["running"] > 0
     assert interrupted["succeeded"] < len(jobs)
     second = start_worker()
+    second.wait_until_ready()
     records = client.read([RESULTS], lambda r: len({Result.decode(x.value or b"").job_id for x in r}) >= len(jobs))
     assert second.terminate() == 0, second.log[-2000:]
     results = {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
     assert {result.status for result in results.values()} == {Status.SUCCEEDED}
     assert 2 in {result.attempt for result in results.values()}
-    expected = _texts_of_a_quiet_engine(jobs)
+    expected = _texts_of(smollm2_engine, jobs)
     assert {job_id: result.text for job_id, result in results.items()} == expected
     assert _statuses(database) == {"succeeded": len(jobs)}
     with database.begin() as connection:
@@ -117,17 +123,20 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
     assert num_runs == num_jobs == len(jobs)
 
 
-def test_kcat_types_a_job_and_reads_its_result(worker_settings: Settings, start_worker: StartWorker) -> None:
+def test_kcat_types_a_job_and_reads_its_result(worker_settings: Settings, smollm2_engine: TransformersEngine) -> None:
+    """Of a worker in this process: what a process of its own adds, the test above shows."""
     kcat = shutil.which("kcat")
     if kcat is None:
         missing("kcat", "apt-get install kcat")
     Client(worker_settings)
-    start_worker().wait_until_ready()
+    quick = {"calibration_contexts": (64,), "calibration_budget_s": 0.0}
+    settings = worker_settings.model_copy(update={"worker": worker_settings.worker.model_copy(update=quick)})
     broker = ["-b", worker_settings.kafka.bootstrap_servers or ""]
     typed = '{"task": "code", "prompt": "Write a haiku about snakes.", "max_tokens": 12}\n'
-    subprocess.run([kcat, "-P", *broker, "-t", jobs_topic("code")], input=typed, text=True, check=True, timeout=60)
-    command = [kcat, "-C", *broker, "-t", RESULTS, "-o", "beginning", "-c", "1", "-q"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    with running_worker(settings, smollm2_engine):
+        subprocess.run([kcat, "-P", *broker, "-t", jobs_topic("code")], input=typed, text=True, check=True, timeout=60)
+        command = [kcat, "-C", *broker, "-t", RESULTS, "-o", "beginning", "-c", "1", "-q"]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     result = Result.decode(answer.stdout.encode())
     assert result.status is Status.SUCCEEDED
     assert result.text
@@ -136,7 +145,7 @@ def test_kcat_types_a_job_and_reads_its_result(worker_settings: Settings, start_
 
 
 def _job(number: int) -> Job:
-    body = Body(messages=({"role": "user", "content": PROMPTS[number % len(PROMPTS)]},), max_tokens=24)  # type: ignore[arg-type]
+    body = Body(messages=({"role": "user", "content": PROMPTS[number % len(PROMPTS)]},), max_tokens=MAX_TOKENS)  # type: ignore[arg-type]
     return Job(job_id=f"job-{number}", task="code", body=body)
 
 
@@ -145,14 +154,12 @@ def _statuses(database: Database) -> dict[str, int]:
         return {s: n for s, n in connection.execute(text("SELECT status, count(*) FROM jobs GROUP BY status"))}
 
 
-def _texts_of_a_quiet_engine(jobs: list[Job]) -> dict[str, str]:
+def _texts_of(engine: TransformersEngine, jobs: list[Job]) -> dict[str, str]:
     """What the target alone writes, one job at a time, never interrupted."""
-    settings = Settings().models.model_copy(update={"target": TargetSettings(dtype="float32", context_length=1024)})
-    engine = load_engine(settings, num_slots=1)
     vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "the oracle")
-    texts = {}
+    texts: dict[str, str] = {}
     for job in jobs:
-        engine.admit(engine.prepare(job, Sampling(max_tokens=24, temperature=0.0)), vanilla)
+        engine.admit(engine.prepare(job, Sampling(max_tokens=MAX_TOKENS, temperature=0.0)), vanilla)
         while job.job_id not in texts:
             texts |= {generation.job_id: generation.text for generation in engine.step().finished}
     return texts

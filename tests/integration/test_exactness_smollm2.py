@@ -14,7 +14,6 @@ import torch
 
 from alphaloop.messages import Origin, parse_job
 from alphaloop.messages.job import Job
-from alphaloop.settings.model import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.exactness import BATCH, NEAR_TIE, VANILLA, decode, first_difference, lookup
 from worker.engine import Sampling
 
@@ -47,12 +46,10 @@ PROMPTS: Final = {
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2_source: str) -> Iterator[TransformersEngine]:
-    from worker.decoding.load import load_engine
-
-    target = TargetSettings(source=smollm2_source, dtype="float32", device="cpu", num_threads=os.cpu_count())
-    models = ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()})
-    yield load_engine(models, num_slots=BATCH)
+def engine(smollm2_engine: TransformersEngine) -> Iterator[TransformersEngine]:
+    torch.set_num_threads(os.cpu_count() or 1)
+    assert smollm2_engine.load().num_free == BATCH
+    yield smollm2_engine
     torch.set_num_threads(1)
 
 
