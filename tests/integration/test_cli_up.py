@@ -86,7 +86,12 @@ def test_a_demo_whose_worker_cannot_start_says_so(folder: Path, tmp_path: Path) 
 @pytest.mark.kafka
 @pytest.mark.timeout(600)
 def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
-    process = command(folder, "demo", "--jobs", "2", ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1", KAFKA_HOME=str(kafka_home))
+    # Of the costs, what no decision can be taken without is measured, and no more.
+    process = command(
+        folder, "demo", "--jobs", "2", ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1", KAFKA_HOME=str(kafka_home),
+        ALPHALOOP_WORKER__CALIBRATION_SAMPLES="1", ALPHALOOP_WORKER__CALIBRATION_CONTEXTS="[64]",
+        ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
+    )  # fmt: skip
     shown, told = process.communicate(timeout=580)
     assert process.returncode == 0, told
     for task in TASKS:
