@@ -75,21 +75,26 @@ class InputBlock:
         self._host = torch.zeros(num, dtype=torch.int64, pin_memory=is_gpu)
         self._device = torch.zeros(num, dtype=torch.int64, device=device)
         self._sent = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
+        self._views: dict[StaticShape, StaticInputs] = {}
 
     def views(self, shape: StaticShape) -> StaticInputs:
         """Where a pass of this shape finds its numbers on the device."""
-        rows, capacity, addresses = self._split(self._device, shape)
-        return StaticInputs(
-            shape, **dict(zip(_ROWS, rows.unbind(), strict=True)), capacity=capacity, addresses=addresses
-        )
+        if shape not in self._views:
+            behind = len(_ROWS) * shape.num_tokens
+            named = dict(zip(_ROWS, self._device[:behind].view(len(_ROWS), -1).unbind(), strict=True))
+            capacity, addresses = self._device[behind : behind + 1], self._device[behind + 1 : self._length(shape)]
+            self._views[shape] = StaticInputs(shape, **named, capacity=capacity, addresses=addresses)
+        return self._views[shape]
 
     def fill(self, shape: StaticShape, reads: Sequence[Read], cache: SlotCache) -> int:
         """Lay out `reads`, whose memory the cache has, and send them; returns how many logits are wanted."""
         if self._sent is not None:
             self._sent.synchronize()  # the copy of the pass before, long done
-        rows, capacity, addresses = self._split(self._host, shape)
-        rows.zero_()
-        named = dict(zip(_ROWS, rows.numpy(), strict=True))
+        num, behind = self._length(shape), len(_ROWS) * shape.num_tokens
+        numbers = self._host.numpy()[:num]
+        rows = numbers[:behind].reshape(len(_ROWS), -1)
+        rows.fill(0)
+        named = dict(zip(_ROWS, rows, strict=True))
         named["columns"].fill(-1)
         first = 0
         wanted: list[int] = []
@@ -107,18 +112,12 @@ class InputBlock:
             wanted += range(first + width - read.num_logits, first + width)
             first += width
         named["wanted"][: len(wanted)] = wanted
-        capacity[0] = cache.capacity
-        addresses.copy_(torch.tensor([layer.data_ptr() for layer in cache.layers]))
-        num = self._length(shape)
+        numbers[behind] = cache.capacity
+        numbers[behind + 1 :] = [layer.data_ptr() for layer in cache.layers]
         self._device[:num].copy_(self._host[:num], non_blocking=True)
         if self._sent is not None:
-            self._sent.record()
+            self._sent.record(torch.cuda.current_stream(self._device.device))
         return len(wanted)
 
     def _length(self, shape: StaticShape) -> int:
         return len(_ROWS) * shape.num_tokens + 1 + self._num_layers
-
-    def _split(self, block: Tensor, shape: StaticShape) -> tuple[Tensor, Tensor, Tensor]:
-        behind = len(_ROWS) * shape.num_tokens
-        rows = block[:behind].view(len(_ROWS), shape.num_tokens)
-        return rows, block[behind : behind + 1], block[behind + 1 : self._length(shape)]

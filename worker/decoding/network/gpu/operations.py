@@ -40,7 +40,8 @@ class GpuOperations(TorchOperations):
         y = torch.empty_like(x)
         num_rows, size = x.shape
         if num_rows:
-            norm_kernel[(num_rows,)](x, y, weight, epsilon, size, BLOCK=triton.next_power_of_2(size))
+            with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+                norm_kernel[(num_rows,)](x, y, weight, epsilon, size, BLOCK=triton.next_power_of_2(size))
         return y
 
     def gate(self, gates_and_ups: Tensor, activation: str) -> Tensor:
@@ -50,7 +51,8 @@ class GpuOperations(TorchOperations):
         y = x.new_empty((num_rows, size))
         if num_rows:
             grid = (num_rows, triton.cdiv(size, _GATE_BLOCK))
-            gate_kernel[grid](x, y, size, IS_SILU=activation == SILU, BLOCK=_GATE_BLOCK)
+            with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+                gate_kernel[grid](x, y, size, IS_SILU=activation == SILU, BLOCK=_GATE_BLOCK)
         return y
 
     def static_attention(
