@@ -23,7 +23,7 @@ _GATE_BLOCK: Final = 1024
 _MOST_ROWS: Final = 64
 _MOST_PARTS: Final = 32
 #: Bytes of keys that a program has before it at once: two of them, as much of values, and 64 rows of queries fit into
-#: the 99 KiB of shared memory of the smallest GPUs.
+#: the 99 KiB of shared memory of the smallest GPUs, in 16 bits.
 _KEY_BYTES: Final = 16384
 
 
