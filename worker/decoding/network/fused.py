@@ -68,9 +68,8 @@ class FusedDecoder:
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
-        x = self._read(plan.token_ids, cache.layers, self._operations.attention(plan, self._rotations, self.window))
-        if plan.wanted is not None:
-            x = x.index_select(0, plan.wanted)
+        attention = self._operations.attention(plan, self._rotations, self.window)
+        x = self._read(plan.token_ids, cache.layers, attention, plan.wanted)
         if not len(x):
             return x.new_empty((0, self.num_outputs))
         return self._head(self._norm(x))
@@ -87,13 +86,16 @@ class FusedDecoder:
         attention = self._operations.static_attention(inputs, self._rotations, self.window)
         return self._head(self._norm(self._read(inputs.token_ids, inputs.addresses.view(-1, 1).unbind(), attention)))
 
-    def _read(self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention) -> Tensor:
+    def _read(
+        self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention, wanted: Tensor | None = None
+    ) -> Tensor:
+        """What the head makes logits of: [wanted, hidden_size], or of all tokens."""
         x = functional.embedding(token_ids, self._embeddings)
         if self._scale is not None:
             x = x * self._scale
-        for layer, own in zip(self._layers, held, strict=True):
+        for layer, own in zip(self._layers[:-1], held[:-1], strict=True):
             x = layer(x, own, attention)
-        return x
+        return self._layers[-1](x, held[-1], attention, wanted)
 
 
 class _Norm:
@@ -142,8 +144,13 @@ class _Layer:
         self._behind_attention = _Norm(layer.post_attention_layernorm, operations) if is_sandwich else None
         self._behind_mlp = _Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
 
-    def __call__(self, x: Tensor, held: Tensor, attention: Attention) -> Tensor:
+    def __call__(self, x: Tensor, held: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
+        """Of the tokens that are wanted, or of all. Keys and values of all are written."""
         seen = attention(self._qkv(self._before_attention(x)), held, self._heads)
+        if wanted is not None:
+            x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
+            if not len(x):
+                return x
         x = _residual(x, seen, self._out, self._behind_attention)
         gated = self._operations.gate(self._gate_up(self._before_mlp(x)), self._activation)
         return _residual(x, gated, self._down, self._behind_mlp)
