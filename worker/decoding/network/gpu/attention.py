@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def attend_kernel(
     qkv, seen, partial, marks, positions, ancestry, read_slots, lengths, firsts, widths, capacity, address,
     scaling, window, num_tokens,
@@ -90,7 +90,7 @@ def attend_kernel(
             tl.store(marks + NUM_PARTS * num_tokens * NUM_QUERIES + place, weight, mask=is_query)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def combine_kernel(
     seen, partial, marks, columns, num_tokens,
     NUM_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_PARTS: tl.constexpr,

@@ -21,7 +21,8 @@ DTYPES: Final = frozenset({torch.bfloat16, torch.float16, torch.float32})
 HEAD_DIMS: Final = frozenset({16, 32, 64, 128, 256})
 _GATE_BLOCK: Final = 1024
 _MOST_ROWS: Final = 64
-_MOST_PARTS: Final = 32
+#: Among how many programs the keys of a slot may be shared out: few numbers, as Triton compiles a kernel for each.
+_PARTS: Final = (1, 4, 16)
 #: Bytes of keys that a program has before it at once: two of them, as much of values, and 64 rows of queries fit into
 #: the 99 KiB of shared memory of the smallest GPUs, in 16 bits.
 _KEY_BYTES: Final = 16384
@@ -115,4 +116,4 @@ class StaticAttention:
         """Two programs a processor, were there no more reads than the tokens need at least."""
         shape = self._inputs.shape
         programs = num_blocks * max(1, shape.num_tokens // shape.width)
-        return min(_MOST_PARTS, int(triton.next_power_of_2(triton.cdiv(2 * self._num_processors, programs))))
+        return next((num for num in _PARTS if num * programs >= 2 * self._num_processors), _PARTS[-1])
