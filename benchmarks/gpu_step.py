@@ -93,7 +93,7 @@ class _Contestants:
         self._weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
         if not ours.config.tie_word_embeddings:
             self._weight_bytes -= ours.get_input_embeddings().weight.numel() * 2  # a few rows of it are read
-        self._ours = LanguageModel(ours, 8192)
+        self._ours = LanguageModel(ours, 8192, gpu_kernels=True)
         self._recorded = self._ours._recorded
 
     @torch.inference_mode()

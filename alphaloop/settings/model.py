@@ -72,6 +72,7 @@ class TargetSettings(_Section):
         None, ge=1 << 20
     )  #: for the target's keys and values of all running jobs; unset: half of what the models leave, less drafts' share
     num_threads: int | None = Field(None, ge=1)
+    gpu_kernels: bool = False  #: on a GPU, short passes as recorded kernels (decision 9); not yet run on one
 
 
 class LookupDrafterSettings(_Section):

@@ -49,8 +49,10 @@ def load_target(settings: TargetSettings) -> Target:
     loaded = load_weights(settings.source, settings.revision, settings.dtype, device)
     context_length = _context_length(settings, loaded.model.config)
     ends = end_tokens(loaded.model, loaded.tokenizer)
-    model = LanguageModel(loaded.model, context_length)
+    model = LanguageModel(loaded.model, context_length, gpu_kernels=settings.gpu_kernels)
     library = f"fused{FUSED_VERSION}-torch-{torch.__version__}" if model.is_fused else _TRANSFORMERS
+    if model.is_recorded:
+        library += "-recorded"
     identity = EngineIdentity(
         engine=f"{library}-{settings.dtype}",
         target=settings.name,

@@ -18,8 +18,8 @@ from worker.decoding.target import Target
 from worker.decoding.verification.verdicts import verdicts
 from worker.engine import Generation, Step, TokenDelta
 
-#: Prompt tokens that a pass reads while somebody reads another's text as it comes: enough to keep the processor busy, few
-#: enough that nobody waits long.
+#: Prompt tokens that a pass reads while somebody reads another's text as it comes: enough to keep the processor busy,
+#: few enough that nobody waits long.
 SHARED_CHUNK: Final = 128
 
 

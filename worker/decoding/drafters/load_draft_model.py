@@ -50,7 +50,7 @@ def load_draft_model(
         revision += f"-p{settings.min_probability:g}"  # it decides which positions are tried
     if settings.num_branches > 1:
         revision += f"-b{settings.num_branches}"
-    model = LanguageModel(loaded.model, of_draft.context_length)
+    model = LanguageModel(loaded.model, of_draft.context_length, gpu_kernels=served.gpu_kernels)
     state = DrafterState(
         name, revision, settings.max_draft_tokens, cache_bytes_per_token=model.kv_shape.bytes_per_token
     )

@@ -46,7 +46,7 @@ def can_fuse(config: Any) -> bool:
 class FusedDecoder:
     """Takes the weights of a transformers model, and empties its layers one by one so that none is held twice."""
 
-    def __init__(self, model: Any, num_positions: int) -> None:
+    def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
         config, inner = model.config, model.model
         self.window: int | None = config.sliding_window if _kinds(config) != {"full_attention"} else None
         self._embeddings: Tensor = inner.embed_tokens.weight.detach()
@@ -55,7 +55,7 @@ class FusedDecoder:
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
         self.kv_shape = KvShape.of(config, self._embeddings.dtype)
-        self._operations = _operations(self._embeddings, self.kv_shape.head_dim)
+        self._operations = _operations(self._embeddings, self.kv_shape.head_dim, gpu_kernels)
         self.num_outputs: int = model.lm_head.weight.shape[0]
         is_twice = _fits_twice(model)
         self._head = PackedLinear(*_weights(model.lm_head), is_twice=is_twice)
@@ -163,10 +163,11 @@ def _fits_twice(model: Any) -> bool:
     return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
 
 
-def _operations(weight: Tensor, head_dim: int) -> Operations:
+def _operations(weight: Tensor, head_dim: int, gpu_kernels: bool) -> Operations:
     if can_compile(weight.device, weight.dtype):
         return CompiledOperations(weight.dtype)
-    return gpu_operations(weight.device, weight.dtype, head_dim) or TorchOperations()
+    found = gpu_operations(weight.device, weight.dtype, head_dim) if gpu_kernels else None
+    return found or TorchOperations()
 
 
 def _heads(attention: Any, kind: str, operations: Operations) -> Heads:

@@ -42,20 +42,31 @@ class Network(Protocol):
 class LanguageModel:
     """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own."""
 
-    def __init__(self, model: Any, num_positions: int) -> None:
-        """Takes `model` over: where it can be fused, its layers are emptied. Raises UnsupportedModel."""
+    def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
+        """Takes `model` over: where it can be fused, its layers are emptied. Raises UnsupportedModel.
+
+        `gpu_kernels`: on a GPU, short passes by kernels of our own, recorded as graphs.
+        """
         self.config = model.config
         self.device: torch.device = model.device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
         self.is_fused = can_fuse(model.config)
         expected = _reference(model)
         self._network: Network
-        self._network = FusedDecoder(model, num_positions) if self.is_fused else UnfusedDecoder(model)
+        if self.is_fused:
+            self._network = FusedDecoder(model, num_positions, gpu_kernels=gpu_kernels)
+        else:
+            self._network = UnfusedDecoder(model)
         self._recorded: RecordedPasses | None = None
         if (error := self._error(expected)) is not None:
             raise UnsupportedModel(error)
         if isinstance(self._network, FusedDecoder) and self._network.is_recordable:
             self._record(RecordedPasses(self._network, CudaRecorder(self.device), self.device), expected)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether short passes are recorded."""
+        return self._recorded is not None
 
     @property
     def kv_shape(self) -> KvShape:
