@@ -157,6 +157,9 @@ class Decider:
         if known is not None and now - known[0] < _PAIR_LASTS:
             return known[1]
         tasks = self._remembered.of_tasks(drafter.name, now)
-        pair = PairBelief.of(tasks, drafter.max_draft_tokens, self._limits.prior_alpha, self._limits.prior_spread)
+        limits = self._limits
+        pair = PairBelief.of(
+            tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
+        )  # fmt: skip
         self._pairs[drafter.name] = (now, pair)
         return pair

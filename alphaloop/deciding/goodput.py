@@ -21,6 +21,9 @@ class DrafterState:
     max_draft_tokens: int
     is_stale: bool = False
     cache_bytes_per_token: int = 0  #: keys and values that a draft model keeps of every token of a sequence
+    #: P(a token is proposed | those before it were) by position, before anything was seen, the last one for all behind;
+    #: empty: as many as asked for. Only costs rest on it.
+    offers: tuple[float, ...] = ()
     is_scored: bool = False  #: on every finished text, at its longest, whoever decoded it: trying it tells nothing more
 
 

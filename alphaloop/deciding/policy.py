@@ -174,7 +174,9 @@ def _with_unknown(
     return {
         **beliefs,
         **{
-            d.name: PairBelief.unknown(d.max_draft_tokens, limits.prior_alpha, limits.prior_spread).for_a_task()
+            d.name: PairBelief.unknown(
+                d.max_draft_tokens, limits.prior_alpha, limits.prior_spread, d.offers
+            ).for_a_task()
             for d in unknown
         },
     }

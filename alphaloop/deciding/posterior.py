@@ -27,6 +27,8 @@ _PROMPT_SPREAD: Final = 0.25
 _SEGMENT_SPREAD: Final = 0.5
 #: Groups' worth of the prior spread in a learned one.
 _PRIOR_GROUPS: Final = 2.0
+#: Of look-up, which often finds nothing: SmolLM2 and 13 tasks' prompts, docs/log.md.
+LOOKUP_OFFERS: Final = (0.55, 0.8)
 #: Chances worth of the parent in a reach, which only the costs rest on.
 _REACH_CHANCES: Final = 20.0
 
@@ -41,10 +43,12 @@ class PairBelief:
     offered: tuple[float, ...] = ()  #: as a belief's; empty: as `reach`
 
     @classmethod
-    def unknown(cls, max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0) -> PairBelief:
-        """Nothing was seen of the pair."""
+    def unknown(
+        cls, max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0, offers: Sequence[float] = ()
+    ) -> PairBelief:
+        """Nothing was seen of the pair. `offers` as a `DrafterState`'s."""
         profile = Profile.flat(acceptance, 0.5 * spread, max_draft_tokens)
-        return cls(profile, spread, (1.0,) * max_draft_tokens)
+        return cls(profile, spread, _lasting(offers, max_draft_tokens))
 
     def for_a_task(self) -> Belief:
         """What is believed of a task that nothing is known of."""
@@ -52,10 +56,11 @@ class PairBelief:
 
     @classmethod
     def of(
-        cls, tasks: Iterable[EvidenceSums], max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0
-    ) -> PairBelief:
+        cls, tasks: Iterable[EvidenceSums], max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0,
+        offers: Sequence[float] = (),
+    ) -> PairBelief:  # fmt: skip
         """From the sums of each task. Their number may be cut to the latest few hundred; order does not matter."""
-        prior = cls.unknown(max_draft_tokens, acceptance, spread)
+        prior = cls.unknown(max_draft_tokens, acceptance, spread, offers)
         sums = [task for task in tasks if task.jobs > 0]
         if not sums:
             return prior
@@ -130,7 +135,7 @@ def believe_all(
         mine = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
         leaves = {key: memory for key, memory in memories.items() if _same_pair(key, mine)}
         pair = (pairs or {}).get(drafter.name) or PairBelief.unknown(
-            drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread
+            drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
         )
         found[drafter.name] = believe(leaves, mine, drafter.max_draft_tokens, pair)
     return found

@@ -82,7 +82,9 @@ class Recollection:
         known = self._pairs.get(name)
         if known is None or not timedelta(0) <= now - known[0] < _PAIR_LASTS:
             tasks = self._of_tasks(drafter, now)
-            pair = PairBelief.of(tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread)
+            pair = PairBelief.of(
+                tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
+            )
             known = self._pairs[name] = now, pair
         return known[1]
 

@@ -15,7 +15,7 @@ from alphaloop.deciding.decision import Choice, Decision, DecisionContext
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import splits_by_segment
+from alphaloop.deciding.posterior import LOOKUP_OFFERS, splits_by_segment
 from alphaloop.deciding.recollection import Place, Recollection
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings import LookupDrafterSettings, Settings, TaskSettings
@@ -135,6 +135,7 @@ def serving(
         DrafterState(
             name, draft.draft_revision, drafter.max_draft_tokens,
             draft.status in unfit and draft.status_changed_at <= at,
+            offers=LOOKUP_OFFERS if isinstance(drafter, LookupDrafterSettings) else (),
             is_scored=isinstance(drafter, LookupDrafterSettings) and drafter.shadow_share > 0,
         )
         for name, drafter in settings.models.drafters.items()

@@ -71,7 +71,9 @@ def _borrowed(
     drafter: DrafterState, now: datetime, limits: PolicyLimits,
 ) -> Borrowed:  # fmt: skip
     """From the precision of logit s_1 as the sources come in: nothing, other tasks, this task, the very jobs."""
-    unknown = PairBelief.unknown(drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread)
+    unknown = PairBelief.unknown(
+        drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
+    )  # fmt: skip
     pair = recollection.pair(drafter, now, limits)
     others = {leaf: memory for leaf, memory in leaves.items() if leaf != key}
     stages = (unknown.for_a_task(), pair.for_a_task(), believe(others, key, drafter.max_draft_tokens, pair), belief)

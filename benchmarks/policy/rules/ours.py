@@ -160,7 +160,7 @@ class Evidence:
                     tasks.append(sum(mine[1:], mine[0]))
             limits = self._limits
             found[drafter.name] = PairBelief.of(
-                tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread
+                tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
             )  # fmt: skip
         return found
 

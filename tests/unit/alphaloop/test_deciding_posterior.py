@@ -90,6 +90,15 @@ def test_positions_that_were_never_reached_follow_those_that_were(rng: random.Ra
         assert belief.tokens_sd[8] > belief.tokens_sd[2]
 
 
+def test_what_a_drafter_offers_is_foreseen_and_learned(rng: random.Random) -> None:
+    """Only costs rest on it; what comes through does not."""
+    pair = PairBelief.unknown(4, offers=(0.5, 0.8))
+    cold = believe({}, key(), 4, pair)
+    assert (cold.reach, cold.through) == ((0.5, 0.8, 0.8, 0.8), UNKNOWN.for_a_task().through[:4])
+    seen = [remembered(rng, 60, 0.8, k=4).all for _ in range(5)]  # offers whatever it is asked for
+    assert min(PairBelief.of(seen, 4, offers=(0.5, 0.8)).reach) > 0.95
+
+
 def test_a_task_that_is_new_begins_where_the_others_are(rng: random.Random) -> None:
     def pair(alpha: float) -> PairBelief:
         return PairBelief.of([remembered(rng, 30, alpha).all for _ in range(5)], 8)

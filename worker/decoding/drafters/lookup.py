@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.posterior import LOOKUP_OFFERS
 from alphaloop.settings.model import LookupDrafterSettings
 from worker.decoding.drafters.continuations import Rule, grow
 from worker.decoding.drafters.earlier_results import EarlierResults
@@ -66,8 +67,9 @@ class LookupDrafter:
             for task in settings.remember_tasks
         }
         self._state = DrafterState(
-            name, _revision(settings), settings.max_draft_tokens, is_scored=settings.shadow_share > 0
-        )
+            name, _revision(settings), settings.max_draft_tokens,
+            offers=LOOKUP_OFFERS, is_scored=settings.shadow_share > 0,
+        )  # fmt: skip
 
     @property
     def state(self) -> DrafterState:
