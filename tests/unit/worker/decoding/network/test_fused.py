@@ -77,8 +77,8 @@ def test_a_decoder_that_computes_otherwise_is_refused(
     family, spoil = WRONG[what]
     made = FusedDecoder.__init__
 
-    def spoiled(self: FusedDecoder, *args: Any) -> None:
-        made(self, *args)
+    def spoiled(self: FusedDecoder, *args: Any, **named: Any) -> None:
+        made(self, *args, **named)
         for layer in self._layers:
             spoil(layer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -80,8 +81,9 @@ def test_what_cannot_be_recorded_is_read_plainly_and_not_tried_again(
 
     network, recorder = decoder("llama"), Full()
     passes, cache = RecordedPasses(network, recorder, CPU), SlotCache(network.kv_shape, 2, CPU)
-    for _ in range(3):
-        assert passes.read(cache, [Read(0, [5, 6])]) is None
+    with caplog.at_level(logging.WARNING, "worker.decoding.network"):
+        for _ in range(3):
+            assert passes.read(cache, [Read(0, [5, 6])]) is None
     assert (recorder.num_recorded, recorder.num_forgotten, len(passes)) == (1, 1, 0)
     assert "passes of 2 tokens, 2 wide, are not recorded: CUDA out of memory" in caplog.text
 
@@ -122,7 +124,8 @@ def test_a_model_is_served_plainly_where_repeating_does_not_agree(
 
     monkeypatch.setattr(fused, "_operations", lambda *_: ReferenceOperations())
     monkeypatch.setattr(language_model, "CudaRecorder", lambda _: Idle())
-    model = LanguageModel(_load(tiny_models["llama"]), 512)
+    with caplog.at_level(logging.WARNING, "worker.decoding.network"):
+        model = LanguageModel(_load(tiny_models["llama"]), 512)
     assert "passes are not recorded: passes over the slot cache differ" in caplog.text
     expected = _load(tiny_models["llama"])(torch.tensor([[5, 6, 7]])).logits[0, -1:]
     torch.testing.assert_close(model.prefill(model.new_cache(1), 0, [5, 6, 7]), expected, rtol=1e-5, atol=1e-5)
