@@ -156,10 +156,6 @@ class Decider:
         known = self._pairs.get(drafter.name)
         if known is not None and now - known[0] < _PAIR_LASTS:
             return known[1]
-        tasks = self._remembered.of_tasks(drafter.name, now)
-        limits = self._limits
-        pair = PairBelief.of(
-            tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
-        )  # fmt: skip
+        pair = PairBelief.of_drafter(drafter, self._limits, self._remembered.of_tasks(drafter.name, now))
         self._pairs[drafter.name] = (now, pair)
         return pair

@@ -64,9 +64,7 @@ def succeeded(
             batch_size=generation.batch_size,
         ),
     )
-    run = replace(
-        _run(claimed, generation, decision, identity, queue_s=queue_s, now=now), decode_batch_id=decode_batch_id
-    )
+    run = _run(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
     shadows = tuple(_shadow(run, counts) for counts in generation.shadows)
     return _outcome(claimed, result, run, shadows)
 
@@ -127,6 +125,7 @@ def _run(
     *,
     queue_s: float,
     now: datetime,
+    decode_batch_id: UUID | None,
 ) -> DecodeRun:
     job, sampling = claimed.ready.job, claimed.ready.prepared.sampling
     key = EvidenceKey(
@@ -141,6 +140,7 @@ def _run(
     )
     return DecodeRun(
         key=key,
+        decode_batch_id=decode_batch_id,
         purpose=job.purpose.value,
         mode=decision.mode.value,
         num_draft_tokens=decision.num_draft_tokens,

@@ -173,12 +173,7 @@ def _with_unknown(
         return beliefs
     return {
         **beliefs,
-        **{
-            d.name: PairBelief.unknown(
-                d.max_draft_tokens, limits.prior_alpha, limits.prior_spread, d.offers
-            ).for_a_task()
-            for d in unknown
-        },
+        **{drafter.name: PairBelief.of_drafter(drafter, limits).for_a_task() for drafter in unknown},
     }
 
 

@@ -72,6 +72,11 @@ class PairBelief:
             reach, offered = _reach(task, reach), _offered(task, offered)
         return cls(pooled, between, reach, offered)
 
+    @classmethod
+    def of_drafter(cls, drafter: DrafterState, limits: PolicyLimits, tasks: Iterable[EvidenceSums] = ()) -> PairBelief:
+        """Of `drafter`, from the sums of each task; without any, what nothing known comes to."""
+        return cls.of(tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers)
+
 
 def believe(
     leaves: Mapping[EvidenceKey, Memory], wanted: EvidenceKey, max_draft_tokens: int, pair: PairBelief
@@ -134,9 +139,7 @@ def believe_all(
     for drafter in drafters:
         mine = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
         leaves = {key: memory for key, memory in memories.items() if _same_pair(key, mine)}
-        pair = (pairs or {}).get(drafter.name) or PairBelief.unknown(
-            drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
-        )
+        pair = (pairs or {}).get(drafter.name) or PairBelief.of_drafter(drafter, limits)
         found[drafter.name] = believe(leaves, mine, drafter.max_draft_tokens, pair)
     return found
 

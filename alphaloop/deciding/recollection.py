@@ -81,10 +81,7 @@ class Recollection:
         name = drafter.name, drafter.revision
         known = self._pairs.get(name)
         if known is None or not timedelta(0) <= now - known[0] < _PAIR_LASTS:
-            tasks = self._of_tasks(drafter, now)
-            pair = PairBelief.of(
-                tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
-            )
+            pair = PairBelief.of_drafter(drafter, limits, self._of_tasks(drafter, now))
             known = self._pairs[name] = now, pair
         return known[1]
 

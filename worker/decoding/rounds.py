@@ -44,7 +44,7 @@ class Round:
         if not self._batch:
             return
         cache = self._cache
-        copy_beginnings(cache, [sequence for sequence in self._batch if self._num_unread(sequence) > 1], self._batch)
+        copy_beginnings(cache, self._unread(), self._batch)
         began = time.perf_counter()
         pending = [sequence for sequence in self._batch if self._num_unread(sequence) == 1]
         proposals = self._propose(pending)
@@ -91,6 +91,10 @@ class Round:
     def _num_unread(self, sequence: Sequence) -> int:
         return len(sequence.text) - self._cache.lengths[sequence.slot]
 
+    def _unread(self) -> list[Sequence]:
+        """Those whose slot lacks more than the last token."""
+        return [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
+
     def _propose(self, pending: list[Sequence]) -> dict[str, Proposal]:
         """A proposal for each sequence whose slot lacks the last token only."""
         proposals = {sequence.job_id: NOTHING for sequence in pending}
@@ -109,7 +113,7 @@ class Round:
 
     def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:
         """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
-        unread = [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
+        unread = self._unread()
         # Where most wait for their prompts, those are who should not wait long.
         is_hurried = any(sequence.is_streamed for sequence in self._batch) and 2 * len(unread) <= len(self._batch)
         room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK

@@ -71,9 +71,7 @@ def _borrowed(
     drafter: DrafterState, now: datetime, limits: PolicyLimits,
 ) -> Borrowed:  # fmt: skip
     """From the precision of logit s_1 as the sources come in: nothing, other tasks, this task, the very jobs."""
-    unknown = PairBelief.unknown(
-        drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
-    )  # fmt: skip
+    unknown = PairBelief.of_drafter(drafter, limits)
     pair = recollection.pair(drafter, now, limits)
     others = {leaf: memory for leaf, memory in leaves.items() if leaf != key}
     stages = (unknown.for_a_task(), pair.for_a_task(), believe(others, key, drafter.max_draft_tokens, pair), belief)

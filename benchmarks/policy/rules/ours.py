@@ -158,10 +158,7 @@ class Evidence:
                 mine = [m.all.faded(now, HALF_LIFE) for key, m in memories.items() if key.drafter == drafter.name]
                 if mine:
                     tasks.append(sum(mine[1:], mine[0]))
-            limits = self._limits
-            found[drafter.name] = PairBelief.of(
-                tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers
-            )  # fmt: skip
+            found[drafter.name] = PairBelief.of_drafter(drafter, self._limits, tasks)
         return found
 
 
