@@ -14,9 +14,10 @@ from datetime import UTC, datetime, timedelta
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.memory import Memory
 from alphaloop.deciding.policy import Choice, DecisionContext, ExplorationBudget, decide
 from alphaloop.deciding.posterior import believe_all
 

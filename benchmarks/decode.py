@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.contestants.process import REPOSITORY, Contestant
 from benchmarks.paired import Ratio, paired_ratio
 from benchmarks.suites import Contest, Samples, Tokenizer, batch_contests, task_contests

@@ -26,7 +26,7 @@ from rich.progress import Progress
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.messages.job import Job
-from alphaloop.settings.model import LookupDrafterSettings, ModelSettings, TargetSettings
+from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.suites import read_prompts
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.engine import TransformersEngine

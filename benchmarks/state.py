@@ -29,7 +29,8 @@ from rich.table import Table
 from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.deciding.posterior import PairBelief, believe
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from alphaloop.settings.model import TargetSettings
+from alphaloop.settings.models import TargetSettings
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.models import load_target
 from worker.decoding.network.groups import Read

@@ -70,15 +70,13 @@ class Decider:
         self._beliefs: dict[EvidenceKey, _Believed] = {}
         self._splits: dict[tuple[str, str], tuple[int, bool]] = {}
 
-    def decide(self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings) -> Decision:
-        """One decision for all jobs of a batch. Raises StoreError only before anything is changed: ask again."""
-        (decision,) = self._decide(key, jobs, task, [range(len(jobs))])
-        return decision
-
     def decide_each(
         self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings
     ) -> tuple[Decision, ...]:  # fmt: skip
-        """A decision for each job of a batch, in order: the same for all, or by groups that differ."""
+        """A decision for each job of a batch, in order: the same for all, or by groups that differ.
+
+        Raises StoreError only before anything is changed: ask again.
+        """
         segments = {job.job.segment for job in jobs}
         groups = alike(jobs, by_segment=len(segments) > 1 and self._splits_by_segment(key.task))
         by_job = {

@@ -13,7 +13,7 @@ from uuid import uuid4
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
 from alphaloop.kafka.topics import CONTROL
-from alphaloop.messages import Status, dead_letter
+from alphaloop.messages import Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from worker import outcomes
@@ -25,6 +25,7 @@ from worker.engine import Step
 from worker.intake import Delivery
 from worker.parts import Parts
 from worker.patience import Patience
+from worker.refusing import refuse
 from worker.validation import ReadyJob
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Worker:
                 fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
                 log.error("a message could not be read", extra={"action": "validation_failed", **fields})
                 refused.append((delivery, MalformedMessage(f"could not be read: {type(error).__name__}")))
-        self._refuse(refused)
+        refuse(refused, self._p, self._patience)
         return ready, len(refused)
 
     def _wait_for_batch(self, ready: Sequence[ReadyJob]) -> None:
@@ -147,7 +148,7 @@ class Worker:
         claims = self._patience.until_done("claim", lambda: self._p.claiming.claim(batch))
         now = self._p.clock()
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        self._refuse([(job.delivery, error) for job, error in claims.conflicts])
+        refuse([(job.delivery, error) for job, error in claims.conflicts], self._p, self._patience)
         self._p.leases.hold(claims.attempts)
         return claims
 
@@ -230,37 +231,6 @@ class Worker:
         request = parse_cancellation(delivery.record.value)
         self._patience.until_done("cancel", lambda: self._p.jobs.request_cancel(request.job_id))
         self._p.intake.finish([delivery])
-
-    def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
-        """Dead letters first, acknowledged; only then are the messages done with."""
-        if not refused:
-            return
-        letters = [
-            dead_letter(
-                error,
-                self._p.validation.origin(d),
-                group=self._p.group,
-                num_deliveries=1,
-                key=d.record.key,
-                value=d.record.value,
-                headers=d.record.headers,
-            )
-            for d, error in refused
-        ]
-        self._patience.until_done("refuse", lambda: self._p.publisher.refuse(letters))
-        for delivery, error in refused:
-            self._p.metrics.refused(error.code)
-            log.warning(
-                "refused: %s",
-                error.code,
-                extra={
-                    "action": "dead_letter",
-                    "topic": delivery.record.topic,
-                    "partition": delivery.record.partition,
-                    "offset": delivery.record.offset,
-                },
-            )
-        self._p.intake.finish(delivery for delivery, _ in refused)
 
 
 def _seconds_between(claimed: ClaimedJob, started: datetime) -> float:

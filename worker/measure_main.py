@@ -30,7 +30,6 @@ from rich.progress import (
 
 from alphaloop import logs
 from alphaloop.cli import screen
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings import Settings, load_settings
 from worker.measuring.as_json import as_json
@@ -76,7 +75,7 @@ def _with_drafters(settings: Settings, wanted: Sequence[str]) -> Settings:
 def _candidates(settings: Settings, lengths: Sequence[int]) -> list[Candidate]:
     """As they will be, before anything is loaded: what cannot be measured is told at once."""
     drafters = settings.models.drafters
-    return choose_candidates([DrafterState(name, "", d.max_draft_tokens) for name, d in drafters.items()], lengths)
+    return choose_candidates([drafter.state(name, "") for name, drafter in drafters.items()], lengths)
 
 
 def _measure(options: argparse.Namespace, settings: Settings, lines: Sequence[Line], notes: Sequence[str]) -> int:

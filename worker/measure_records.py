@@ -8,7 +8,7 @@ from typing import Any
 
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.settings import Settings
-from alphaloop.settings.model import DraftModelDrafterSettings, ModelSettings
+from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from worker.decoding.device import find_device

@@ -10,7 +10,8 @@ from heapq import nlargest
 from typing import Final, TypeAlias
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow, together
 from alphaloop.store.drafts import DraftRegistry
 

@@ -11,7 +11,7 @@ import typer
 from alphaloop.cli.children import child_command, child_environment
 from alphaloop.cli.options import global_options
 from alphaloop.errors import ConfigError
-from alphaloop.settings.model import DraftModelDrafterSettings, Dtype
+from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
 
 EXAMPLE: Final = """\
 alphaloop check-pair /models/Qwen2.5-Coder-1.5B-Instruct /models/Qwen2.5-Coder-0.5B-Instruct

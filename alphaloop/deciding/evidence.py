@@ -1,21 +1,8 @@
-"""What is remembered of an evidence key: sums over jobs that fade, so that reading them costs the same at any history.
+"""Sums over the jobs of an evidence key; they fade, so that reading them costs the same at any history.
 
 Every sum weighs a job with w, which halves every half-life of its age. First-order sums (Σ w·x) fade by f, second-order
 sums (Σ w²·x·y, names ending in `_w2`) by f². Jobs, not tokens, are the unit of variance: a text that quotes its prompt
 is accepted in runs, so the second-order sums hold squares and products of whole jobs.
-
-A key is remembered twice (`Memory`), because nobody knows beforehand how long the past stays true:
-
-* `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
-* `lately`: fades faster, by half every 6 hours and by half every 16 jobs that are added. Part of `all`.
-
-    all    = all · 2^(-Δt/half_life)                  + job      (… _w2 columns: the factor squared)
-    lately = lately · 2^(-Δt/6 h) · 2^(-jobs/16)      + job      (likewise)
-
-Where the last jobs contradict what is older beyond three standard errors, the older part is forgotten as far as they
-do (trust.py); while they do at two, whoever reads discounts it.
-
-A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
 """
 
 from __future__ import annotations
@@ -27,14 +14,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.trust import FORGETTING_Z, design_effect, kept_of_older
 from alphaloop.errors import AlphaloopError
-
-#: After so many jobs, or so long, `Memory.lately` weighs a job half.
-LATELY_JOBS: Final = 16.0
-LATELY: Final = timedelta(hours=6)
-#: Least share of it that outlives a contradiction.
-_KEPT_LATELY: Final = 0.25
 
 
 class InconsistentEvidence(AlphaloopError, ValueError):
@@ -159,40 +139,6 @@ class EvidenceSums:
     def mean_prompt_tokens(self) -> float | None:
         """Mean tokens of a prompt; None without jobs."""
         return self.prompt_tokens / self.jobs if self.jobs > 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What is remembered of a key: everything, and what came lately, which is part of it."""
-
-    all: EvidenceSums
-    lately: EvidenceSums
-
-    @classmethod
-    def empty(cls, as_of: datetime) -> Memory:
-        """Nothing yet."""
-        return cls(EvidenceSums(as_of), EvidenceSums(as_of))
-
-    def with_job(self, job: EvidenceSums, half_life: timedelta) -> Memory:
-        """Also this job (or several, added up), which ended at `job.as_of`."""
-        now = max(self.all.as_of, job.as_of)
-        job = job.faded(now, half_life)
-        before = self.faded(now, half_life)
-        recent = before.lately.scaled(0.5 ** (job.jobs / LATELY_JOBS))
-        memory = Memory(before.all + job, recent + job)
-        kept = kept_of_older([(memory.lately, memory.all)], design_effect([memory.all]), FORGETTING_Z)
-        if kept == 1:
-            return memory
-        # What came lately is in part from before the change; left whole, it would look like jobs that differ wildly.
-        lately = recent.scaled(max(kept, _KEPT_LATELY)) + job
-        return Memory(lately + (memory.all - memory.lately).scaled(kept), lately)
-
-    def faded(self, now: datetime, half_life: timedelta) -> Memory:
-        """The same at a later moment."""
-        return Memory(self.all.faded(now, half_life), self.lately.faded(now, min(half_life, LATELY)))
-
-    def __add__(self, other: Memory) -> Memory:
-        return Memory(self.all + other.all, self.lately + other.lately)
 
 
 #: Names of the sums, in the order in which they stand.

@@ -15,11 +15,12 @@ from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.memory import Memory, current
 from alphaloop.deciding.profile import Counts, Profile, clamped, fitted, total
-from alphaloop.deciding.trust import current, design_effect, effective
+from alphaloop.deciding.trust import design_effect, effective
 
 #: Standard deviation (logits) between siblings before any was compared.
 _SAMPLING_SPREAD: Final = 0.5

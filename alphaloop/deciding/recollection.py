@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.memory import Memory
 from alphaloop.deciding.posterior import PairBelief, believe
 
 #: What all tasks say moves slowly, and those of late are enough. A worker looks again every minute; days of history

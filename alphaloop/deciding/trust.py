@@ -10,31 +10,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
-from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.profile import Counts
-
-if TYPE_CHECKING:  # evidence.py forgets by these rules
-    from alphaloop.deciding.evidence import EvidenceSums, Memory
 
 #: Prior intraclass correlation of jobs, and with how many jobs' weight it is believed.
 _PRIOR_CORRELATION: Final = 0.05
 _PRIOR_CORRELATION_JOBS: Final = 8.0
-#: A contradiction counts as far as it is larger than so many standard errors: while it is seen, and for good.
-READING_Z: Final = 2.0
-FORGETTING_Z: Final = 3.0
-
-
-def current(leaves: Mapping[EvidenceKey, Memory]) -> tuple[dict[EvidenceKey, EvidenceSums], float]:
-    """Each leaf's sums, the older part discounted where the last jobs contradict it, and the share that was kept."""
-    deff = design_effect([memory.all for memory in leaves.values()])
-    kept = kept_of_older([(memory.lately, memory.all) for memory in leaves.values()], deff, READING_Z)
-    return {
-        key: memory.all if kept == 1 else memory.lately + (memory.all - memory.lately).scaled(kept)
-        for key, memory in leaves.items()
-    }, kept
 
 
 def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: float, z: float) -> float:

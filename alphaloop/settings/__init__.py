@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
-    DrafterSettings,
-    DraftModelDrafterSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
-    LookupDrafterSettings,
-    ModelSettings,
     PolicySettings,
     PostgresSettings,
     SchedulerSettings,
-    TargetSettings,
     TaskSettings,
     WorkerSettings,
+)
+from alphaloop.settings.models import (
+    DrafterSettings,
+    DraftModelDrafterSettings,
+    LookupDrafterSettings,
+    ModelSettings,
+    TargetSettings,
 )
 from alphaloop.settings.override import overridden
 

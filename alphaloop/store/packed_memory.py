@@ -10,7 +10,8 @@ import struct
 from datetime import datetime
 from typing import Any, Final
 
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.errors import StoreError
 
 #: The names and their order are what rows were written in: they change with a migration, which rewrites them.

@@ -14,7 +14,8 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Double, Interval, Row,
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.messages import Purpose
 from alphaloop.store.backfill import NUM_HALF_LIVES, memory_of, sums_of_hour
 from alphaloop.store.database import Database

@@ -8,7 +8,7 @@ from typing import Any
 
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Job, Mode, Origin, parse_job
-from alphaloop.settings.model import ModelSettings
+from alphaloop.settings.models import ModelSettings
 from benchmarks.contestants.answering import Run, serve
 from worker import decoding as _  # noqa: F401  # before torch: it settles how threads wait
 from worker.engine import Generation, PreparedJob, Sampling

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, Memory
+from alphaloop.deciding.evidence import SUMS, EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.backfill import fill_from_hours

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import Memory
+from alphaloop.deciding.memory import Memory
 from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, ShadowRun, insert_runs

@@ -14,7 +14,8 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, Memory
+from alphaloop.deciding.evidence import SUMS, EvidenceSums
+from alphaloop.deciding.memory import Memory
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, together

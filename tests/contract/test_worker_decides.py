@@ -68,7 +68,8 @@ class Worker:
 
     def decide(self, task: str, num_jobs: int = 2) -> Decision:
         key, jobs = asked(task, num_jobs)
-        return self.decider.decide(key, jobs, TaskSettings())
+        (decision,) = set(self.decider.decide_each(key, jobs, TaskSettings()))
+        return decision
 
 
 def asked(

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, Memory
+from alphaloop.deciding.evidence import SUMS
+from alphaloop.deciding.memory import Memory
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore, Look
 from alphaloop.store.database import Database

@@ -18,7 +18,8 @@ import transformers
 
 from alphaloop.deciding.goodput import DrafterState
 from tests.fixtures.models import VANILLA, decision, make_job
-from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.drafters.draft_vocabulary import restrict_head
 from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import LanguageModel

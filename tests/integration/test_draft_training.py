@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.settings.model import ModelSettings, TargetSettings
+from alphaloop.settings.models import ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.cli import Cli

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from alphaloop.errors import IncompatiblePair, ModelNotFound
-from alphaloop.settings.model import DraftModelDrafterSettings, TargetSettings
+from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.drafters.load_draft_model import load_draft_model

@@ -13,7 +13,7 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
-from alphaloop.settings.model import LookupDrafterSettings
+from alphaloop.settings.models import LookupDrafterSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.drafters.lookup import LookupDrafter

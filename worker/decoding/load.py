@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.load_draft_model import load_draft_model
 from worker.decoding.drafters.lookup import LookupDrafter

@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from alphaloop.errors import ModelError, UnsupportedModel
-from alphaloop.settings.model import TargetSettings
+from alphaloop.settings.models import TargetSettings
 from worker.decoding.device import find_device
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.fused import can_fuse

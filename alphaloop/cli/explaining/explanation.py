@@ -15,10 +15,10 @@ from alphaloop.deciding.decision import Choice, Decision, DecisionContext
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import LOOKUP_OFFERS, splits_by_segment
+from alphaloop.deciding.posterior import splits_by_segment
 from alphaloop.deciding.recollection import Place, Recollection
 from alphaloop.errors import AlphaloopError
-from alphaloop.settings import LookupDrafterSettings, Settings, TaskSettings
+from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -132,11 +132,8 @@ def serving(
     }
     unfit = (DraftStatus.STALE, DraftStatus.RETIRED)
     return [
-        DrafterState(
-            name, draft.draft_revision, drafter.max_draft_tokens,
-            draft.status in unfit and draft.status_changed_at <= at,
-            offers=LOOKUP_OFFERS if isinstance(drafter, LookupDrafterSettings) else (),
-            is_scored=isinstance(drafter, LookupDrafterSettings) and drafter.shadow_share > 0,
+        drafter.state(
+            name, draft.draft_revision, is_stale=draft.status in unfit and draft.status_changed_at <= at
         )
         for name, drafter in settings.models.drafters.items()
         if (draft := newest.get(name)) is not None

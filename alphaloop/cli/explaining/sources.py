@@ -9,9 +9,10 @@ from datetime import datetime
 
 from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.memory import Memory
 from alphaloop.deciding.posterior import PairBelief, believe
 from alphaloop.deciding.profile import logistic
 from alphaloop.deciding.recollection import Place, Recollection

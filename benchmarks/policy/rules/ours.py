@@ -11,10 +11,11 @@ from typing import Final, Protocol, TypeAlias
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.memory import Memory
 from alphaloop.deciding.policy import Choice as Kept
 from alphaloop.deciding.policy import Decision, DecisionContext, Reason, decide
 from alphaloop.deciding.posterior import PairBelief, believe_all

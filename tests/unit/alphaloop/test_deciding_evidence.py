@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, InconsistentEvidence, Memory
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, InconsistentEvidence
+from alphaloop.deciding.memory import Memory
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)

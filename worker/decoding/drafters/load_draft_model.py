@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.settings.model import DraftModelDrafterSettings, TargetSettings
-from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
+from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_weights
@@ -51,9 +52,7 @@ def load_draft_model(
     if settings.num_branches > 1:
         revision += f"-b{settings.num_branches}"
     model = LanguageModel(loaded.model, of_draft.context_length, gpu_kernels=served.gpu_kernels)
-    state = DrafterState(
-        name, revision, settings.max_draft_tokens, cache_bytes_per_token=model.kv_shape.bytes_per_token
-    )
+    state = replace(settings.state(name, revision), cache_bytes_per_token=model.kv_shape.bytes_per_token)
     return DraftModelDrafter(
         state, model, tokens, num_slots=num_slots, context_length=of_draft.context_length,
         min_probability=settings.min_probability, num_branches=settings.num_branches,

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.posterior import LOOKUP_OFFERS
-from alphaloop.settings.model import LookupDrafterSettings
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.continuations import Rule, grow
 from worker.decoding.drafters.earlier_results import EarlierResults
 from worker.decoding.drafters.suffixes import SuffixIndex
@@ -66,10 +65,7 @@ class LookupDrafter:
             task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
             for task in settings.remember_tasks
         }
-        self._state = DrafterState(
-            name, _revision(settings), settings.max_draft_tokens,
-            offers=LOOKUP_OFFERS, is_scored=settings.shadow_share > 0,
-        )  # fmt: skip
+        self._state = settings.state(name, _revision(settings))
 
     @property
     def state(self) -> DrafterState:

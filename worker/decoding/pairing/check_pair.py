@@ -10,7 +10,7 @@ from typing import Final, get_args
 
 from alphaloop.cli.screen import note, out, print_json, show_error, table
 from alphaloop.errors import AlphaloopError
-from alphaloop.settings.model import Dtype
+from alphaloop.settings.models import Dtype
 from worker.decoding.device import find_device
 from worker.decoding.memory import available_bytes
 from worker.decoding.pairing.facts import facts_of

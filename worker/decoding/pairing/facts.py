@@ -11,7 +11,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from alphaloop.errors import UnsupportedModel
-from alphaloop.settings.model import Dtype
+from alphaloop.settings.models import Dtype
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.memory import kv_bytes_per_token, pass_bytes
 from worker.decoding.models import LONGEST_DEFAULT_CONTEXT, end_tokens, refuse_unsupported

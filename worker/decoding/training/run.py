@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
-from alphaloop.settings.model import ModelSettings
+from alphaloop.settings.models import ModelSettings
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
 from worker.decoding.load import load_engine

@@ -70,7 +70,7 @@ import json, sys
 from worker import decoding
 import torch
 from tests.fixtures.models import VANILLA, make_job
-from alphaloop.settings.model import ModelSettings, TargetSettings
+from alphaloop.settings.models import ModelSettings, TargetSettings
 from worker.decoding.load import load_engine
 from worker.engine import Sampling
 

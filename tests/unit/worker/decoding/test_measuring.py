@@ -8,7 +8,7 @@ import pytest
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
-from alphaloop.settings.model import LookupDrafterSettings
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms
 from worker.decoding.proposal import Ask, Proposal

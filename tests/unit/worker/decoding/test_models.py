@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from alphaloop.errors import UnsupportedModel
-from alphaloop.settings.model import TargetSettings
+from alphaloop.settings.models import TargetSettings
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
 from worker.decoding.network import fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.settings.model import LookupDrafterSettings
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import NOTHING, Proposal
 from worker.decoding.shadow import MAX_TOKENS, Shadows, replay

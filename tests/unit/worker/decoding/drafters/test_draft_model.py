@@ -17,7 +17,8 @@ from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftTokens
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.network.groups import Read
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.proposal import Ask, Proposal

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.settings.model import LookupDrafterSettings
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.continuations import NOVELTY
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.drafters.suffixes import MAX_OCCURRENCES, SuffixIndex

@@ -9,7 +9,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.settings.model import LookupDrafterSettings
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.earlier_results import BYTES_PER_TOKEN, EarlierResults
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.drafters.suffixes import MAX_OCCURRENCES

