@@ -118,7 +118,7 @@ class RoundCosts:
     def __init__(self, surfaces: Mapping[str | None, _Surface], batch: int, context: float | None) -> None:
         self._surfaces = surfaces
         self._lines: dict[str | None, _Line] = {}
-        self._batch, self._context = batch, context
+        self.batch, self._context = batch, context
 
     def part_ms(self, drafter: str | None, width: float) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
@@ -126,28 +126,30 @@ class RoundCosts:
         if line is None:
             if drafter not in self._surfaces:
                 return None
-            line = self._lines[drafter] = self._surfaces[drafter].line(self._batch, self._context)
+            line = self._lines[drafter] = self._surfaces[drafter].line(self.batch, self._context)
         return _interpolate(line, width)
 
     def round_ms(
-        self, drafter: str | None, num_draft_tokens: int, *, proposing: float = 1.0, mean_proposed: float | None = None
-    ) -> float | None:
+        self, drafter: str | None, num_draft_tokens: int, *, proposing: float = 1.0, mean_proposed: float | None = None,
+        longest_proposed: float | None = None,
+    ) -> float | None:  # fmt: skip
         """Expected milliseconds of one round at k = `num_draft_tokens`; None when never measured.
 
         `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. `mean_proposed`
         is how many tokens a sequence gets on average, k · proposing unless given. A pass holds what was proposed,
         without padding, so its mean width decides. Sequences being independent, nobody proposes with probability
         (1 - proposing)^batch, and the pass is 1 wide; otherwise it is 1 + mean_proposed / P(somebody) wide on average.
-        The drafter's own time is paid either way; one that was never measured makes the cost unknown rather than free.
+        The drafter's own time is paid either way, for the longest proposal of the batch, `longest_proposed` tokens on
+        average, k unless given; one that was never measured makes the cost unknown rather than free.
         """
         if drafter is None or num_draft_tokens == 0:
             return self.part_ms(None, num_draft_tokens + 1)
-        draft = self.part_ms(drafter, num_draft_tokens + 1)
+        draft = self.part_ms(drafter, 1 + (num_draft_tokens if longest_proposed is None else longest_proposed))
         mean = num_draft_tokens * proposing if mean_proposed is None else mean_proposed
         if proposing >= 1.0:
             wide = self.part_ms(None, 1 + mean)
             return None if draft is None or wide is None else draft + wide
-        nobody = (1 - proposing) ** self._batch
+        nobody = (1 - proposing) ** self.batch
         # Without anybody the width does not matter: it is weighed with 0.
         mean_width = 1 + (mean / (1 - nobody) if nobody < 1 else num_draft_tokens)
         wide, narrow = self.part_ms(None, mean_width), self.part_ms(None, 1)

@@ -113,10 +113,13 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     refining = []
     if settings.calibration_widths is None:
         refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
-    refining += [
+    # Where prompts cost nothing, a draft that has to read them too looks better than it is.
+    prompts, *longer = (
         [Shape(name, 1, min(num_tokens, longest), 0, CostKind.PREFILL) for name in ("", *widest)]
         for num_tokens in PROMPT_TOKENS
-    ]
+    )
+    needed += prompts
+    refining += longer
     far = [rounds(*corners, context) for context in further]
     if settings.calibration_contexts:
         needed += [shape for shapes in far for shape in shapes]

@@ -43,8 +43,7 @@ class LiveCosts:
         self._saved = self._points
         self._save, self._save_every_s, self._clock = save, save_every_s, clock
         self._due = clock() + save_every_s
-        rounds = [point for point in points if point.kind is CostKind.ROUND]
-        self._by_part = {part: [p for p in rounds if p.drafter == part] for part in {p.drafter for p in rounds}}
+        self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
         self._corrections = {
             part: Correction(half_life, {point: point.correction for point in measured})
             for part, measured in self._by_part.items()
@@ -70,16 +69,21 @@ class LiveCosts:
     def observe(self, step: Step) -> None:
         """Learn from a step. What is no draft belongs to the target's pass: a round takes that too, whatever its mode.
 
-        Steps that read prompts are left out: the reading cannot be told from the round beside it.
+        A step that reads prompts beside a round is left out: the one cannot be told from the other.
         """
-        if step.num_prefill_tokens or step.batch == 0 or step.verify_s <= 0:
+        if step.batch == 0 or step.verify_s <= 0 or (step.num_prefill_tokens and step.num_positions):
+            return
+        self._table = None
+        if step.num_prefill_tokens:
+            num_tokens = step.num_prefill_tokens
+            known_ms = self._calibrated.prefill_ms(None, num_tokens) or None
+            self._learn(CostKind.PREFILL, None, (1, num_tokens, 0), step.verify_s, known_ms)
             return
         # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
         mean_width = step.num_positions / step.batch if step.num_positions else step.width
-        self._learn(None, (step.batch, mean_width, step.context), step.verify_s + step.overhead_s)
+        self._learn_round(None, (step.batch, mean_width, step.context), step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s > 0:
-            self._learn(step.drafter, (step.batch, step.width, step.context), step.draft_s)
-        self._table = None
+            self._learn_round(step.drafter, (step.batch, step.width, step.context), step.draft_s)
 
     def save_when_due(self) -> bool:
         """Store corrections that moved; a database that is away is tried again later. True if something was stored."""
@@ -102,26 +106,28 @@ class LiveCosts:
         self._saved = points
         return True
 
-    def _learn(self, part: str | None, shape: tuple[int, float, int], seconds: float) -> None:
-        calibrated_ms = self._calibrated.part_ms(part, *shape)
-        if calibrated_ms is not None:
-            self._corrections[part].observe(self._nearest(part, shape), 1000 * seconds / calibrated_ms)
+    def _learn_round(self, part: str | None, shape: tuple[int, float, int], seconds: float) -> None:
+        self._learn(CostKind.ROUND, part, shape, seconds, self._calibrated.part_ms(part, *shape))
 
-    def _nearest(self, part: str | None, shape: tuple[int, float, int]) -> CostPoint:
+    def _learn(
+        self, kind: CostKind, part: str | None, shape: tuple[int, float, int], seconds: float, known_ms: float | None
+    ) -> None:
+        if known_ms is not None:
+            self._corrections[part].observe(self._nearest(kind, part, shape), 1000 * seconds / known_ms)
+
+    def _nearest(self, kind: CostKind, part: str | None, shape: tuple[int, float, int]) -> CostPoint:
         """The measured point of the most similar shape: what it lacks or has too much is counted in doublings."""
 
         def distance(point: CostPoint) -> float:
             sizes = zip((point.batch, point.width, point.context), shape, strict=True)
             return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
 
-        return min(self._by_part[part], key=distance)
+        return min((point for point in self._by_part[part] if point.kind is kind), key=distance)
 
     def _corrected(self) -> tuple[CostPoint, ...]:
         return tuple(self._correct(point) for point in self._points)
 
     def _correct(self, point: CostPoint) -> CostPoint:
-        if point.kind is not CostKind.ROUND:
-            return point
         correction = self._corrections[point.drafter]
         num_rounds = point.num_corrections + correction.num_rounds(point)
         return replace(point, correction=correction.factor(point), num_corrections=num_rounds)

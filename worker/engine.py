@@ -129,7 +129,7 @@ class Step:
     width: int  #: target positions a sequence, the widest
     wall_s: float
     draft_s: float = 0.0  #: of it, proposing
-    verify_s: float = 0.0  #: of it, the target's pass and its verification, prefills left out
+    verify_s: float = 0.0  #: of it, the target's pass and its verification
     overhead_s: float = 0.0  #: of it, the rest of the rounds: text, counts, book-keeping
     num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
     context: int = 0  #: tokens a sequence that the pass could look back on, the mean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Final
 
 from alphaloop.deciding.profile import Profile
@@ -68,6 +69,13 @@ class Belief:
     def max_draft_tokens(self) -> int:
         """The largest k that `tokens` knows."""
         return len(self.reach)
+
+    def longest_proposed(self, batch: int) -> tuple[float, ...]:
+        """Mean tokens of the longest of `batch` proposals by k, from 0: Σ_{i≤k} 1 - (1 - P(one has i tokens))^batch."""
+        if batch == 1:
+            return self.proposed
+        none = ((1 - (after - before)) ** batch for before, after in pairwise(self.proposed))
+        return tuple(accumulate((1 - p for p in none), initial=0.0))
 
     def tokens_moved(self, logits: float) -> tuple[float, ...]:
         """Expected tokens a round by k, from 0, if every position were better by so many logits."""

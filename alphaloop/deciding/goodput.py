@@ -93,9 +93,10 @@ def weigh(
         belief = beliefs.get(drafter.name)
         if belief is None:
             continue
+        longest = belief.longest_proposed(batch)
         read_ms = reading_ms + (batch * costs.prefill_ms(drafter.name, size.num_prompt_tokens) if size else 0.0)
         for k in range(1, min(drafter.max_draft_tokens, belief.max_draft_tokens) + 1):
-            round_ms = expected_round_ms(here, drafter.name, belief, k)
+            round_ms = expected_round_ms(here, drafter.name, belief, k, longest)
             if round_ms is None:
                 break
             tokens, sd = belief.tokens[k], belief.tokens_sd[k]
@@ -116,9 +117,18 @@ def weigh(
     return tuple(found)
 
 
-def expected_round_ms(here: RoundCosts, drafter: str, belief: Belief, k: int) -> float | None:
-    """Expected milliseconds of a round at k, by what the drafter is believed to propose; None when never measured."""
-    return here.round_ms(drafter, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k])
+def expected_round_ms(
+    here: RoundCosts, drafter: str, belief: Belief, k: int, longest_proposed: Sequence[float] | None = None
+) -> float | None:
+    """Expected milliseconds of a round at k, by what the drafter is believed to propose; None when never measured.
+
+    `longest_proposed` is the belief's for this batch, where the caller has it already.
+    """
+    longest = belief.longest_proposed(here.batch) if longest_proposed is None else longest_proposed
+    return here.round_ms(
+        drafter, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k],
+        longest_proposed=longest[k],
+    )  # fmt: skip
 
 
 def noise_between(one: Alternative, other: Alternative, beliefs: Mapping[str, Belief]) -> float:
@@ -181,12 +191,13 @@ def lengths_by_batch(
 
 def _longer(belief: Belief, name: str, here: RoundCosts, k: int, longest: int) -> int:
     """From k on upwards, while drafts gain by being longer."""
-    rate = _rate(belief, name, here, k)
-    while k < longest and (longer := _rate(belief, name, here, k + 1)) > rate:
-        k, rate = k + 1, longer
+    proposed = belief.longest_proposed(here.batch)
+
+    def rate(k: int) -> float:
+        ms = expected_round_ms(here, name, belief, k, proposed)
+        return belief.tokens[k] / ms if ms else 0.0
+
+    best = rate(k)
+    while k < longest and (longer := rate(k + 1)) > best:
+        k, best = k + 1, longer
     return k
-
-
-def _rate(belief: Belief, name: str, here: RoundCosts, k: int) -> float:
-    ms = expected_round_ms(here, name, belief, k)
-    return belief.tokens[k] / ms if ms else 0.0

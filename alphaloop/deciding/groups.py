@@ -79,6 +79,10 @@ class Together:
         self._groups, self._costs, self._context = groups, costs, context
         self._batch = sum(group.num_jobs for group in groups)
         self._here: dict[int, RoundCosts] = {}
+        self._longest = [
+            {name: belief.longest_proposed(group.num_jobs) for name, belief in group.beliefs.items()}
+            for group in groups
+        ]
         known = [d for d in drafters if all(d.name in group.beliefs for group in groups)]
         self._choices = [
             Choice(),
@@ -93,8 +97,8 @@ class Together:
     def rate(self, choices: Sequence[Choice]) -> float | None:
         """Tokens a millisecond of the batch, one choice a group; None where a cost was never measured."""
         tokens, positions = 0.0, 0.0
-        drafting: dict[str, tuple[int, int]] = {}
-        for group, choice in zip(self._groups, choices, strict=True):
+        drafting: dict[str, tuple[int, float]] = {}
+        for group, longest_of, choice in zip(self._groups, self._longest, choices, strict=True):
             k = choice.num_draft_tokens
             if choice.drafter is None:
                 tokens += group.num_jobs
@@ -103,8 +107,8 @@ class Together:
             belief = group.beliefs[choice.drafter]
             tokens += group.num_jobs * belief.tokens[k]
             positions += group.num_jobs * (1 + belief.proposed[k])
-            jobs, longest = drafting.get(choice.drafter, (0, 0))
-            drafting[choice.drafter] = (jobs + group.num_jobs, max(longest, k))
+            jobs, longest = drafting.get(choice.drafter, (0, 0.0))
+            drafting[choice.drafter] = (jobs + group.num_jobs, max(longest, longest_of[choice.drafter][k]))
         ms = self._at(self._batch).part_ms(None, positions / self._batch)
         for drafter, (jobs, longest) in drafting.items():
             draft_ms = self._at(jobs).part_ms(drafter, longest + 1)

@@ -151,3 +151,10 @@ def test_short_proposals_make_narrow_passes() -> None:
     assert costs.round_ms("d", 1, 8, proposing=0.5, mean_proposed=3.0) == pytest.approx(1 + (42 + 30) / 2)
     assert costs.round_ms("d", 1, 8, mean_proposed=8.0) == costs.round_ms("d", 1, 8)
     assert costs.round_ms("d", 1, 8, proposing=0.0, mean_proposed=0.0) == 31.0
+
+
+def test_a_drafter_that_stops_early_is_paid_for_its_longest_proposal() -> None:
+    costs = table((None, 1, 1, 30.0), (None, 1, 9, 46.0), ("d", 1, 2, 5.0), ("d", 1, 9, 40.0)).rounds(1)
+    assert costs.round_ms("d", 8, mean_proposed=3.0) == pytest.approx(40 + 30 + 2 * 3)
+    assert costs.round_ms("d", 8, mean_proposed=3.0, longest_proposed=3.0) == pytest.approx(15 + 30 + 2 * 3)
+    assert costs.round_ms("d", 8, mean_proposed=0.0, longest_proposed=0.0) == pytest.approx(5 + 30)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from datetime import UTC, datetime, timedelta
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums, Memory
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.memory import Memory
 from alphaloop.deciding.posterior import PairBelief, believe, believe_all, splits_by_segment
 from alphaloop.deciding.profile import Counts, Profile
 from alphaloop.deciding.trust import design_effect
@@ -227,3 +229,19 @@ def test_what_a_draft_holds_is_what_was_proposed(rng: random.Random) -> None:
     assert belief.proposed[k] == pytest.approx(seen, rel=0.1)
     assert belief.reach[1] > 0.95  # behind what was accepted it always goes on
     assert wrong > right
+
+
+@given(
+    offered=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    batch=st.integers(1, 4),
+)  # fmt: skip
+def test_the_longest_of_several_proposals_by_enumeration(offered: list[float], batch: int) -> None:
+    belief = PairBelief.unknown(len(offered), offers=offered).for_a_task()
+    through = [math.prod(offered[:i]) for i in range(len(offered) + 1)]
+    for k in range(len(offered) + 1):
+        ends = [through[i] - (through[i + 1] if i < k else 0.0) for i in range(k + 1)]
+        expected = sum(
+            max(lengths) * math.prod(ends[i] for i in lengths)
+            for lengths in itertools.product(range(k + 1), repeat=batch)
+        )
+        assert belief.longest_proposed(batch)[k] == pytest.approx(expected)

@@ -56,11 +56,12 @@ def test_the_corners_are_needed_and_what_lies_between_refines() -> None:
         *(Shape("", batch, width, 256) for batch in (1, 8) for width in (1, 9)),
         *(Shape("lookup", batch, width, 256) for batch in (1, 8) for width in (2, 9)),
         *(Shape("model", batch, width, 256) for batch in (1, 8) for width in (2, 5)),
+        *(Shape(name, 1, 64, 0, CostKind.PREFILL) for name in ("", "lookup", "model")),
     }
     between = {shape for group in wanted.refining for shape in group}
     assert {Shape("", 1, 2048, 0, CostKind.PREFILL)} & between == set()
     assert {
-        Shape("", 1, 512, 0, CostKind.PREFILL), Shape("model", 1, 64, 0, CostKind.PREFILL), Shape("", 8, 9, 2048),
+        Shape("", 1, 512, 0, CostKind.PREFILL), Shape("model", 1, 512, 0, CostKind.PREFILL), Shape("", 8, 9, 2048),
         Shape("model", 1, 5, 2048), Shape("", 1, 2, 256), Shape("", 8, 5, 256), Shape("", 4, 9, 256),
     } < between  # fmt: skip
     assert not between & set(wanted.needed)
@@ -69,7 +70,7 @@ def test_the_corners_are_needed_and_what_lies_between_refines() -> None:
 def test_what_the_settings_name_is_needed() -> None:
     settings = replace_settings(calibration_batches=(2, 64), calibration_widths=(3,), calibration_contexts=(100, 5000))
     wanted = plan(TimedEngine(), settings)
-    shapes = {(s.batch, s.width, s.context) for s in wanted.needed if not s.drafter}
+    shapes = {(s.batch, s.width, s.context) for s in wanted.needed if not s.drafter and s.kind is CostKind.ROUND}
     # A batch beyond the worker's is never decoded; a context beyond half of the model's leaves no room to grow.
     assert shapes >= {(batch, width, 100) for batch in (1, 2, 8) for width in (1, 3, 9)}
     assert {context for _, _, context in shapes} == {100, 4096}
@@ -173,7 +174,8 @@ def test_a_batch_measured_for_narrow_passes_is_measured_for_wide_ones_too() -> N
     engine = TimedEngine()
     narrow = [CostPoint(None, batch, width, 10.0, 3) for batch in (1, 4, 8) for width in (1, 5)]
     lacking = plan(engine, SETTINGS, narrow).missing(narrow)
-    assert {(s.batch, s.width) for s in lacking.needed if not s.drafter} == {(1, 9), (4, 9), (8, 9)}
+    rounds = {(s.batch, s.width) for s in lacking.needed if not s.drafter and s.kind is CostKind.ROUND}
+    assert rounds == {(1, 9), (4, 9), (8, 9)}
 
 
 def test_costs_between_the_corners_are_known_after_the_least_calibration() -> None:

@@ -84,7 +84,17 @@ def test_a_device_twice_as_slow_is_known_in_every_shape_while_its_drafter_is_not
     assert costs.table.part_ms("model", 1, 9) == pytest.approx(9.0)
     assert costs.level(None) == pytest.approx(2.0)
     assert costs.level("model") == 1.0
-    assert costs.table.prefill_ms(None, 64) == 30.0
+    assert costs.table.prefill_ms(None, 64) == pytest.approx(2 * 30.0)
+
+
+def test_prompts_are_corrected_by_steps_that_read_nothing_else(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(3 * HALF_LIFE):
+        costs.observe(step(11.0))
+        costs.observe(replace(step(0.0), num_prefill_tokens=128, verify_s=0.120))
+    assert costs.table.prefill_ms(None, 64) == pytest.approx(60.0), "twice what was calibrated for 128 tokens"
+    assert costs.table.part_ms(None, 1, 1) == pytest.approx(11.0)
+    assert costs.table.prefill_ms("model", 64) == live(store, clock).table.prefill_ms("model", 64)
 
 
 def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng: random.Random) -> None:
@@ -97,8 +107,8 @@ def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng:
 
 
 @pytest.mark.parametrize("changes", [
-    {"num_prefill_tokens": 500}, {"verify_s": 0.0}, {"batch": 0},
-], ids=["reads a prompt", "had no round", "was empty"])  # fmt: skip
+    {"num_prefill_tokens": 500, "num_positions": 1}, {"verify_s": 0.0}, {"batch": 0},
+], ids=["reads a prompt beside it", "had no round", "was empty"])  # fmt: skip
 def test_steps_that_tell_nothing_of_rounds_teach_nothing(store: Store, clock: Clock, changes: dict[str, Any]) -> None:
     costs = live(store, clock)
     for _ in range(10 * HALF_LIFE):
@@ -132,8 +142,8 @@ def test_corrections_are_stored_when_due_and_moved(store: Store, clock: Clock) -
     clock.now_s = 122.0
     assert not costs.save_when_due()  # nothing has moved since
     (saved,) = store.saved
-    assert all(p.correction == pytest.approx(2.0) for p in saved if p.drafter is None and p.kind is CostKind.ROUND)
-    assert {p.correction for p in saved if p.drafter or p.kind is CostKind.PREFILL} == {1.0}
+    assert all(p.correction == pytest.approx(2.0) for p in saved if p.drafter is None)
+    assert {p.correction for p in saved if p.drafter} == {1.0}
     assert [p.median_ms for p in saved] == [p.median_ms for p in POINTS]
 
 
