@@ -2,11 +2,13 @@
 
     python -m benchmarks.workload --prompts FOLDER
     python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --static vanilla --static draft:3
+    python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --gate 0.6
 
 FOLDER holds TASK.jsonl files with a `prompt` a line. Each block of the workload is decoded by every setting in turn,
 greedily and in bf16, so their times are paired. The adaptive setting is the worker's own decider over its own memory,
-costs measured at start, PostgreSQL behind it, and begins with no history; it learns from its own turns only. What
-Kafka and the recording of outcomes cost is not in it: they are the same for every setting. Last line: JSON.
+costs measured at start, PostgreSQL behind it; it learns from its own turns only. It begins with no history, or, with
+`--history N`, behind N blocks of the first phase that nobody else decodes and that are not counted. What Kafka and the
+recording of outcomes cost is not in it: they are the same for every setting. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from rich.table import Table
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.settings import Settings
-from alphaloop.settings.model import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.schema import upgrade
 from benchmarks.workload.blocks import FILE, blocks, read_phases
@@ -49,24 +51,33 @@ CHANGING: Final = ("changed", "busy", "quiet")
 def main() -> None:
     """Play the workload, print what it came to, and the JSON line."""
     options = _options()
-    phases = read_phases(options.workload)
-    engine = _engine(options, num_slots=max(phase.batch for phase in phases))
+    phases = read_phases(options.workload, times=options.times)
     statics = [Setting.parse(text) for text in options.static or _statics(options)]
     every = list(blocks(phases, options.prompts, seed=options.seed, max_characters=options.max_characters))
+    before = [phase.model_copy(update={"blocks": options.history}) for phase in phases[:1] if options.history]
+    history = list(blocks(before, options.prompts, seed=options.seed + 1, max_characters=options.max_characters))
+    engine = _engine(options, num_slots=max(phase.batch for phase in phases))
     played: list[Played] = []
     with _database() as database, Progress(console=console) as progress:
         rng = random.Random(options.seed)
         deciding = open_deciding(Settings(), engine, database, owner="benchmark", rng=rng)
         contest = Contest(engine, deciding.decider, deciding.costs, statics, max_tokens=options.max_tokens, rng=rng)
-        bar = progress.add_task("blocks", total=len(every))
+        bar = progress.add_task("blocks", total=len(history) + len(every))
+        for block in history:
+            contest.play_adaptive(block)
+            progress.advance(bar)
         for block in every:
-            played += contest.play(block)
+            turns = contest.play(block)
+            played += turns
+            if options.turns:
+                with options.turns.open("a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(asdict(turn)) + "\n" for turn in turns)
             progress.advance(bar)
     found = summary(played)
     show(found, played)
     identity = engine.identity
     conditions = {"device": identity.device, "engine": identity.engine, "target": identity.target, "seed": options.seed}
-    print(json.dumps({**conditions, "max_tokens": options.max_tokens, **found}))
+    print(json.dumps({**conditions, "history_blocks": options.history, "max_tokens": options.max_tokens, **found}))
 
 
 def summary(played: Sequence[Played]) -> dict[str, Any]:
@@ -141,6 +152,10 @@ def _engine(options: argparse.Namespace, *, num_slots: int) -> Engine:
     drafters: dict[str, LookupDrafterSettings | DraftModelDrafterSettings] = {"lookup": LookupDrafterSettings()}
     if options.draft:
         drafters["draft"] = DraftModelDrafterSettings(source=options.draft, max_draft_tokens=6)
+    if options.draft and options.gate:
+        drafters["gated"] = DraftModelDrafterSettings(
+            source=options.draft, max_draft_tokens=8, min_probability=options.gate
+        )
     target = TargetSettings(source=options.target, context_length=4096)
     return load_engine(ModelSettings(target=target, drafters=drafters), num_slots=num_slots)
 
@@ -153,8 +168,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--workload", type=Path, default=FILE)
+    parser.add_argument("--history", type=int, default=0, help="blocks that the adaptive setting has seen before")
+    parser.add_argument("--times", type=int, default=1, help="every phase so many times as long")
+    parser.add_argument("--turns", type=Path, help="append what every setting made of every block, a JSON line each")
     parser.add_argument("--target", default=TargetSettings().source)
     parser.add_argument("--draft", help="a draft model's folder")
+    parser.add_argument("--gate", type=float, help="also offer the draft as `gated`, with this min_probability")
     parser.add_argument("--static", action="append", help="vanilla, or DRAFTER:K; several times")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--max-characters", type=int, default=3500, help="of a prompt")

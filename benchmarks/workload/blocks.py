@@ -40,9 +40,10 @@ class Block:
     prompts: tuple[str, ...] = field(repr=False)
 
 
-def read_phases(file: Path) -> list[Phase]:
-    """The phases in their order. Raises OSError, and ValueError for what is no workload."""
-    return [Phase.model_validate(phase) for phase in tomllib.loads(file.read_text("utf-8"))["phase"]]
+def read_phases(file: Path, *, times: int = 1) -> list[Phase]:
+    """The phases in their order, each `times` as long. Raises OSError, and ValueError for what is no workload."""
+    phases = [Phase.model_validate(phase) for phase in tomllib.loads(file.read_text("utf-8"))["phase"]]
+    return [phase.model_copy(update={"blocks": phase.blocks * times}) for phase in phases]
 
 
 def blocks(phases: list[Phase], folder: Path, *, seed: int, max_characters: int) -> Iterator[Block]:

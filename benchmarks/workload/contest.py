@@ -85,7 +85,7 @@ class Contest:
         """The block, decoded by all."""
         names: list[Setting | None] = [None, *self._statics]
         self._rng.shuffle(names)
-        return [self._adaptive(block) if one is None else self._static(block, one) for one in names]
+        return [self.play_adaptive(block) if one is None else self._static(block, one) for one in names]
 
     def _static(self, block: Block, setting: Setting) -> Played:
         jobs = self._jobs(block)
@@ -95,7 +95,8 @@ class Contest:
         seconds = time.perf_counter() - began
         return self._played(block, str(setting), generations, seconds, str(setting), Reason.FORCED)
 
-    def _adaptive(self, block: Block) -> Played:
+    def play_adaptive(self, block: Block) -> Played:
+        """The block, decoded as the worker decides, who learns from it."""
         jobs = self._jobs(block)
         key = batch_key(jobs[0].job, jobs[0].sampling)
         began = time.perf_counter()
