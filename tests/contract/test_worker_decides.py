@@ -68,7 +68,8 @@ class Worker:
 
     def decide(self, task: str, num_jobs: int = 2) -> Decision:
         key, jobs = asked(task, num_jobs)
-        (decision,) = set(self.decider.decide_each(key, jobs, TaskSettings()))
+        decision, *others = self.decider.decide_each(key, jobs, TaskSettings())
+        assert all(other == decision for other in others)
         return decision
 
 

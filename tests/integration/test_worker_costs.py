@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from alphaloop.cost import CostKind
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -35,8 +34,7 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
     ).points  # fmt: skip
     assert len(points) == len(calibrated.points)
     for point in points:
-        is_learned = point.drafter is None and point.kind is CostKind.ROUND
-        assert point.correction == pytest.approx(2.0 if is_learned else 1.0)
+        assert point.correction == pytest.approx(2.0 if point.drafter is None else 1.0)
 
     def refuse(drafter: str | None, batch: int, width: int, context: int) -> float:
         raise AssertionError("what is stored is not measured again")
