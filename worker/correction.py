@@ -57,16 +57,17 @@ class ExponentialMedian:
     def _median(self) -> float:
         # A half-life of new values weighs exactly half: rounding must not put the change off by a round.
         lacking = self._total / 2 - 1e-9
-        before, is_counted = self._total * self._weights[len(self._kept)], False
+        weights, newest, first = self._weights, self.num_values - 1, self._first
+        before, is_counted = self._total * weights[len(self._kept)], False
         for value, number in self._ordered:
-            if not is_counted and value >= self._first:
+            if not is_counted and value >= first:
                 is_counted, lacking = True, lacking - before
                 if lacking <= 0:
-                    return self._first
-            lacking -= self._weights[self.num_values - 1 - number]
+                    return first
+            lacking -= weights[newest - number]
             if lacking <= 0:
                 return value
-        return self._first
+        return first
 
 
 class Correction(Generic[Shape]):

@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 #: A correction that moved by less is not worth a write.
 _NEWS: Final = math.log(1.01)
+#: Contexts are told apart by so many tokens: what a pass looks back on moves its time little, and grows every round.
+_CONTEXT_STEP: Final = 64
+#: Shapes whose calibrated time is remembered.
+_MOST_KNOWN: Final = 10_000
 
 
 class LiveCosts:
@@ -44,6 +48,8 @@ class LiveCosts:
         self._save, self._save_every_s, self._clock = save, save_every_s, clock
         self._due = clock() + save_every_s
         self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
+        self._places = {point: _place(point.batch, point.width, point.context) for point in points}
+        self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
         self._corrections = {
             part: Correction(half_life, {point: point.correction for point in measured})
             for part, measured in self._by_part.items()
@@ -75,15 +81,14 @@ class LiveCosts:
             return
         self._table = None
         if step.num_prefill_tokens:
-            num_tokens = step.num_prefill_tokens
-            known_ms = self._calibrated.prefill_ms(None, num_tokens) or None
-            self._learn(CostKind.PREFILL, None, (1, num_tokens, 0), step.verify_s, known_ms)
+            self._learn(CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
             return
         # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
         mean_width = step.num_positions / step.batch if step.num_positions else step.width
-        self._learn_round(None, (step.batch, mean_width, step.context), step.verify_s + step.overhead_s)
+        context = step.context - step.context % _CONTEXT_STEP
+        self._learn(CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s > 0:
-            self._learn_round(step.drafter, (step.batch, step.width, step.context), step.draft_s)
+            self._learn(CostKind.ROUND, step.drafter, step.batch, step.width, context, step.draft_s)
 
     def save_when_due(self) -> bool:
         """Store corrections that moved; a database that is away is tried again later. True if something was stored."""
@@ -106,23 +111,37 @@ class LiveCosts:
         self._saved = points
         return True
 
-    def _learn_round(self, part: str | None, shape: tuple[int, float, int], seconds: float) -> None:
-        self._learn(CostKind.ROUND, part, shape, seconds, self._calibrated.part_ms(part, *shape))
-
     def _learn(
-        self, kind: CostKind, part: str | None, shape: tuple[int, float, int], seconds: float, known_ms: float | None
-    ) -> None:
-        if known_ms is not None:
-            self._corrections[part].observe(self._nearest(kind, part, shape), 1000 * seconds / known_ms)
+        self, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
+    ) -> None:  # fmt: skip
+        shape = (kind, part, batch, width, context)
+        if shape not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[shape] = self._calibrated_for(*shape)
+        if (known := self._known[shape]) is not None:
+            nearest, ms = known
+            self._corrections[part].observe(nearest, 1000 * seconds / ms)
 
-    def _nearest(self, kind: CostKind, part: str | None, shape: tuple[int, float, int]) -> CostPoint:
-        """The measured point of the most similar shape: what it lacks or has too much is counted in doublings."""
+    def _calibrated_for(
+        self, kind: CostKind, part: str | None, batch: int, width: float, context: int
+    ) -> tuple[CostPoint, float] | None:
+        """The measured point of the most similar shape, and the milliseconds calibrated for this one; None without.
+
+        What a point lacks or has too much is counted in doublings.
+        """
+        if kind is CostKind.PREFILL:
+            ms: float | None = self._calibrated.prefill_ms(part, width)
+        else:
+            ms = self._calibrated.part_ms(part, batch, width, context)
+        if not ms:
+            return None
+        here = _place(batch, width, context)
 
         def distance(point: CostPoint) -> float:
-            sizes = zip((point.batch, point.width, point.context), shape, strict=True)
-            return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
+            return sum(abs(one - other) for one, other in zip(self._places[point], here, strict=True))
 
-        return min((point for point in self._by_part[part] if point.kind is kind), key=distance)
+        return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
     def _corrected(self) -> tuple[CostPoint, ...]:
         return tuple(self._correct(point) for point in self._points)
@@ -131,6 +150,10 @@ class LiveCosts:
         correction = self._corrections[point.drafter]
         num_rounds = point.num_corrections + correction.num_rounds(point)
         return replace(point, correction=correction.factor(point), num_corrections=num_rounds)
+
+
+def _place(batch: int, width: float, context: int) -> tuple[float, float, float]:
+    return math.log(batch + 1), math.log(width + 1), math.log(context + 1)
 
 
 def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> LiveCosts:
