@@ -114,8 +114,9 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     if settings.calibration_widths is None:
         refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
     # Where prompts cost nothing, a draft that has to read them too looks better than it is.
+    readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in engine.drafters}}
     prompts, *longer = (
-        [Shape(name, 1, min(num_tokens, longest), 0, CostKind.PREFILL) for name in ("", *widest)]
+        [Shape(name, 1, min(num_tokens, most), 0, CostKind.PREFILL) for name, most in readers.items()]
         for num_tokens in PROMPT_TOKENS
     )
     needed += prompts

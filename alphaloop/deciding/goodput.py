@@ -25,6 +25,11 @@ class DrafterState:
     #: empty: as many as asked for. Only costs rest on it.
     offers: tuple[float, ...] = ()
     is_scored: bool = False  #: on every finished text, at its longest, whoever decoded it: trying it tells nothing more
+    max_prompt_tokens: int | None = None  #: of a prompt that it reads; None: all
+
+    def num_read(self, num_prompt_tokens: float) -> float:
+        """Tokens that it reads of a prompt."""
+        return num_prompt_tokens if self.max_prompt_tokens is None else min(num_prompt_tokens, self.max_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,9 @@ def weigh(
         if belief is None:
             continue
         longest = belief.longest_proposed(batch)
-        read_ms = reading_ms + (batch * costs.prefill_ms(drafter.name, size.num_prompt_tokens) if size else 0.0)
+        read_ms = reading_ms + (
+            batch * costs.prefill_ms(drafter.name, drafter.num_read(size.num_prompt_tokens)) if size else 0.0
+        )
         for k in range(1, min(drafter.max_draft_tokens, belief.max_draft_tokens) + 1):
             round_ms = expected_round_ms(here, drafter.name, belief, k, longest)
             if round_ms is None:

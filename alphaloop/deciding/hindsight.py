@@ -181,7 +181,7 @@ class _Day:
         ms = expected_round_ms(here, name, belief, k)
         if ms is None:
             return None
-        reading_s += tally.num_jobs * self._costs.prefill_ms(name, prompt) / 1000
+        reading_s += tally.num_jobs * self._costs.prefill_ms(name, self._drafters[name].num_read(prompt)) / 1000
         rounds_s = tally.num_tokens * ms / 1000 / case.batch
         drawn = self._tokens(case.wanted, choice, belief)
         return reading_s + rounds_s / belief.tokens[k], [reading_s + rounds_s / tokens for tokens in drawn]

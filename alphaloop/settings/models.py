@@ -70,10 +70,13 @@ class DraftModelDrafterSettings(Section):
     num_branches: int = Field(
         1, ge=1, le=8
     )  #: likeliest tokens side by side at each place of a greedy draft, within the same number of tokens
+    max_prompt_tokens: int | None = Field(
+        None, ge=16
+    )  #: of a prompt that it reads, the first few and those before its end; unset: all
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """As it is decided about, but for what its cache holds: that is known when the model is loaded."""
-        return DrafterState(name, revision, self.max_draft_tokens, is_stale)
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale, max_prompt_tokens=self.max_prompt_tokens)
 
 
 def _method(given: Any) -> Any:

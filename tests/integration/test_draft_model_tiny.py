@@ -177,8 +177,10 @@ def test_a_ragged_batch_has_the_targets_texts(
         assert loop.num_accepted == loop.num_proposed
 
 
-@pytest.mark.parametrize("more", [{"num_branches": 2}, {"min_probability": 0.2}, {"num_branches": 3}], ids=str)
-def test_the_engine_writes_the_same_with_branches_and_early_ends(
+@pytest.mark.parametrize("more", [
+    {"num_branches": 2}, {"min_probability": 0.2}, {"num_branches": 3}, {"max_prompt_tokens": 16},
+], ids=str)  # fmt: skip
+def test_the_engine_writes_the_same_with_branches_early_ends_and_half_read_prompts(
     tiny_models: dict[str, Path], tiny_engine: Callable[..., Any], rng: random.Random, more: dict[str, Any]
 ) -> None:
     """The draft is a distorted target, so that it is right at times, and second-best is right at others."""
@@ -187,9 +189,11 @@ def test_the_engine_writes_the_same_with_branches_and_early_ends(
         torch.manual_seed(3)
         for weight in distorted.parameters():
             weight += 0.1 * weight.std() * torch.randn_like(weight)
+    dials = dict(more)
+    most = dials.pop("max_prompt_tokens", None)
     made = DraftModelDrafter(
-        DrafterState("distorted", "r", 8, is_stale=False), LanguageModel(distorted, 512),
-        DraftTokens(384, 384, frozenset({0})), num_slots=4, context_length=512, **more,
+        DrafterState("distorted", "r", 8, is_stale=False, max_prompt_tokens=most), LanguageModel(distorted, 512),
+        DraftTokens(384, 384, frozenset({0})), num_slots=4, context_length=512, **dials,
     )  # fmt: skip
     engine = tiny_engine(num_slots=4, drafters={"distorted": made})
     jobs = [make_job(f"{rng.randrange(10**6)} lines of text", number, max_tokens=30) for number in range(6)]
@@ -207,7 +211,7 @@ def test_the_engine_writes_the_same_with_branches_and_early_ends(
                 num_accepted += done.counts.num_accepted
         texts.append(written)
     assert texts[0] == texts[1]
-    assert num_accepted > 0
+    assert num_accepted > 0 or most is not None, "who has read less of a random model's prompt may guess nothing right"
 
 
 def test_a_draft_with_a_short_context_falls_silent(target: LanguageModel, drafts: Drafts, rng: random.Random) -> None:

@@ -91,6 +91,9 @@ def test_its_revision_is_its_weights_and_a_dtype_of_its_own(
     assert (other.revision, other.name, other.max_draft_tokens) == (f"{revision}-bfloat16", "small", 4)
     dialled = load(source, served, target, min_probability=0.25, num_branches=2).state
     assert dialled.revision == f"{revision}-p0.25-b2"
+    assert dialled.num_read(1000.0) == 1000.0
+    hasty = load(source, served, target, max_prompt_tokens=64).state
+    assert (hasty.revision, hasty.num_read(1000.0), hasty.num_read(10.0)) == (f"{revision}-t64", 64, 10.0)
 
 
 def test_a_cut_head_is_found_beside_the_weights(

@@ -160,12 +160,12 @@ class TransformersEngine:
         )
 
     def unserved(self, jobs: SequenceOf[PreparedJob]) -> Mapping[str, str]:
-        """Draft models whose context ends within every prompt of `jobs`. Sampling settings they serve all."""
+        """Draft models whose context ends within what they read of every prompt. Sampling settings they serve all."""
         shortest = min((len(job.token_ids) for job in jobs), default=0)
         return {
             name: f"prompts of {shortest} tokens, as it reads {draft.context_length}"
             for name, draft in self._draft_models().items()
-            if shortest >= draft.context_length
+            if draft.state.num_read(shortest) >= draft.context_length
         }
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:

@@ -393,6 +393,8 @@ def test_a_draft_model_that_has_to_read_a_long_prompt_may_not_pay() -> None:
     assert choose(history, costs=table, prompt_tokens=100.0).mode is Mode.SPECULATIVE
     decision = choose(history, costs=table, prompt_tokens=10_000.0)
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
+    hasty = replace(LOOKUP, max_prompt_tokens=100)
+    assert choose(history, costs=table, prompt_tokens=10_000.0, drafters=(hasty,)).mode is Mode.SPECULATIVE
 
 
 def test_costs_are_taken_at_the_context_of_the_job() -> None:

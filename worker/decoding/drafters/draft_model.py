@@ -19,6 +19,7 @@ from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.drafters.draft_tokens import DraftTokens, likeliest
+from worker.decoding.drafters.excerpt import excerpt
 from worker.decoding.network.groups import Read
 from worker.decoding.prefixes import copy_beginnings
 from worker.decoding.proposal import NOTHING, Ask, Proposal
@@ -37,14 +38,14 @@ class _Held:
     """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
 
     slot: int
-    text: Sequence[int]  #: the live list
+    text: Sequence[int]  #: live: the list itself, or what is read of it
     num_text: int = 0
     drafts: list[int] = field(default_factory=list)
 
-    def keep(self, text: Sequence[int]) -> None:
+    def keep(self) -> None:
         """Count the drafts that became text, and drop the rest; the text's last token is always read anew."""
         for draft in self.drafts:
-            if self.num_text >= len(text) - 1 or text[self.num_text] != draft:
+            if self.num_text >= len(self.text) - 1 or self.text[self.num_text] != draft:
                 break
             self.num_text += 1
         self.drafts = []
@@ -94,7 +95,7 @@ class DraftModelDrafter:
         self.state = state
         self.model = model
         self._tokens = tokens
-        self.context_length = context_length  #: tokens of a text that it reads; behind them it proposes nothing
+        self.context_length = context_length  #: tokens that it can hold of a text; behind them it proposes nothing
         self._min_probability = min_probability
         self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
@@ -112,7 +113,7 @@ class DraftModelDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """A sequence begins; its prompt is read when it first wants drafts."""
-        self._held[job_id] = _Held(self._cache.acquire(), text)
+        self._held[job_id] = _Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
 
     def close(self, job_id: str) -> None:
         """A sequence has ended; without any left the cache gives its memory back."""
@@ -144,10 +145,10 @@ class DraftModelDrafter:
 
     def _row(self, index: int, ask: Ask) -> _Row | None:
         # The last draft is never read, so the context has room for one more than it has positions.
-        room = self.context_length + 1 - len(ask.text)
+        held = self._held[ask.job_id]
+        room = self.context_length + 1 - len(held.text)
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room)
         num_branches = self._num_branches if ask.choice.is_greedy else 1
-        held = self._held[ask.job_id]
         return _Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
 
     def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
@@ -156,7 +157,7 @@ class DraftModelDrafter:
         One chunk each, so that a long prompt keeps nobody waiting; where all of them are behind, until one is not.
         """
         for row in rows:
-            row.held.keep(row.ask.text)
+            row.held.keep()
             self._cache.lengths[row.held.slot] = row.held.num_text
         self._cache.close_gaps(self._held.values())
         helds = [row.held for row in rows]
@@ -166,11 +167,11 @@ class DraftModelDrafter:
         ready: list[int] = []
         logits = torch.empty(0)
         while rows and not ready:
-            reads = [Read(row.held.slot, list(row.ask.text[row.held.num_text :][:CHUNK])) for row in rows]
+            reads = [Read(row.held.slot, _next_tokens(row.held)) for row in rows]
             logits = self._read(reads)
             for row, read in zip(rows, reads, strict=True):
                 row.held.num_text += len(read.token_ids)
-            ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.ask.text)]
+            ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.held.text)]
         return [rows[number] for number in ready], logits if len(ready) == len(rows) else logits[ready]
 
     def _read_drafts(self, rows: list[_Row]) -> Tensor:
@@ -230,6 +231,10 @@ class DraftModelDrafter:
             token, *beside = map(int, numbers)
             row.tokens.append(token)
             row.others.append(beside)
+
+
+def _next_tokens(held: _Held) -> list[int]:
+    return list(held.text[held.num_text : held.num_text + CHUNK])
 
 
 def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:

@@ -51,6 +51,8 @@ def load_draft_model(
         revision += f"-p{settings.min_probability:g}"  # it decides which positions are tried
     if settings.num_branches > 1:
         revision += f"-b{settings.num_branches}"
+    if settings.max_prompt_tokens is not None:
+        revision += f"-t{settings.max_prompt_tokens}"  # what it has not read makes it guess worse
     model = LanguageModel(loaded.model, of_draft.context_length, gpu_kernels=served.gpu_kernels)
     state = replace(settings.state(name, revision), cache_bytes_per_token=model.kv_shape.bytes_per_token)
     return DraftModelDrafter(

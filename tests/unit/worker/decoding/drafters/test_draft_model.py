@@ -100,9 +100,9 @@ class Model:
 
 
 def drafter(
-    model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, **more: Any
+    model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, max_prompt: int | None = None, **more: Any
 ) -> DraftModelDrafter:  # fmt: skip
-    state = DrafterState("small", "r", 8, is_stale=False)
+    state = DrafterState("small", "r", 8, is_stale=False, max_prompt_tokens=max_prompt)
     return DraftModelDrafter(state, model, tokens, num_slots=8, context_length=context, **more)
 
 
@@ -321,6 +321,24 @@ def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
         probability *= float(p[0, whole[num]])
         num += 1
     assert one(drafter(Model(columns), tokens, min_probability=0.3), text, 8, sampling).tokens == whole[:num]
+
+
+def test_of_a_long_prompt_the_first_tokens_and_the_last_are_read_and_the_text_goes_on_behind_them(
+    rng: random.Random,
+) -> None:
+    model = Model()
+    made = drafter(model, context=60, max_prompt=20)
+    text = [rng.randrange(VOCABULARY - 1) for _ in range(200)]
+    made.open("j", text, GREEDY, "code")
+    read = [*text[:4], *text[-16:]]
+    for _ in range(5):
+        (proposal,) = made.propose([ask(text, 4)])
+        assert proposal.tokens == greedy(read, len(proposal.tokens))
+        kept = proposal.tokens[: rng.randrange(len(proposal.tokens) + 1)]
+        for token in (*kept, rng.randrange(VOCABULARY - 1)):
+            text.append(token)
+            read.append(token)
+    assert model.widths[0] == {0: 20}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, repetition_penalty=1.3)], ids=["plain", "penalised"])
