@@ -4,9 +4,10 @@ Groups share a pass. Its cost follows the mean width of all sequences, so what o
 for all, and what is best for a group alone need not be best for the batch. Groups that use the same drafter propose
 together; different drafters propose one after the other.
 
-    tokens a second = Σ_g n_g · E[tokens_g] / (T(mean width) + Σ_drafters D(its sequences, its longest k))
+    tokens a round = Σ_g n_g · E[tokens_g]
+    a round's time = T(mean width) + Σ_drafters D(its sequences, its longest draft)
 
-It is climbed group by group until nothing improves; beginning from the whole batch's best common choice, it never ends
+and, as in goodput.py, prompts are read before, by the target and by the draft models of those that use them. It is climbed group by group until nothing improves; beginning from the whole batch's best common choice, it never ends
 below it. Exploration and control stay matters of whole batches: a group is no control for its neighbour, whose drafts
 it pays for.
 """
@@ -21,7 +22,7 @@ from alphaloop.cost import CostTable, RoundCosts
 from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.decision import Choice, Decision, DecisionContext, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.guards import fit
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.policy import decide
@@ -62,7 +63,7 @@ def decide_groups(
     if len(groups) < 2 or whole.reason not in _FREE:
         return (whole,) * len(groups)
     able, _ = fit(context, drafters, costs)
-    together = Together(groups, able, costs, context.size.context if context.size else None)
+    together = Together(groups, able, costs, context.size)
     common = together.best_common(whole.kept or Choice())
     apart, gain = together.climb(common)
     if gain < _WORTH_IT:
@@ -74,10 +75,14 @@ class Together:
     """Goodput of a batch whose groups are decoded differently."""
 
     def __init__(
-        self, groups: Sequence[Group], drafters: Sequence[DrafterState], costs: CostTable, context: float | None
+        self, groups: Sequence[Group], drafters: Sequence[DrafterState], costs: CostTable, size: JobSize | None
     ) -> None:
-        self._groups, self._costs, self._context = groups, costs, context
+        self._groups, self._costs, self._size = groups, costs, size
         self._batch = sum(group.num_jobs for group in groups)
+        self._reading_ms: dict[str | None, float] = {None: 0.0}
+        if size is not None:
+            self._reading_ms = {d.name: costs.prefill_ms(d.name, d.num_read(size.num_prompt_tokens)) for d in drafters}
+            self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
         self._here: dict[int, RoundCosts] = {}
         self._longest = [
             {name: belief.longest_proposed(group.num_jobs) for name, belief in group.beliefs.items()}
@@ -97,6 +102,7 @@ class Together:
     def rate(self, choices: Sequence[Choice]) -> float | None:
         """Tokens a millisecond of the batch, one choice a group; None where a cost was never measured."""
         tokens, positions = 0.0, 0.0
+        reading_ms = self._batch * self._reading_ms[None]
         drafting: dict[str, tuple[int, float]] = {}
         for group, longest_of, choice in zip(self._groups, self._longest, choices, strict=True):
             k = choice.num_draft_tokens
@@ -105,6 +111,7 @@ class Together:
                 positions += group.num_jobs
                 continue
             belief = group.beliefs[choice.drafter]
+            reading_ms += group.num_jobs * self._reading_ms.get(choice.drafter, 0.0)
             tokens += group.num_jobs * belief.tokens[k]
             positions += group.num_jobs * (1 + belief.proposed[k])
             jobs, longest = drafting.get(choice.drafter, (0, 0.0))
@@ -113,7 +120,10 @@ class Together:
         for drafter, (jobs, longest) in drafting.items():
             draft_ms = self._at(jobs).part_ms(drafter, longest + 1)
             ms = None if ms is None or draft_ms is None else ms + draft_ms
-        return tokens / ms if ms else None
+        if not ms:
+            return None
+        num_tokens = self._batch * self._size.num_tokens if self._size else tokens
+        return num_tokens / (reading_ms + ms * num_tokens / tokens)
 
     def best_common(self, given: Choice) -> Choice:
         """The best choice for all groups alike; `given` if no other is better."""
@@ -136,7 +146,7 @@ class Together:
 
     def _at(self, batch: int) -> RoundCosts:
         if batch not in self._here:
-            self._here[batch] = self._costs.rounds(batch, self._context)
+            self._here[batch] = self._costs.rounds(batch, self._size.context if self._size else None)
         return self._here[batch]
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.groups import Group, Together, decide_groups
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.policy import Choice, DecisionContext, Reason
@@ -56,6 +56,25 @@ def test_groups_may_use_different_drafters() -> None:
     groups = [group(4, 0.9, 0.05), group(4, 0.05, 0.9)]
     first, second = decide_groups(groups, [DRAFTER, OTHER], costs(2.0), context(8), LIMITS)
     assert (first.drafter, second.drafter) == ("draft", "lookup")
+
+
+def test_a_group_whose_prompts_a_draft_would_have_to_read_stays_without_it() -> None:
+    groups = [group(7, 0.9, 0.05), group(1, 0.7, 0.05)]
+    table = costs(0.5)
+    reads = CostTable([
+        *table.points, CostPoint(None, 1, 100, 500.0, 3, 0, CostKind.PREFILL),
+        CostPoint("draft", 1, 100, 130.0, 3, 0, CostKind.PREFILL),
+    ])  # fmt: skip
+    without, free, dear = (
+        Together(groups, [DRAFTER, OTHER], costs, size)
+        for costs, size in ((table, None), (table, JobSize(1000.0, 200.0)), (reads, JobSize(1000.0, 200.0)))
+    )
+    drafting = (Choice("draft", 4), Choice("draft", 2))
+    assert without.rate(drafting) == pytest.approx(free.rate(drafting))
+    assert without.climb(Choice("draft", 4))[0][1].drafter == "draft"
+    assert dear.climb(Choice("draft", 4))[0][1].drafter is None
+    # 1,600 tokens behind eight prompts of 5 s, and eight of 1.3 s that the draft reads.
+    assert dear.rate(drafting) == pytest.approx(1600 / (8 * 6300.0 + 1600 / (without.rate(drafting) or 0.0)))
 
 
 def test_groups_that_hardly_differ_stay_together() -> None:
