@@ -7,9 +7,10 @@ together; different drafters propose one after the other.
     tokens a round = Σ_g n_g · E[tokens_g]
     a round's time = T(mean width) + Σ_drafters D(its sequences, its longest draft)
 
-and, as in goodput.py, prompts are read before, by the target and by the draft models of those that use them. It is climbed group by group until nothing improves; beginning from the whole batch's best common choice, it never ends
-below it. Exploration and control stay matters of whole batches: a group is no control for its neighbour, whose drafts
-it pays for.
+and, as in goodput.py, prompts are read before, by the target and by the draft models of those that use them. It is
+climbed group by group until nothing improves; beginning from the whole batch's best common choice, it never ends below
+it. Exploration and control stay matters of whole batches: a group is no control for its neighbour, whose drafts it pays
+for.
 """
 
 from __future__ import annotations
