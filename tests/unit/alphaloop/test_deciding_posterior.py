@@ -174,7 +174,7 @@ def test_a_rise_is_seen_in_six_late_looks_at_a_drafter_given_up(rng: random.Rand
     for _ in range(6):
         memory = memory.faded(later, HALF_LIFE).with_job(job(rng, (0.9,) * 8, 1).faded(later, HALF_LIFE), HALF_LIFE)
     high = believe({key(): memory}, key(), 8, UNKNOWN)
-    assert high.through[0] > low.through[0] + 0.2
+    assert high.through[0] > low.through[0] + 0.1
 
 
 def test_only_the_wanted_pair_counts(rng: random.Random) -> None:
