@@ -154,7 +154,9 @@ class Together:
 def _decision(whole: Decision, choice: Choice, able: Sequence[DrafterState], gain: float) -> Decision:
     if choice == Choice(whole.drafter, whole.num_draft_tokens):
         return whole
-    told = f"{whole.explanation}; apart from its batch, which gains {gain:.2f}x by that"
+    told = f"{whole.explanation}; " + (
+        f"apart from its batch, which gains {gain:.2f}x by that" if gain >= _WORTH_IT else "this is best for all groups"
+    )
     drafter = next((d for d in able if d.name == choice.drafter), None)
     return replace(
         whole,
