@@ -48,7 +48,6 @@ class LiveCosts:
         self._save, self._save_every_s, self._clock = save, save_every_s, clock
         self._due = clock() + save_every_s
         self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
-        self._places = {point: _place(point.batch, point.width, point.context) for point in points}
         self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
         self._corrections = {
             part: Correction(half_life, {point: point.correction for point in measured})
@@ -136,10 +135,10 @@ class LiveCosts:
             ms = self._calibrated.part_ms(part, batch, width, context)
         if not ms:
             return None
-        here = _place(batch, width, context)
 
         def distance(point: CostPoint) -> float:
-            return sum(abs(one - other) for one, other in zip(self._places[point], here, strict=True))
+            sizes = zip((point.batch, point.width, point.context), (batch, width, context), strict=True)
+            return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
 
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
@@ -150,10 +149,6 @@ class LiveCosts:
         correction = self._corrections[point.drafter]
         num_rounds = point.num_corrections + correction.num_rounds(point)
         return replace(point, correction=correction.factor(point), num_corrections=num_rounds)
-
-
-def _place(batch: int, width: float, context: int) -> tuple[float, float, float]:
-    return math.log(batch + 1), math.log(width + 1), math.log(context + 1)
 
 
 def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> LiveCosts:

@@ -31,6 +31,10 @@ class DrafterState:
         """Tokens that it reads of a prompt."""
         return num_prompt_tokens if self.max_prompt_tokens is None else min(num_prompt_tokens, self.max_prompt_tokens)
 
+    def reading_ms(self, costs: CostTable, num_prompt_tokens: float) -> float:
+        """Expected milliseconds in which it reads its part of a prompt."""
+        return costs.prefill_ms(self.name, self.num_read(num_prompt_tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
@@ -99,11 +103,9 @@ def weigh(
         if belief is None:
             continue
         longest = belief.longest_proposed(batch)
-        read_ms = reading_ms + (
-            batch * costs.prefill_ms(drafter.name, drafter.num_read(size.num_prompt_tokens)) if size else 0.0
-        )
+        read_ms = reading_ms + (batch * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0)
         for k in range(1, min(drafter.max_draft_tokens, belief.max_draft_tokens) + 1):
-            round_ms = expected_round_ms(here, drafter.name, belief, k, longest)
+            round_ms = expected_round_ms(here, drafter.name, belief, k, longest[k])
             if round_ms is None:
                 break
             tokens, sd = belief.tokens[k], belief.tokens_sd[k]
@@ -124,17 +126,14 @@ def weigh(
     return tuple(found)
 
 
-def expected_round_ms(
-    here: RoundCosts, drafter: str, belief: Belief, k: int, longest_proposed: Sequence[float] | None = None
-) -> float | None:
+def expected_round_ms(here: RoundCosts, drafter: str, belief: Belief, k: int, longest_proposed: float) -> float | None:
     """Expected milliseconds of a round at k, by what the drafter is believed to propose; None when never measured.
 
-    `longest_proposed` is the belief's for this batch, where the caller has it already.
+    `longest_proposed` is the belief's at k for this batch, which a caller with many k computes once.
     """
-    longest = belief.longest_proposed(here.batch) if longest_proposed is None else longest_proposed
     return here.round_ms(
         drafter, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k],
-        longest_proposed=longest[k],
+        longest_proposed=longest_proposed,
     )  # fmt: skip
 
 
@@ -201,7 +200,7 @@ def _longer(belief: Belief, name: str, here: RoundCosts, k: int, longest: int) -
     proposed = belief.longest_proposed(here.batch)
 
     def rate(k: int) -> float:
-        ms = expected_round_ms(here, name, belief, k, proposed)
+        ms = expected_round_ms(here, name, belief, k, proposed[k])
         return belief.tokens[k] / ms if ms else 0.0
 
     best = rate(k)

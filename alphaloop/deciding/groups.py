@@ -82,7 +82,7 @@ class Together:
         self._batch = sum(group.num_jobs for group in groups)
         self._reading_ms: dict[str | None, float] = {None: 0.0}
         if size is not None:
-            self._reading_ms = {d.name: costs.prefill_ms(d.name, d.num_read(size.num_prompt_tokens)) for d in drafters}
+            self._reading_ms = {d.name: d.reading_ms(costs, size.num_prompt_tokens) for d in drafters}
             self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
         self._here: dict[int, RoundCosts] = {}
         self._longest = [

@@ -77,7 +77,7 @@ def _late(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> 
     if context.objective.aim is not Aim.TIME_TO_FIRST_TOKEN or context.prompt_tokens is None:
         return None
     target_ms = context.batch * costs.prefill_ms(None, context.prompt_tokens)
-    draft_ms = context.batch * costs.prefill_ms(drafter.name, drafter.num_read(context.prompt_tokens))
+    draft_ms = context.batch * drafter.reading_ms(costs, context.prompt_tokens)
     if draft_ms <= 0 or target_ms + draft_ms <= context.objective.target_ms:
         return None
     return Refusal(

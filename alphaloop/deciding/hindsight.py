@@ -178,10 +178,10 @@ class _Day:
         if name not in self._drafters:
             return None
         belief = self._belief(case.wanted, name)
-        ms = expected_round_ms(here, name, belief, k)
+        ms = expected_round_ms(here, name, belief, k, belief.longest_proposed(case.batch)[k])
         if ms is None:
             return None
-        reading_s += tally.num_jobs * self._costs.prefill_ms(name, self._drafters[name].num_read(prompt)) / 1000
+        reading_s += tally.num_jobs * self._drafters[name].reading_ms(self._costs, prompt) / 1000
         rounds_s = tally.num_tokens * ms / 1000 / case.batch
         drawn = self._tokens(case.wanted, choice, belief)
         return reading_s + rounds_s / belief.tokens[k], [reading_s + rounds_s / tokens for tokens in drawn]

@@ -10,9 +10,8 @@ from worker.decoding.drafters.excerpt import NUM_FIRST, Excerpt, excerpt
 def test_it_is_the_list_without_its_middle(data: st.DataObject, length: int, num_kept: int, num_more: int) -> None:
     text = list(range(length))
     read = Excerpt(text, num_kept)
-    expected = list(text) if length <= num_kept else [*text[:NUM_FIRST][:num_kept], *text[length:]]
-    if length > num_kept:
-        expected[min(NUM_FIRST, num_kept) :] = text[length - num_kept + min(NUM_FIRST, num_kept) :]
+    first = min(NUM_FIRST, num_kept)
+    expected = list(text) if length <= num_kept else [*text[:first], *text[length - num_kept + first :]]
     for token in range(length, length + num_more):
         text.append(token)
         expected = [*expected, token]
