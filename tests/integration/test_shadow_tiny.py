@@ -33,6 +33,8 @@ NUM_TEXTS: Final = 200
 #: Their prompts together fit into the piece that a pass reads: a prompt whose last piece is a single token is proposed
 #: for in its first round, which no virtual round is.
 NUM_SLOTS: Final = 12
+#: Look-up hits and misses in what the tiny model says to these; a few random prompts need not show both (1 run of 40).
+TELLING: Final = ("cd one", "cd ab", "ab one", "one ab one", "ab cd ab")
 
 
 @pytest.fixture
@@ -72,8 +74,10 @@ def prompts(rng: random.Random, num: int) -> list[str]:
 def test_a_greedy_vanilla_text_credits_each_drafter_with_the_counts_of_its_real_run(
     engine: TransformersEngine, rng: random.Random
 ) -> None:
-    greedy = [Sampling(max_tokens=rng.randint(1, 60), temperature=0.0) for _ in range(12)]
-    jobs = [make_job(prompt, number) for number, prompt in enumerate(prompts(rng, 12))]
+    texts = [*TELLING, *prompts(rng, NUM_SLOTS - len(TELLING))]
+    lengths = [60 if text in TELLING else rng.randint(1, 60) for text in texts]
+    greedy = [Sampling(max_tokens=length, temperature=0.0) for length in lengths]
+    jobs = [make_job(text, number) for number, text in enumerate(texts)]
     for decided in (VANILLA, decision("small", 3)):
         others = decode(engine, ((job, sampling, decided) for job, sampling in zip(jobs, greedy, strict=True)))
         for kind, (k, _, _) in KINDS.items():
