@@ -30,8 +30,7 @@ KINDS: Final = {"chain": (4, 1, 0.1), "eager": (9, 1, 0.0), "tree": (7, 3, 0.02)
 #: Chance that the last test fails where nothing is wrong, and its normal quantile (chi-square by Wilson-Hilferty).
 SIGNIFICANCE, QUANTILE = 1e-6, 4.753424
 NUM_TEXTS: Final = 200
-#: Their prompts together fit into the piece that a pass reads: a prompt whose last piece is a single token is proposed
-#: for in its first round, which no virtual round is.
+#: Prompts that are admitted together are read alike in every run: they fit into the piece that a pass reads.
 NUM_SLOTS: Final = 12
 #: Look-up hits and misses in what the tiny model says to these; a few random prompts need not show both (1 run of 40).
 TELLING: Final = ("cd one", "cd ab", "ab one", "one ab one", "ab cd ab")

@@ -63,6 +63,7 @@ class Round:
         # Texts that were read to their end first: to keep drafts may fail, and nothing would ever read these again.
         for (sequence, proposal), verdict in reversed(list(zip(asked, settled, strict=True))):
             if self._num_unread(sequence):
+                sequence.is_first_drafted |= not sequence.counts.rounds
                 cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
             sequence.take(proposal, verdict)
         self._width = max((len(read.token_ids) for read in reads[: len(pending)]), default=0)

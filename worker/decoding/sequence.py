@@ -35,6 +35,8 @@ class Sequence:
         self.drafter = decision.drafter
         self.marks: Mapping[str, int] = {}  #: worker.decoding.shadow
         self.counts = AcceptanceCounts()
+        #: Its first round could draft: of its prompt only the last token was left, the rest held by another slot.
+        self.is_first_drafted = False
         self.finish_reason: Literal["stop", "length"] | None = None
         self._num_draft_tokens = decision.num_draft_tokens
         self._by_batch = decision.num_draft_tokens_by_batch

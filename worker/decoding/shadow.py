@@ -12,9 +12,9 @@ and reproducible ones (accepted on equality by definition) the text itself is th
 of a tree, each accepted with what is left of p and then taken out of it, are the same case: one of them is accepted if
 and only if it is the token that comes. Where a dtype rounds, a text may differ by a near-tie, as two real runs may.
 
-Two edges. A prompt whose last piece read is a single token is proposed for in its first round, a virtual one's first is
-always the prefill. And what look-up remembers of a task is taken as it was when the job began; a real run also sees
-what ends while it runs.
+One edge. What look-up remembers of a task is taken as it was when the job began; a real run also sees what ends while
+it runs. The first round of a prompt whose last piece is a single token can draft, in virtual rounds as in real ones:
+how a prompt is read depends on the slots beside it, not on the drafter.
 
 A text that look-up itself decoded at a smaller k is scored at its longest: whether more would pay is known without
 trying. That score says all that the run's own counts say, so it takes their place as evidence (`Outcome.evidence`).
@@ -57,6 +57,7 @@ class FinishedText(Protocol):
     num_prompt: int
     drafter: str | None
     longest_draft: int  #: most tokens that it was allowed to draft in a round
+    is_first_drafted: bool  #: its first round was no prefill
     marks: Mapping[str, int]  #: what `Shadows.marks` returned when it began
     device_s: float  #: what decoding it took
 
@@ -137,15 +138,20 @@ def replay(
     output: Sequence[int],
     num_draft_tokens: int,
     max_tokens: int,
+    *,
+    is_first_drafted: bool = False,
 ) -> AcceptanceCounts:
     """The counts of decoding `output` at k = `num_draft_tokens` with `propose`, which looks at `seen`.
 
     `seen` is the prompt and grows to the text. `max_tokens` is the job's own limit: a round never proposes past it. The
-    round that ends the text is cropped like a real one; rounds that would begin behind MAX_TOKENS are left out.
+    round that ends the text is cropped like a real one; rounds that would begin behind MAX_TOKENS are left out. The
+    first round is the prefill, which gives a token without a proposal, unless `is_first_drafted`.
     """
-    rounds = Counter({(0, 0, 1, 0): 1})  # the prefill
-    seen.append(output[0])
-    num_done, num_output = 1, len(output)
+    rounds: Counter[tuple[int, int, int, int]] = Counter()
+    num_done, num_output = 0, len(output)
+    if not is_first_drafted:
+        rounds[0, 0, 1, 0] = num_done = 1
+        seen.append(output[0])
     while num_done < min(num_output, MAX_TOKENS):
         room = min(num_draft_tokens, max_tokens - num_done - 1)
         proposal = propose(room)
@@ -165,7 +171,8 @@ def replay(
 def _score(drafter: LookupDrafter, ended: FinishedText) -> AcceptanceCounts:
     seen, output = ended.text[: ended.num_prompt], ended.text[ended.num_prompt :]
     propose = drafter.rereading(seen, ended.task, ended.marks.get(drafter.state.name, 0))
-    return replay(propose, seen, output, drafter.state.max_draft_tokens, ended.max_tokens)
+    k = drafter.state.max_draft_tokens
+    return replay(propose, seen, output, k, ended.max_tokens, is_first_drafted=ended.is_first_drafted)
 
 
 def _agreement(proposal: Proposal, following: Sequence[int]) -> tuple[int, int, int]:

@@ -30,6 +30,7 @@ class Ended:
     task: str = "code"
     drafter: str | None = None
     longest_draft: int = 0
+    is_first_drafted: bool = False
     marks: Mapping[str, int] = field(default_factory=dict)
     device_s: float = 1.0
     max_tokens: int = 10_000
@@ -66,9 +67,9 @@ def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return tokens, parents
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(0, 3), st.data())
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(0, 3), st.booleans(), st.data())
 def test_a_virtual_round_accepts_what_the_target_would_and_is_cropped_where_the_text_ends(
-    following: list[int], room_behind: int, data: st.DataObject
+    following: list[int], room_behind: int, is_first_drafted: bool, data: st.DataObject
 ) -> None:
     """One round over a text known beforehand, against the verification of real rounds, whatever would follow it."""
     is_chain = data.draw(st.booleans())
@@ -81,13 +82,21 @@ def test_a_virtual_round_accepts_what_the_target_would_and_is_cropped_where_the_
     best = [real[0], *(real[depth] for depth in depths)]
     verdict = verify_greedy(best, tokens) if is_chain else verify_tree_greedy(best, tokens, parents)
     num_emitted = min(verdict.num_accepted + 1, len(following))
-    expected = PREFILL.with_round(
+    prefilled = [] if is_first_drafted else [7]
+    expected = (PREFILL if prefilled else AcceptanceCounts()).with_round(
         max(depths), verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
     )
     for _ in range(len(following) - num_emitted):
         expected = expected.with_round(0, 0, num_emitted=1)
     proposals = iter([Proposal(tuple(tokens), None if is_chain else tuple(parents))])
-    found = replay(lambda room: next(proposals, NOTHING), [7], [7, *following], 9, len(following) + 1 + room_behind)
+    found = replay(
+        lambda room: next(proposals, NOTHING),
+        [7],
+        [*prefilled, *following],
+        9,
+        len(prefilled) + len(following) + room_behind,
+        is_first_drafted=is_first_drafted,
+    )
     assert found == expected
 
 
@@ -100,6 +109,9 @@ def test_a_proposal_is_never_asked_for_beyond_the_jobs_own_limit() -> None:
 
     replay(propose, [0], [1, 2, 3, 4], 2, 4)
     assert asked == [2, 1, 0]
+    asked.clear()
+    replay(propose, [0], [1, 2, 3, 4], 2, 4, is_first_drafted=True)
+    assert asked == [2, 2, 1, 0]
 
 
 def test_rounds_begin_in_the_first_tokens_of_a_long_text_only(rng: random.Random) -> None:
