@@ -49,8 +49,8 @@ class CostPoint:
         return self.median_ms * self.correction
 
 
-#: (width, value), widths ascending.
-_Line: TypeAlias = Sequence[tuple[int, float]]
+#: Widths, ascending, and the value at each.
+_Line: TypeAlias = tuple[Sequence[float], Sequence[float]]
 #: Lines by batch size.
 _Plane: TypeAlias = Mapping[int, _Line]
 
@@ -65,14 +65,16 @@ class CostTable:
     def __init__(self, points: Iterable[CostPoint]) -> None:
         self.points: Final = tuple(sorted(points, key=_order))
         self._rounds: dict[str | None, _Surface] = {}
-        self._prompts: dict[str | None, list[tuple[int, float]]] = {}
-        planes: dict[str | None, dict[int, dict[int, list[tuple[int, float]]]]] = {}
+        self._prompts: dict[str | None, tuple[list[float], list[float]]] = {}
+        planes: dict[str | None, dict[int, dict[int, tuple[list[float], list[float]]]]] = {}
         for point in self.points:
             if point.kind is CostKind.PREFILL:
-                self._prompts.setdefault(point.drafter, []).append((point.width, point.ms))
+                widths, values = self._prompts.setdefault(point.drafter, ([], []))
             else:
                 plane = planes.setdefault(point.drafter, {}).setdefault(point.context, {})
-                plane.setdefault(point.batch, []).append((point.width, point.ms))
+                widths, values = plane.setdefault(point.batch, ([], []))
+            widths.append(point.width)
+            values.append(point.ms)
         for drafter, by_context in planes.items():
             self._rounds[drafter] = _Surface(by_context)
 
@@ -108,7 +110,7 @@ class CostTable:
         prompts = self._prompts.get(drafter)
         if not prompts or num_tokens <= 0:
             return 0.0
-        longest, ms = prompts[-1]
+        longest, ms = prompts[0][-1], prompts[1][-1]
         return ms * num_tokens / longest if num_tokens > longest else _interpolate(prompts, num_tokens)
 
 
@@ -118,6 +120,7 @@ class RoundCosts:
     def __init__(self, surfaces: Mapping[str | None, _Surface], batch: int, context: float | None) -> None:
         self._surfaces = surfaces
         self._lines: dict[str | None, _Line] = {}
+        self._narrow: float | None = None
         self.batch, self._context = batch, context
 
     def part_ms(self, drafter: str | None, width: float) -> float | None:
@@ -152,17 +155,19 @@ class RoundCosts:
         nobody = (1 - proposing) ** self.batch
         # Without anybody the width does not matter: it is weighed with 0.
         mean_width = 1 + (mean / (1 - nobody) if nobody < 1 else num_draft_tokens)
-        wide, narrow = self.part_ms(None, mean_width), self.part_ms(None, 1)
-        if narrow is None or wide is None or draft is None:
+        wide = self.part_ms(None, mean_width)
+        if self._narrow is None:
+            self._narrow = self.part_ms(None, 1)
+        if self._narrow is None or wide is None or draft is None:
             return None
-        return draft + (1 - nobody) * wide + nobody * narrow
+        return draft + (1 - nobody) * wide + nobody * self._narrow
 
 
 class _Surface:
     """One drafter's or the target's times over (context, batch, width)."""
 
     def __init__(self, planes: Mapping[int, _Plane]) -> None:
-        base = max(planes, key=lambda context: (sum(map(len, planes[context].values())), -context))
+        base = max(planes, key=lambda context: (sum(len(line[0]) for line in planes[context].values()), -context))
         self._base = planes[base]
         self._ratios: list[tuple[int, _Plane | None]] = [
             (context, None if context == base else self._over_base(planes[context])) for context in sorted(planes)
@@ -176,13 +181,16 @@ class _Surface:
         (far, one), (near, other) = self._ratios[min(after, len(self._ratios) - 1)], self._ratios[max(after - 1, 0)]
         share = (context - near) / (far - near) if far > near else 0.0
         ratio = _blend(_flat(other, batch), _flat(one, batch), share)
-        widths = sorted({width for width, _ in (*ms, *ratio)})
-        return [(width, _interpolate(ms, width) * _interpolate(ratio, width)) for width in widths]
+        widths = sorted({*ms[0], *ratio[0]})
+        return widths, [_interpolate(ms, width) * _interpolate(ratio, width) for width in widths]
 
     def _over_base(self, plane: _Plane) -> _Plane:
         return {
-            batch: [(width, ms / _interpolate(_line(self._base, batch), width)) for width, ms in line]
-            for batch, line in plane.items()
+            batch: (
+                widths,
+                [ms / _interpolate(_line(self._base, batch), width) for width, ms in zip(widths, values, strict=True)],
+            )
+            for batch, (widths, values) in plane.items()
         }
 
 
@@ -216,23 +224,23 @@ def _line(plane: _Plane, batch: int) -> _Line:
 
 
 def _flat(plane: _Plane | None, batch: int) -> _Line:
-    return ((1, 1.0),) if plane is None else _line(plane, batch)
+    return ((1,), (1.0,)) if plane is None else _line(plane, batch)
 
 
 def _blend(one: _Line, other: _Line, share: float) -> _Line:
     """(1 - share) · one + share · other, at every width of either."""
     if share == 0.0 or one is other:
         return one
-    widths = sorted({width for width, _ in (*one, *other)})
-    return [(w, (1 - share) * _interpolate(one, w) + share * _interpolate(other, w)) for w in widths]
+    widths = sorted({*one[0], *other[0]})
+    return widths, [(1 - share) * _interpolate(one, w) + share * _interpolate(other, w) for w in widths]
 
 
-def _interpolate(points: _Line, x: float) -> float:
-    x0, y0 = points[0]
-    if x <= x0:
-        return y0
-    for x1, y1 in points:
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-        x0, y0 = x1, y1
-    return y0
+def _interpolate(line: _Line, x: float) -> float:
+    xs, ys = line
+    after = bisect_left(xs, x)
+    if after == 0:
+        return ys[0]
+    if after == len(xs):
+        return ys[-1]
+    x0, y0 = xs[after - 1], ys[after - 1]
+    return y0 + (ys[after] - y0) * (x - x0) / (xs[after] - x0)

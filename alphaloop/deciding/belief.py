@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Final
 
 from alphaloop.deciding.profile import Profile
@@ -74,8 +73,12 @@ class Belief:
         """Mean tokens of the longest of `batch` proposals by k, from 0: Σ_{i≤k} 1 - (1 - P(one has i tokens))^batch."""
         if batch == 1:
             return self.proposed
-        none = ((1 - (after - before)) ** batch for before, after in pairwise(self.proposed))
-        return tuple(accumulate((1 - p for p in none), initial=0.0))
+        longest, total, before = [0.0], 0.0, 0.0
+        for proposed in self.proposed[1:]:
+            total += 1 - (1 - (proposed - before)) ** batch
+            longest.append(total)
+            before = proposed
+        return tuple(longest)
 
     def tokens_moved(self, logits: float) -> tuple[float, ...]:
         """Expected tokens a round by k, from 0, if every position were better by so many logits."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from alphaloop.acceptance import Z95
 from alphaloop.cost import CostTable, RoundCosts
 from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.objective import Objective
+from alphaloop.deciding.objective import Aim, Objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,11 @@ class JobSize:
         return self.num_prompt_tokens + self.num_tokens / 2
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(NamedTuple):
     """One way to decode the batch, with what is expected of it. Vanilla is k = 0.
 
     The speed-up is of whole jobs where their size is known: prompts are read in every mode, and draft models read them
-    too. Otherwise it is of the rounds alone.
+    too. Otherwise it is of the rounds alone. A tuple, since a decision makes dozens.
     """
 
     drafter: str | None
@@ -90,6 +90,7 @@ def weigh(
     if vanilla_ms is None:
         return ()
     objective = objective or Objective()
+    has_target = objective.aim is not Aim.THROUGHPUT
     # A batch reads its prompts one after the other, and shares its rounds.
     reading_ms = batch * costs.prefill_ms(None, size.num_prompt_tokens) if size else 0.0
     num_tokens = size.num_tokens if size else 1.0
@@ -112,9 +113,10 @@ def weigh(
             rounds_ms = num_tokens * round_ms
             taken_ms = read_ms + rounds_ms / tokens
             low, high = max(1.0, tokens - Z95 * sd), min(k + 1.0, tokens + Z95 * sd)
-            met = objective.chance(
-                reading_ms=read_ms, round_ms=round_ms, num_tokens=num_tokens, tokens_per_round=tokens, tokens_sd=sd
-            )
+            if has_target:
+                met = objective.chance(
+                    reading_ms=read_ms, round_ms=round_ms, num_tokens=num_tokens, tokens_per_round=tokens, tokens_sd=sd
+                )
             found.append(
                 Alternative(
                     drafter.name, k, tokens, round_ms, job_ms / taken_ms,

@@ -31,7 +31,10 @@ def document(found: Explanation) -> dict[str, Any]:
         "beliefs": {name: _believed(its) for name, its in found.evidence.items()},
         "costs": [asdict(point) for point in found.costs.points],
         "incumbent": asdict(found.incumbent) if found.incumbent else None,
-        "decision": asdict(found.decision),
+        "decision": {
+            **asdict(found.decision),
+            "alternatives": [way._asdict() for way in found.decision.alternatives],
+        },
         "measured": {
             **asdict(found.measured),
             "lost_share": found.measured.lost,
