@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Kinds of batches kept in mind; beyond it all are forgotten, and the log says again what was chosen last.
 _MOST_KINDS: Final = 50_000
+#: What a task earned is written so often at most: a write takes as long as a token, and nobody waits for it.
+EARNED_EVERY_S: Final = 5.0
 
 
 class BatchKind(NamedTuple):
@@ -82,14 +85,19 @@ class Budgets:
     """What each task may still lose, by sampling bucket; one thread owns it.
 
     All workers of a target and device save up and spend together, in the database, so a restart goes on with what there
-    is, and nothing is spent twice. How long each drafter has not been used is recalled from history, so that looks come
-    as they would have. A budget that cannot be written is no reason not to decode: it is written with the next batch.
+    is. What is spent is written at once, what is earned every few seconds, and with it comes what the others did: two
+    workers that spend the same in between owe it, and save it up before anybody spends again. How long each drafter has
+    not been used is recalled from history, so that looks come as they would have. A budget that cannot be written is no
+    reason not to decode: it is written with the next batch.
     """
 
     def __init__(
         self, store: BudgetStore, history: HistoryStore, remembered: Remembered, identity: EngineIdentity,
-        drafters: Mapping[str, str],
+        drafters: Mapping[str, str], *, earned_every_s: float = EARNED_EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
+        self._earned_every_s, self._clock = earned_every_s, clock
+        self._due: dict[tuple[str, str], float] = {}
         self._store = store
         self._history = history
         self._remembered = remembered
@@ -118,16 +126,27 @@ class Budgets:
     def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> None:
         """What is left of the task's budget, which was asked for."""
         subject = task, sampling_bucket
-        stored = self._stored[subject]
         self._budgets[subject] = budget
+        has_spent = budget.spent != self._stored[subject].spent
+        if has_spent or self._clock() >= self._due.get(subject, 0.0):
+            self._write(subject)
+
+    def save(self) -> None:
+        """Write what was earned since the last time."""
+        for subject in self._budgets:
+            self._write(subject)
+
+    def _write(self, subject: tuple[str, str]) -> None:
+        budget, stored = self._budgets[subject], self._stored[subject]
         if replace(budget, unseen=None) == replace(stored, unseen=None):
             return
         try:
-            budget = self._store.add(self._subject(task, sampling_bucket), stored, budget)
+            budget = self._store.add(self._subject(*subject), stored, budget)
         except StoreError as error:
             log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
         else:
             self._budgets[subject] = self._stored[subject] = budget
+            self._due[subject] = self._clock() + self._earned_every_s
 
     def seen(self, task: str, sampling_bucket: str, drafter: str) -> None:
         """The drafter was scored on a job of the task without being used: a change would have been noticed."""

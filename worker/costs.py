@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _NEWS: Final = math.log(1.01)
 #: Contexts are told apart by so many tokens: what a pass looks back on moves its time little, and grows every round.
 _CONTEXT_STEP: Final = 64
+#: Steps that wait to be learned from at most. Together, and between two decisions rather than between two passes, each
+#: takes a quarter of the time: behind a pass the processor's caches hold weights.
+_MOST_WAITING: Final = 64
 #: Shapes whose calibrated time is remembered.
 _MOST_KNOWN: Final = 10_000
 
@@ -30,6 +33,7 @@ _MOST_KNOWN: Final = 10_000
 class LiveCosts:
     """Measured points and what real rounds make of them. One thread owns it; `level` may be read from others.
 
+    Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old.
     `save` is called with every point whenever a correction has moved by a hundredth, at most every `save_every_s`.
     """
 
@@ -53,6 +57,7 @@ class LiveCosts:
             part: Correction(half_life, {point: point.correction for point in measured})
             for part, measured in self._by_part.items()
         }
+        self._waiting: list[Step] = []
         self._table: CostTable | None = None
 
     @property
@@ -67,6 +72,7 @@ class LiveCosts:
     @property
     def table(self) -> CostTable:
         """The costs as they are now."""
+        self._learn_from_waiting()
         if self._table is None:
             self._table = CostTable(self._corrected())
         return self._table
@@ -78,7 +84,18 @@ class LiveCosts:
         """
         if step.batch == 0 or step.verify_s <= 0 or (step.num_prefill_tokens and step.num_positions):
             return
-        self._table = None
+        self._waiting.append(step)
+        if len(self._waiting) >= _MOST_WAITING:
+            self._learn_from_waiting()
+
+    def _learn_from_waiting(self) -> None:
+        if self._waiting:
+            self._table = None
+        for step in self._waiting:
+            self._learn_from(step)
+        self._waiting.clear()
+
+    def _learn_from(self, step: Step) -> None:
         if step.num_prefill_tokens:
             self._learn(CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
             return
@@ -98,6 +115,7 @@ class LiveCosts:
 
     def save(self) -> bool:
         """Store corrections that moved since the last time."""
+        self._learn_from_waiting()
         points = self._corrected()
         moved = [abs(math.log(now.correction / then.correction)) for now, then in zip(points, self._saved, strict=True)]
         if max(moved, default=0.0) < _NEWS:

@@ -43,7 +43,7 @@ class Decider:
     """Decides batches. The generator is the worker's own, seeded, so that a run can be repeated.
 
     Only the first batch of a task and sampling bucket asks the database. A choice that changes is written there, and so
-    is what a batch leaves of the task's budget.
+    is what is left of the task's budget.
     """
 
     def __init__(
@@ -117,6 +117,10 @@ class Decider:
         self._remembered.add(one for outcome in recorded for one in outcome.evidence)
         for shadow in (shadow for outcome in recorded for shadow in outcome.shadows):
             self._budgets.seen(shadow.key.task, shadow.key.sampling_bucket, shadow.key.drafter)
+
+    def save(self) -> None:
+        """Write what tasks earned since the last time; before a worker ends."""
+        self._budgets.save()
 
     def _drafters(self) -> list[DrafterState]:
         return [

@@ -66,6 +66,7 @@ class Worker:
             self._p.costs.save_when_due()
             self.run_once()
         self._p.costs.save()
+        self._p.decider.save()
 
     def relay_overdue(self) -> int:
         """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""

@@ -14,6 +14,7 @@ import pytest
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.decision import Choice, Decision, Reason
+from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode, Origin, parse_job
@@ -49,7 +50,10 @@ _NUMBERS = count()
 class Worker:
     """What assembly.py makes of a decider, and what it remembers."""
 
-    def __init__(self, database: Database, seed: int, limits: PolicyLimits = NO_EXPLORATION) -> None:
+    def __init__(
+        self, database: Database, seed: int, limits: PolicyLimits = NO_EXPLORATION, *, earned_every_s: float = 0.0
+    ) -> None:
+        self.now_s = 1000.0
         identity = ENGINE.identity
         self.remembered = Remembered(
             AcceptanceStateStore(database), DraftRegistry(database), target_revision=identity.target_revision,
@@ -58,8 +62,9 @@ class Worker:
         self.remembered.look()
         self.choices = Choices(DecisionLog(database), identity, "w")
         self.budgets = Budgets(
-            BudgetStore(database), HistoryStore(database), self.remembered, identity, {LOOKUP.name: LOOKUP.revision}
-        )
+            BudgetStore(database), HistoryStore(database), self.remembered, identity, {LOOKUP.name: LOOKUP.revision},
+            earned_every_s=earned_every_s, clock=lambda: self.now_s,
+        )  # fmt: skip
         self.decider = Decider(
             ENGINE, self.remembered, self.choices, self.budgets,
             costs=open_costs(WorkerSettings(calibration_samples=1), ENGINE, CostStore(database)), limits=limits,
@@ -259,6 +264,33 @@ def test_what_was_saved_up_outlives_a_worker_and_is_spent_once(
     left = first.budgets.of("code", "greedy")
     assert left.balance == pytest.approx(left.earned - saved.balance)
     assert left.spent == pytest.approx(saved.balance)
+
+
+def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
+    database: Database, seed: int, rng: random.Random
+) -> None:
+    record(database, *(run("code", rng, 0.95) for _ in range(10)))
+    limits = PolicyLimits(explore_share=0.05, control_share=0.0)
+    worker = Worker(database, seed, limits, earned_every_s=5.0)
+
+    def stored() -> ExplorationBudget:
+        return Worker(database, seed, limits).budgets.of("code", "greedy")
+
+    worker.decide("code")
+    first = stored().earned
+    assert first > 0
+    for _ in range(3):
+        worker.decide("code")
+    assert stored().earned == first
+    worker.now_s += 5.0
+    worker.decide("code")
+    assert stored().earned == pytest.approx(5 * first)
+    worker.decide("code")
+    worker.budgets.keep("code", "greedy", worker.budgets.of("code", "greedy").paid(1.0))
+    assert (stored().earned, stored().spent) == pytest.approx((6 * first, 1.0))
+    worker.decide("code")
+    worker.decider.save()
+    assert stored().earned == pytest.approx(7 * first)
 
 
 def test_a_cold_task_has_its_first_credit_once(database: Database, seed: int) -> None:
