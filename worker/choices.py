@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 #: Kinds of batches kept in mind; beyond it all are forgotten, and the log says again what was chosen last.
 _MOST_KINDS: Final = 50_000
 #: What a task earned is written so often at most: a write takes as long as a token, and nobody waits for it.
-EARNED_EVERY_S: Final = 5.0
+EARNED_EVERY_S: Final = 15.0
 
 
 class BatchKind(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import generate_latest
 
 from alphaloop.cost import CostPoint
@@ -29,7 +30,7 @@ def test_a_step_shows_where_its_time_went() -> None:
     assert value(metrics, "alphaloop_step_prefill_tokens_total") == 400
 
 
-def test_the_level_of_costs_is_read_when_somebody_asks() -> None:
+def test_the_level_of_costs_is_that_of_the_last_decision() -> None:
     metrics = WorkerMetrics()
     points = [CostPoint(None, 1, 1, 10.0, 3), CostPoint("lookup", 1, 9, 0.1, 3)]
     costs = LiveCosts(points, half_life=4, save=lambda points: None, save_every_s=60.0)
@@ -37,6 +38,7 @@ def test_the_level_of_costs_is_read_when_somebody_asks() -> None:
     assert value(metrics, "alphaloop_cost_level", part="target") == 1.0
     for _ in range(5):
         costs.observe(Step((), (), 1, 1, 0.03, verify_s=0.03, context=256))
+    assert costs.table.part_ms(None, 1, 1) == pytest.approx(30.0)
     assert abs((value(metrics, "alphaloop_cost_level", part="target") or 0) - 3.0) < 1e-9
     assert value(metrics, "alphaloop_cost_level", part="lookup") == 1.0
     assert b"job" not in b"".join(line for line in generate_latest(metrics.registry).splitlines() if b"step_" in line)
