@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 #: Tokens that a measured sequence already has, where nothing else is said.
@@ -95,12 +96,10 @@ class CostTable:
         return self.rounds(batch, context).part_ms(drafter, width)
 
     def round_ms(
-        self, drafter: str | None, batch: int, num_draft_tokens: int, *, proposing: float = 1.0,
-        mean_proposed: float | None = None, context: float | None = None,
-    ) -> float | None:  # fmt: skip
-        """`RoundCosts.round_ms` of one batch size and context."""
-        here = self.rounds(batch, context)
-        return here.round_ms(drafter, num_draft_tokens, proposing=proposing, mean_proposed=mean_proposed)
+        self, drafter: str | None, batch: int, num_draft_tokens: int, context: float | None = None
+    ) -> float | None:
+        """Milliseconds of a round in which every sequence has so many draft tokens; None when never measured."""
+        return self.rounds(batch, context).round_ms(drafter, num_draft_tokens)
 
     def prefill_ms(self, drafter: str | None, num_tokens: float) -> float:
         """Expected milliseconds to read one prompt: interpolated, by the token beyond the longest one measured.
@@ -120,7 +119,7 @@ class RoundCosts:
     def __init__(self, surfaces: Mapping[str | None, _Surface], batch: int, context: float | None) -> None:
         self._surfaces = surfaces
         self._lines: dict[str | None, _Line] = {}
-        self._narrow: float | None = None
+        self._steps: list[float] = []  # of the target's time, from one width to the next
         self.batch, self._context = batch, context
 
     def part_ms(self, drafter: str | None, width: float) -> float | None:
@@ -133,34 +132,40 @@ class RoundCosts:
         return _interpolate(line, width)
 
     def round_ms(
-        self, drafter: str | None, num_draft_tokens: int, *, proposing: float = 1.0, mean_proposed: float | None = None,
+        self, drafter: str | None, num_draft_tokens: int, proposed: Sequence[float] | None = None,
         longest_proposed: float | None = None,
     ) -> float | None:  # fmt: skip
         """Expected milliseconds of one round at k = `num_draft_tokens`; None when never measured.
 
-        `proposing` is the probability that a sequence gets a proposal at all: look-up often has none. `mean_proposed`
-        is how many tokens a sequence gets on average, k · proposing unless given. A pass holds what was proposed,
-        without padding, so its mean width decides. Sequences being independent, nobody proposes with probability
-        (1 - proposing)^batch, and the pass is 1 wide; otherwise it is 1 + mean_proposed / P(somebody) wide on average.
-        The drafter's own time is paid either way, for the longest proposal of the batch, `longest_proposed` tokens on
-        average, k unless given; one that was never measured makes the cost unknown rather than free.
+        `proposed[i]` is how many tokens a sequence gets on average when it asks for i, from 0; always i unless given.
+        The drafter's own time is for the longest proposal of the batch, `longest_proposed` tokens on average, k unless
+        given; one that was never measured makes the cost unknown rather than free.
         """
         if drafter is None or num_draft_tokens == 0:
             return self.part_ms(None, num_draft_tokens + 1)
         draft = self.part_ms(drafter, 1 + (num_draft_tokens if longest_proposed is None else longest_proposed))
-        mean = num_draft_tokens * proposing if mean_proposed is None else mean_proposed
-        if proposing >= 1.0:
-            wide = self.part_ms(None, 1 + mean)
-            return None if draft is None or wide is None else draft + wide
-        nobody = (1 - proposing) ** self.batch
-        # Without anybody the width does not matter: it is weighed with 0.
-        mean_width = 1 + (mean / (1 - nobody) if nobody < 1 else num_draft_tokens)
-        wide = self.part_ms(None, mean_width)
-        if self._narrow is None:
-            self._narrow = self.part_ms(None, 1)
-        if self._narrow is None or wide is None or draft is None:
+        target = self._pass_ms(range(num_draft_tokens + 1) if proposed is None else proposed, num_draft_tokens)
+        return None if draft is None or target is None else draft + target
+
+    def _pass_ms(self, proposed: Sequence[float], k: int) -> float | None:
+        """The target's part, for what is proposed, without padding.
+
+        One sequence: E[T(1 + W)] = T(1) + Σ_{i≤k} P(W ≥ i) · (T(i + 1) - T(i)). A device's time goes in steps, so the
+        time of the mean width is another. Several: their mean width decides, and varies less. Nobody proposes with
+        probability (1 - P(W ≥ 1))^batch, and the pass is 1 wide; otherwise it is 1 + E[W] / P(somebody) on average.
+        """
+        narrow = self.part_ms(None, 1)
+        if narrow is None:
             return None
-        return draft + (1 - nobody) * wide + nobody * self._narrow
+        if self.batch == 1:
+            while len(self._steps) < k:
+                width = len(self._steps) + 1
+                self._steps.append((self.part_ms(None, width + 1) or 0.0) - (self.part_ms(None, width) or 0.0))
+            each = zip(pairwise(proposed), self._steps[:k], strict=False)
+            return narrow + sum((after - before) * step for (before, after), step in each)
+        somebody = 1 - (1 - proposed[1]) ** self.batch
+        wide = self.part_ms(None, 1 + proposed[k] / somebody) if somebody > 0 else 0.0
+        return None if wide is None else somebody * wide + (1 - somebody) * narrow
 
 
 class _Surface:

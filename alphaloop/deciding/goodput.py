@@ -133,10 +133,7 @@ def expected_round_ms(here: RoundCosts, drafter: str, belief: Belief, k: int, lo
 
     `longest_proposed` is the belief's at k for this batch, which a caller with many k computes once.
     """
-    return here.round_ms(
-        drafter, k, proposing=belief.reach[0], mean_proposed=belief.proposed[k],
-        longest_proposed=longest_proposed,
-    )  # fmt: skip
+    return here.round_ms(drafter, k, belief.proposed, longest_proposed)
 
 
 def noise_between(one: Alternative, other: Alternative, beliefs: Mapping[str, Belief]) -> float:

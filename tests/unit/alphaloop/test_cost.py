@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from alphaloop.cost import CostKind, CostPoint, CostTable, expected_tokens_per_round
 
+#: Mean tokens proposed, by what is asked for from 0, of a drafter that never has more than three.
+THREE = [min(i, 3) for i in range(9)]
+
 
 def table(*points: tuple[str | None, int, int, float]) -> CostTable:
     return CostTable(CostPoint(drafter, batch, width, ms, 5) for drafter, batch, width, ms in points)
@@ -88,11 +91,31 @@ def test_reach_and_acceptance_belong_together() -> None:
 
 def test_a_drafter_that_seldom_proposes_seldom_widens_the_pass() -> None:
     costs = table((None, 1, 1, 30.0), (None, 1, 9, 50.0), (None, 2, 1, 30.0), (None, 2, 9, 50.0), ("d", 1, 9, 1.0))
-    assert costs.round_ms("d", 1, 8, proposing=0.0) == 31.0
-    assert costs.round_ms("d", 1, 8, proposing=0.25) == pytest.approx(1 + 0.25 * 50 + 0.75 * 30)
+    one, two = costs.rounds(1), costs.rounds(2)
+    assert one.round_ms("d", 8, [0.0] * 9) == two.round_ms("d", 8, [0.0] * 9) == 31.0
+    assert one.round_ms("d", 8, [0.25 * i for i in range(9)]) == pytest.approx(1 + 0.25 * 50 + 0.75 * 30)
     # Two sequences: nobody proposes in a quarter of the rounds; in the others 4 / .75 positions a sequence on average.
-    assert costs.round_ms("d", 2, 8, proposing=0.5) == pytest.approx(1 + 0.75 * (30 + 20 * 4 / 0.75 / 8) + 0.25 * 30)
+    expected = 1 + 0.75 * (30 + 20 * 4 / 0.75 / 8) + 0.25 * 30
+    assert two.round_ms("d", 8, [0.5 * i for i in range(9)]) == pytest.approx(expected)
     assert costs.round_ms("d", 1, 8) == 51.0
+
+
+@given(
+    st.lists(st.floats(1.0, 100.0), min_size=2, max_size=9), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8),
+    st.data(),
+)  # fmt: skip
+def test_the_pass_of_one_sequence_costs_the_mean_over_its_widths(
+    times: list[float], lasting: list[float], data: st.DataObject
+) -> None:
+    """Whatever steps the device's time takes from one width to the next."""
+    at_least = [math.prod(lasting[:i]) for i in range(len(lasting) + 1)]
+    k = data.draw(st.integers(1, len(lasting)))
+    chances = [at_least[i] - at_least[i + 1] for i in range(k)] + [at_least[k]]
+    points = [(None, 1, width, ms) for width, ms in enumerate(times, 1)]
+    costs = table(*points, ("d", 1, 2, 0.5))
+    mean = sum(p * (costs.part_ms(None, 1, 1 + num) or 0.0) for num, p in enumerate(chances))
+    proposed = [sum(at_least[1 : i + 1]) for i in range(len(lasting) + 1)]
+    assert costs.rounds(1).round_ms("d", k, proposed) == pytest.approx(0.5 + mean)
 
 
 def at(context: int, *points: tuple[str | None, int, int, float]) -> list[CostPoint]:
@@ -110,7 +133,7 @@ def test_a_longer_context_costs_its_ratio_at_shapes_that_were_not_measured_there
     assert costs.part_ms(None, 1, 9, (256 + 2048) / 2) == pytest.approx(50.0)
     assert costs.part_ms(None, 1, 1, 1e6) == pytest.approx(36.0)
     assert costs.part_ms(None, 1, 1, 0) == 30.0
-    assert costs.round_ms(None, 1, 8, context=2048) == pytest.approx(60.0)
+    assert costs.round_ms(None, 1, 8, 2048) == pytest.approx(60.0)
 
 
 @given(
@@ -145,16 +168,15 @@ def test_a_correction_multiplies_what_was_measured() -> None:
 
 
 def test_short_proposals_make_narrow_passes() -> None:
-    costs = table((None, 1, 1, 30.0), (None, 1, 9, 46.0), ("d", 1, 9, 1.0))
-    assert costs.round_ms("d", 1, 8, mean_proposed=3.0) == pytest.approx(1 + 30 + 2 * 3)
-    # A proposal in half of the rounds, of six tokens on average when there is one.
-    assert costs.round_ms("d", 1, 8, proposing=0.5, mean_proposed=3.0) == pytest.approx(1 + (42 + 30) / 2)
-    assert costs.round_ms("d", 1, 8, mean_proposed=8.0) == costs.round_ms("d", 1, 8)
-    assert costs.round_ms("d", 1, 8, proposing=0.0, mean_proposed=0.0) == 31.0
+    costs = table((None, 1, 1, 30.0), (None, 1, 9, 46.0), ("d", 1, 9, 1.0)).rounds(1)
+    assert costs.round_ms("d", 8, THREE) == pytest.approx(1 + 30 + 2 * 3)
+    # A proposal in half of the rounds, of six tokens when there is one.
+    assert costs.round_ms("d", 8, [min(i, 6) / 2 for i in range(9)]) == pytest.approx(1 + (42 + 30) / 2)
+    assert costs.round_ms("d", 8, range(9)) == costs.round_ms("d", 8)
 
 
 def test_a_drafter_that_stops_early_is_paid_for_its_longest_proposal() -> None:
     costs = table((None, 1, 1, 30.0), (None, 1, 9, 46.0), ("d", 1, 2, 5.0), ("d", 1, 9, 40.0)).rounds(1)
-    assert costs.round_ms("d", 8, mean_proposed=3.0) == pytest.approx(40 + 30 + 2 * 3)
-    assert costs.round_ms("d", 8, mean_proposed=3.0, longest_proposed=3.0) == pytest.approx(15 + 30 + 2 * 3)
-    assert costs.round_ms("d", 8, mean_proposed=0.0, longest_proposed=0.0) == pytest.approx(5 + 30)
+    assert costs.round_ms("d", 8, THREE) == pytest.approx(40 + 30 + 2 * 3)
+    assert costs.round_ms("d", 8, THREE, longest_proposed=3.0) == pytest.approx(15 + 30 + 2 * 3)
+    assert costs.round_ms("d", 8, [0.0] * 9, longest_proposed=0.0) == pytest.approx(5 + 30)
