@@ -25,6 +25,8 @@ class DrafterState:
     #: P(a token is proposed | those before it were) by position, before anything was seen, the last one for all behind;
     #: empty: as many as asked for. Only costs rest on it.
     offers: tuple[float, ...] = ()
+    #: s_i, P(a token is proposed at i and accepted | accepted through i - 1), likewise; empty: `policy.prior_alpha`.
+    through: tuple[float, ...] = ()
     is_scored: bool = False  #: on every finished text, at its longest, whoever decoded it: trying it tells nothing more
     max_prompt_tokens: int | None = None  #: of a prompt that it reads; None: all
 

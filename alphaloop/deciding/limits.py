@@ -19,5 +19,5 @@ class PolicyLimits:
     horizon_jobs: float = 300.0  #: for how long something learned is used
     change_jobs: float = 500.0  #: jobs between two changes of a task, before more is known of it
     short_output_tokens: float = 20.0
-    prior_alpha: float = 0.5  #: of a drafter that no task has used
+    prior_alpha: float = 0.5  #: of a draft model that no task has used
     prior_spread: float = 1.0  #: standard deviation between tasks, in logits, before tasks were compared

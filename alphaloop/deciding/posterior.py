@@ -28,8 +28,6 @@ _PROMPT_SPREAD: Final = 0.25
 _SEGMENT_SPREAD: Final = 0.5
 #: Groups' worth of the prior spread in a learned one.
 _PRIOR_GROUPS: Final = 2.0
-#: Of look-up, which often finds nothing: SmolLM2 and 13 tasks' prompts, docs/log.md.
-LOOKUP_OFFERS: Final = (0.55, 0.8)
 #: Chances worth of the parent in a reach, which only the costs rest on.
 _REACH_CHANCES: Final = 20.0
 
@@ -45,11 +43,15 @@ class PairBelief:
 
     @classmethod
     def unknown(
-        cls, max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0, offers: Sequence[float] = ()
-    ) -> PairBelief:
-        """Nothing was seen of the pair. `offers` as a `DrafterState`'s."""
-        profile = Profile.flat(acceptance, 0.5 * spread, max_draft_tokens)
-        return cls(profile, spread, _lasting(offers, max_draft_tokens))
+        cls, max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0, offers: Sequence[float] = (),
+        through: Sequence[float] = (),
+    ) -> PairBelief:  # fmt: skip
+        """Nothing was seen of the pair. `offers` and `through` as a `DrafterState`'s."""
+        expected = _lasting(through or (acceptance,), max_draft_tokens)
+        offered = _lasting(offers, max_draft_tokens)
+        # Where drafts go on because they are right, a token is offered behind an accepted one more often than not.
+        reach = tuple(map(max, offered, expected)) if through else offered
+        return cls(Profile.around(expected, 0.5 * spread), spread, reach, offered)
 
     def for_a_task(self) -> Belief:
         """What is believed of a task that nothing is known of."""
@@ -58,17 +60,17 @@ class PairBelief:
     @classmethod
     def of(
         cls, tasks: Iterable[EvidenceSums], max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0,
-        offers: Sequence[float] = (),
+        offers: Sequence[float] = (), through: Sequence[float] = (),
     ) -> PairBelief:  # fmt: skip
         """From the sums of each task. Their number may be cut to the latest few hundred; order does not matter."""
-        prior = cls.unknown(max_draft_tokens, acceptance, spread, offers)
+        prior = cls.unknown(max_draft_tokens, acceptance, spread, offers, through)
         sums = [task for task in tasks if task.jobs > 0]
         if not sums:
             return prior
         groups = [effective(task, design_effect([task])) for task in sums]
         between = _spread(prior.profile, groups, spread)
         pooled = prior.profile.updated(_pooled(prior.profile, groups, between))
-        reach = offered = prior.reach
+        reach, offered = prior.reach, prior.offered
         for task in sums:
             reach, offered = _reach(task, reach), _offered(task, offered)
         return cls(pooled, between, reach, offered)
@@ -76,7 +78,9 @@ class PairBelief:
     @classmethod
     def of_drafter(cls, drafter: DrafterState, limits: PolicyLimits, tasks: Iterable[EvidenceSums] = ()) -> PairBelief:
         """Of `drafter`, from the sums of each task; without any, what nothing known comes to."""
-        return cls.of(tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers)
+        return cls.of(
+            tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers, drafter.through
+        )
 
 
 def believe(
@@ -154,7 +158,7 @@ def splits_by_segment(leaves: Mapping[EvidenceKey, Memory]) -> bool:
         groups.setdefault(key.segment, []).append(effective(leaf, deff))
     totals = [total(members) for members in groups.values()]
     positions = max((len(total.chances) for total in totals), default=0)
-    return _spread(Profile.flat(0.5, 1.0, positions), totals, 0.0) > 0
+    return _spread(Profile.around((0.5,) * positions, 1.0), totals, 0.0) > 0
 
 
 def _pooled(profile: Profile, groups: Sequence[Counts], spread: float) -> Counts:

@@ -41,10 +41,10 @@ class Profile:
     loading: tuple[float, ...]
 
     @classmethod
-    def flat(cls, probability: float, spread: float, num_positions: int) -> Profile:
-        """The same at every position."""
-        own = (spread * _OWN_SHARE) ** 2
-        return cls((logit(probability),) * num_positions, spread**2, (own,) * num_positions, (1.0,) * num_positions)
+    def around(cls, probabilities: Sequence[float], spread: float) -> Profile:
+        """Before anything was seen: these s_i, give or take `spread` logits."""
+        size, own = len(probabilities), (spread * _OWN_SHARE) ** 2
+        return cls(tuple(map(logit, probabilities)), spread**2, (own,) * size, (1.0,) * size)
 
     def widened(self, spread: float) -> Profile:
         """For one of several groups that differ by `spread`. Loadings become 1, each position keeps its variance."""

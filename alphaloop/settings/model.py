@@ -122,7 +122,7 @@ class PolicySettings(Section):
     horizon_jobs: float = Field(300.0, gt=0)  #: for how many jobs something learned is used
     change_jobs: float = Field(500.0, gt=0)  #: jobs between two changes of a task, before more is known of it
     short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla
-    prior_alpha: float = Field(0.5, gt=0, lt=1)  #: of a drafter that no task has used
+    prior_alpha: float = Field(0.5, gt=0, lt=1)  #: of a draft model that no task has used
     prior_spread: float = Field(1.0, gt=0)  #: standard deviation between tasks (logits), before any were compared
 
     def limits(self) -> PolicyLimits:

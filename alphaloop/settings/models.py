@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.posterior import LOOKUP_OFFERS
 from alphaloop.messages.text import TaskName
 from alphaloop.settings.section import Section, Share
 
@@ -52,8 +52,9 @@ class LookupDrafterSettings(Section):
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """As it is decided about."""
         return DrafterState(
-            name, revision, self.max_draft_tokens, is_stale, offers=LOOKUP_OFFERS, is_scored=self.shadow_share > 0
-        )
+            name, revision, self.max_draft_tokens, is_stale, offers=lookup_prior.OFFERED, through=lookup_prior.THROUGH,
+            is_scored=self.shadow_share > 0,
+        )  # fmt: skip
 
 
 class DraftModelDrafterSettings(Section):

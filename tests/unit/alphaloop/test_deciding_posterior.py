@@ -13,10 +13,12 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.lookup_prior import OFFERED, THROUGH
 from alphaloop.deciding.memory import Memory
 from alphaloop.deciding.posterior import PairBelief, believe, believe_all, splits_by_segment
 from alphaloop.deciding.profile import Counts, Profile
 from alphaloop.deciding.trust import design_effect
+from alphaloop.settings.models import LookupDrafterSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -99,6 +101,19 @@ def test_what_a_drafter_offers_is_foreseen_and_learned(rng: random.Random) -> No
     assert (cold.reach, cold.through) == ((0.5, 0.8, 0.8, 0.8), UNKNOWN.for_a_task().through[:4])
     seen = [remembered(rng, 60, 0.8, k=4).all for _ in range(5)]  # offers whatever it is asked for
     assert min(PairBelief.of(seen, 4, offers=(0.5, 0.8)).reach) > 0.95
+
+
+def test_look_up_is_expected_to_go_on_where_it_went_well(rng: random.Random) -> None:
+    state = LookupDrafterSettings().state("lookup", "r1")
+    pair = PairBelief.of_drafter(state, PolicyLimits())
+    cold = believe({}, key(), state.max_draft_tokens, pair)
+    assert cold.through[: len(THROUGH)] == pytest.approx(THROUGH)
+    assert cold.through[-1] == pytest.approx(THROUGH[-1])
+    assert cold.proposed[2] == pytest.approx(OFFERED[0] * (1 + OFFERED[1]))
+    assert all(0 < a <= 1 for a in cold.acceptance)
+    # Jobs that never went beyond the fourth position move all of them: more came through than was expected.
+    seen = believe({key(): remembered(rng, 30, 0.8, k=4)}, key(), state.max_draft_tokens, pair)
+    assert all(after > before for after, before in zip(seen.through, cold.through, strict=True))
 
 
 def test_a_task_that_is_new_begins_where_the_others_are(rng: random.Random) -> None:
@@ -193,7 +208,7 @@ COUNTS = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1)), min_size=1, max
 
 @given(counts=COUNTS, spread=st.floats(0.05, 3), start=st.floats(0.01, 0.99))
 def test_a_belief_stays_a_belief(counts: Counts, spread: float, start: float) -> None:
-    prior = Profile.flat(start, spread, 8)
+    prior = Profile.around((start,) * 8, spread)
     after = prior.updated(counts)
     assert all(0 < p < 1 for p in after.probabilities())
     assert 0 < after.common_var <= prior.common_var * (1 + 1e-9)
@@ -209,7 +224,7 @@ def test_more_accepts_never_lower_any_position(counts: Counts, position: int, mo
     i = position % len(counts.accepts)
     accepts = list(counts.accepts)
     accepts[i] += more * (counts.chances[i] - accepts[i])
-    prior = Profile.flat(0.5, 1.0, 8)
+    prior = Profile.around((0.5,) * 8, 1.0)
     low = prior.updated(counts).probabilities()
     high = prior.updated(Counts(tuple(accepts), counts.chances)).probabilities()
     assert all(h >= lo - 1e-3 for h, lo in zip(high, low, strict=True))
