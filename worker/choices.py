@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Kinds of batches kept in mind; beyond it all are forgotten, and the log says again what was chosen last.
 _MOST_KINDS: Final = 50_000
-#: What a task earned is written so often at most: a write takes as long as a token, and nobody waits for it.
-EARNED_EVERY_S: Final = 15.0
+#: What a task earned is written so often at most: a write takes a fifth of a token, and nobody waits for it.
+EARNED_EVERY_S: Final = 60.0
 
 
 class BatchKind(NamedTuple):
@@ -85,7 +85,7 @@ class Budgets:
     """What each task may still lose, by sampling bucket; one thread owns it.
 
     All workers of a target and device save up and spend together, in the database, so a restart goes on with what there
-    is. What is spent is written at once, what is earned every few seconds, and with it comes what the others did: two
+    is. What is spent is written at once, what is earned once a minute, and with it comes what the others did: two
     workers that spend the same in between owe it, and save it up before anybody spends again. How long each drafter has
     not been used is recalled from history, so that looks come as they would have. A budget that cannot be written is no
     reason not to decode: it is written with the next batch.
