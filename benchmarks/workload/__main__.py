@@ -14,6 +14,7 @@ recording of outcomes cost is not in it: they are the same for every setting. La
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import tempfile
@@ -62,6 +63,7 @@ def main() -> None:
         rng = random.Random(options.seed)
         deciding = open_deciding(Settings(), engine, database, owner="benchmark", rng=rng)
         contest = Contest(engine, deciding.decider, deciding.costs, statics, max_tokens=options.max_tokens, rng=rng)
+        gc.freeze()  # as a worker does
         bar = progress.add_task("blocks", total=len(history) + len(every))
         for block in history:
             contest.play_adaptive(block)
