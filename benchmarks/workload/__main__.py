@@ -78,7 +78,8 @@ def main() -> None:
     found = summary(played)
     show(found, played)
     identity = engine.identity
-    conditions = {"device": identity.device, "engine": identity.engine, "target": identity.target, "seed": options.seed}
+    models = {"target": options.target, "draft": options.draft, "gate": options.gate}
+    conditions = {"device": identity.device, "engine": identity.engine, **models, "seed": options.seed}
     print(json.dumps({**conditions, "history_blocks": options.history, "max_tokens": options.max_tokens, **found}))
 
 
