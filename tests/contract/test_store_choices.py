@@ -130,7 +130,7 @@ def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:
             add_jobs(connection, [(EvidenceKey("code", "t", "e", "greedy", bucket, "", "lookup", "draft-1"), job)], DAY)
     log = DecisionLog(database, half_life=DAY)
     ways = (Alternative("lookup", 4, 2.5, 50.0, 1.6, 1.4, 1.8), Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0))
-    slow = replace(ways[0], speedup=0.8, speedup_low=0.7, speedup_high=0.9)
+    slow = ways[0]._replace(speedup=0.8, speedup_low=0.7, speedup_high=0.9)
     log_change(log, VANILLA)
     log_change(log, replace(K4, alternatives=ways))
     log_change(log, replace(VANILLA, reason=Reason.NOT_FASTER, alternatives=(ways[1], slow)))
