@@ -41,6 +41,35 @@ def test_tasks_take_turns_however_long_one_queue_is() -> None:
     assert Counter(tasks) == {"code": 50, "sql": 3}
 
 
+def test_probes_and_controls_that_are_compared_follow_each_other() -> None:
+    """Whoever came first; and neither of them is always the first to meet the machine."""
+    batcher: Batcher[int] = Batcher(batch_size=2, wait_s=0.0)
+    measured = {name: BatchKey("code", "greedy", "auto", name, "", 0) for name in ("probe", "control")}
+    for i in range(8):
+        batcher.add(key("sql"), i, priority=0, now=0.0)
+        batcher.add(measured["probe"], i, priority=0, now=1.0)
+        batcher.add(measured["control"], i, priority=0, now=2.0)
+    served = []
+    while taken := batcher.next(3.0):
+        served.append(taken[0].purpose)
+    one, other = ["traffic", "control", "probe"], ["traffic", "probe", "control"]
+    assert served == [*one, *other, *one, *other]
+
+
+def test_a_flood_of_probes_takes_turns_like_any_other_task() -> None:
+    batcher: Batcher[int] = Batcher(batch_size=1, wait_s=0.0)
+    for i in range(50):
+        batcher.add(BatchKey("code", "greedy", "auto", "probe", "lookup", 3), i, priority=0, now=0.0)
+        batcher.add(BatchKey("code", "greedy", "auto", "probe", "draft", 3), i, priority=0, now=0.0)
+    for i in range(3):
+        batcher.add(key("sql"), i, priority=0, now=1.0)
+    tasks = []
+    while taken := batcher.next(2.0):
+        tasks.append(taken[0].task)
+    assert tasks[:9].count("sql") == 3
+    assert len(tasks) == 103
+
+
 def test_priority_overtakes_within_a_group_only() -> None:
     batcher: Batcher[str] = Batcher(batch_size=2, wait_s=0.0)
     for name, priority in (("low", -1), ("first", 0), ("second", 0), ("high", 5)):
