@@ -307,7 +307,11 @@ def test_status(
     assert ran.code == 0
     by_task = {task["task"]: task for task in ran.json["tasks"]}
     assert by_task["code"]["jobs"] == {"succeeded": 12}
-    assert by_task["code"]["alpha_1"]["low"] < 0.9 < by_task["code"]["alpha_1"]["high"]
+    with decoded.begin() as connection:
+        seen = connection.execute(text("SELECT sum(accepts[1]), sum(trials[1]) FROM decode_runs")).one()
+    alpha_1 = by_task["code"]["alpha_1"]
+    assert alpha_1["mean"] == pytest.approx(int(seen[0]) / int(seen[1]))
+    assert alpha_1["low"] < alpha_1["mean"] <= alpha_1["high"] <= 1
     assert by_task["code"]["speedup"] > 1
     assert by_task[fresh_prefix]["waiting"] == 3
     monkeypatch.setenv("COLUMNS", "100")
