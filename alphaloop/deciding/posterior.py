@@ -49,8 +49,8 @@ class PairBelief:
         """Nothing was seen of the pair. `offers` and `through` as a `DrafterState`'s."""
         expected = _lasting(through or (acceptance,), max_draft_tokens)
         offered = _lasting(offers, max_draft_tokens)
-        # Where drafts go on because they are right, a token is offered behind an accepted one more often than not.
-        reach = tuple(map(max, offered, expected)) if through else offered
+        # What comes through was offered: behind an accepted token at least as often as that is expected.
+        reach = tuple(map(max, offered, expected))
         return cls(Profile.around(expected, 0.5 * spread), spread, reach, offered)
 
     def for_a_task(self) -> Belief:
