@@ -87,13 +87,9 @@ class Batcher(Generic[Item]):
         ]
         if not ready:
             return None
-        key = self._compared_with_last(ready) or min(
-            ready, key=lambda k: (self._served.get(k.task, -1), min(w.since for w in self._waiting[k]), k)
-        )
-        if not key.is_measured:
-            self._streak = []
-        elif not self._streak or key.task != self._streak[-1].task or key in self._streak:
-            key, self._streak = self._first_of_streak(key, ready), []
+        key = self._compared_with_last(ready)
+        if key is None:
+            key, self._streak = self._in_turn(ready), []
         if key.is_measured:
             self._streak.append(key)
         group = sorted(self._waiting[key], key=lambda w: -w.priority)
@@ -112,8 +108,11 @@ class Batcher(Generic[Item]):
         others = (key for key in ready if key.task == task and key.is_measured and key not in self._streak)
         return min(others, default=None)
 
-    def _first_of_streak(self, key: BatchKey, ready: list[BatchKey]) -> BatchKey:
-        """`key`, or the control or probe that waits beside it: who is first changes from one time to the next."""
+    def _in_turn(self, ready: list[BatchKey]) -> BatchKey:
+        """The oldest group of the task served longest ago; of probes and controls, who is first changes every time."""
+        key = min(ready, key=lambda k: (self._served.get(k.task, -1), min(w.since for w in self._waiting[k]), k))
+        if not key.is_measured:
+            return key
         self._num_streaks[key.task] += 1
         wanted = (Purpose.CONTROL if self._num_streaks[key.task] % 2 else Purpose.PROBE).value
         return min((k for k in ready if k.task == key.task and k.purpose == wanted), default=key)

@@ -16,6 +16,14 @@ def key(task: str = "code", bucket: str = "greedy") -> BatchKey:
     return BatchKey(task, bucket, "auto", "traffic", "", 0)
 
 
+def all_served(batcher: Batcher[int], now: float) -> list[BatchKey]:
+    """The keys of all batches, in their order."""
+    keys = []
+    while taken := batcher.next(now):
+        keys.append(taken[0])
+    return keys
+
+
 def test_a_full_group_goes_at_once_and_a_lone_job_waits() -> None:
     batcher: Batcher[str] = Batcher(batch_size=2, wait_s=1.0)
     batcher.add(key("code"), "a", priority=0, now=0.0)
@@ -34,9 +42,7 @@ def test_tasks_take_turns_however_long_one_queue_is() -> None:
         batcher.add(key("code"), i, priority=0, now=0.0)
     for i in range(3):
         batcher.add(key("sql"), i, priority=0, now=1.0)
-    tasks = []
-    while taken := batcher.next(2.0):
-        tasks.append(taken[0].task)
+    tasks = [served.task for served in all_served(batcher, 2.0)]
     assert tasks[:6].count("sql") == 3
     assert Counter(tasks) == {"code": 50, "sql": 3}
 
@@ -49,9 +55,7 @@ def test_probes_and_controls_that_are_compared_follow_each_other() -> None:
         batcher.add(key("sql"), i, priority=0, now=0.0)
         batcher.add(measured["probe"], i, priority=0, now=1.0)
         batcher.add(measured["control"], i, priority=0, now=2.0)
-    served = []
-    while taken := batcher.next(3.0):
-        served.append(taken[0].purpose)
+    served = [served.purpose for served in all_served(batcher, 3.0)]
     one, other = ["traffic", "control", "probe"], ["traffic", "probe", "control"]
     assert served == [*one, *other, *one, *other]
 
@@ -63,9 +67,7 @@ def test_a_flood_of_probes_takes_turns_like_any_other_task() -> None:
         batcher.add(BatchKey("code", "greedy", "auto", "probe", "draft", 3), i, priority=0, now=0.0)
     for i in range(3):
         batcher.add(key("sql"), i, priority=0, now=1.0)
-    tasks = []
-    while taken := batcher.next(2.0):
-        tasks.append(taken[0].task)
+    tasks = [served.task for served in all_served(batcher, 2.0)]
     assert tasks[:9].count("sql") == 3
     assert len(tasks) == 103
 
