@@ -92,7 +92,7 @@ def _kernels_recorded() -> Iterator[None]:
 
 
 def _part(call: str) -> str:
-    if "linear" in call or call in ("aten::addmm", "aten::mm"):
+    if "linear" in call or call in ("aten::addmm", "aten::mm", "kernel::narrow"):
         return "linear"
     if "attention" in call:
         return "attention"

@@ -29,7 +29,7 @@ from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.static_inputs import StaticInputs
 from worker.decoding.network.torch_operations import TorchOperations
 
-VERSION: Final = 2  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
+VERSION: Final = 3  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
 #: Of the memory that is left, for weights in a second arrangement.
 TWICE_SHARE: Final = 0.25
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.decoding.network.kernels.narrow import MOST_ROWS, Arguments, arranged, can_arrange, narrow_kernel
+from worker.decoding.network.kernels.multiplying import has_pair_products
+from worker.decoding.network.kernels.narrow import Arguments, arranged, can_arrange, most_rows, narrow_kernel
 from worker.decoding.network.kernels.threads import openmp
 
 
@@ -25,13 +26,14 @@ class PackedLinear:
         self._bias = None if bias is None else bias.contiguous()
         self._is_packed = can_pack(weight)
         self._narrow: _Narrow | None = None
+        self._most_rows = 0  # that it takes
         if is_twice and self._is_packed and can_arrange(weight) and openmp() is not None:
-            self._narrow = _Narrow(weight, self._bias)
+            self._narrow, self._most_rows = _Narrow(weight, self._bias), most_rows()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] → [tokens, out]."""
-        if self._narrow is not None and len(x) <= MOST_ROWS:
+        if self._narrow is not None and len(x) <= self._most_rows:
             return self._narrow(x, None)
         if self._is_packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -40,7 +42,7 @@ class PackedLinear:
 
     def added_to(self, held: Tensor, x: Tensor) -> Tensor:
         """`held` + y, in one kernel where there is one."""
-        if self._narrow is not None and len(x) <= MOST_ROWS:
+        if self._narrow is not None and len(x) <= self._most_rows:
             return self._narrow(x, held)
         if self._is_packed:
             total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, held, self._weight, self._bias, "add")
@@ -49,13 +51,13 @@ class PackedLinear:
 
 
 class _Narrow:
-    """The same for at most `MOST_ROWS` tokens."""
+    """The same for few tokens."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = arranged(weight)
         self._bias = bias  # its address is below
         self._num_outputs = weight.shape[0]
-        self._kernels = {num_rows: narrow_kernel(num_rows) for num_rows in range(1, MOST_ROWS + 1)}
+        self._kernel = narrow_kernel(by_pairs=has_pair_products())
         self._arguments = Arguments(
             weights=self._weight.data_ptr(), num_inputs=weight.shape[1], num_outputs=self._num_outputs,
             bias=0 if bias is None else bias.data_ptr(),
@@ -69,7 +71,8 @@ class _Narrow:
             return y
         a = self._arguments
         a.x, a.y, a.held = x.data_ptr(), y.data_ptr(), 0 if held is None else held.data_ptr()
-        self._kernels[len(x)](self._address, torch.get_num_threads())
+        a.num_rows = len(x)
+        self._kernel(self._address, torch.get_num_threads())
         return y
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
 from worker.decoding.network import fused
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.groups import Read
+from worker.decoding.network.kernels.multiplying import has_pair_products
+from worker.decoding.network.kernels.narrow import Arguments, arranged, narrow_kernel
+from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import GELU_TANH
 from worker.decoding.network.packed import PackedLinear, can_pack
@@ -127,13 +131,49 @@ def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, is_twi
     bias = torch.randn(200, generator=generator).to(dtype) if has_bias else None
     layer = PackedLinear(weight, bias, is_twice=is_twice)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
-    for num_tokens in (0, 1, 2, 3, 4, 5, 33):
+    for num_tokens in (0, 1, 2, 3, 4, 5, 8, 9, 21, 33, 50):
         x, held = (torch.randn((num_tokens, num), generator=generator).to(dtype) for num in (48, 200))
         expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
         assert torch.allclose(layer(x).double(), expected, atol=tolerance, rtol=0)
         before = held.clone()
         assert torch.allclose(layer.added_to(held, x).double(), before.double() + expected, atol=tolerance, rtol=0)
     assert not can_pack(weight) or dtype != torch.float64
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not can_pack(torch.zeros(1, 1).bfloat16()) or openmp() is None, reason="no kernels here")
+@pytest.mark.parametrize("by_pairs", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_bias: bool, seed: int) -> None:
+    """Bit for bit; both forms of the kernel, where the processor has both."""
+    if by_pairs and not has_pair_products():
+        pytest.skip("no products of pairs on this processor")
+    generator = torch.Generator().manual_seed(seed)
+    weight, bias = (
+        torch.randn((200, 48), generator=generator).bfloat16(),
+        torch.randn(200, generator=generator).bfloat16(),
+    )
+    kernel, lain = narrow_kernel(by_pairs=by_pairs), arranged(weight)
+
+    def multiply(x: torch.Tensor, held: torch.Tensor | None, num_threads: int) -> torch.Tensor:
+        y = torch.full((len(x), 200), 7.0, dtype=torch.bfloat16)
+        arguments = Arguments(
+            x=x.data_ptr(), weights=lain.data_ptr(), y=y.data_ptr(), num_rows=len(x), num_inputs=48, num_outputs=200,
+            bias=bias.data_ptr() if has_bias else 0, held=0 if held is None else held.data_ptr(),
+        )  # fmt: skip
+        kernel(ctypes.addressof(arguments), num_threads)
+        return y
+
+    for num_tokens in (1, 2, 3, 7, 8, 9, 17, 40):
+        x, held = (torch.randn((num_tokens, num), generator=generator).bfloat16() for num in (48, 200))
+        expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
+        for added in (None, held):
+            found = multiply(x, added, 2)
+            exact = expected if added is None else expected + added.double()
+            assert torch.allclose(found.double(), exact, atol=0.2, rtol=0)
+            for row in range(num_tokens):
+                alone = multiply(x[row : row + 1], None if added is None else added[row : row + 1], 1)
+                assert torch.equal(alone[0], found[row])
 
 
 def test_weights_are_held_twice_where_memory_is_plentiful(
