@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerUnavailable
+from alphaloop.kafka.committing import Commits
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.conversion import ours, record_of, theirs
-from alphaloop.kafka.errors import MISSING, PASSING, UNREACHABLE, broker_error
+from alphaloop.kafka.errors import MISSING, PASSING, UNREACHABLE, broker_error, mapped
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.settings import KafkaSettings
 
@@ -48,7 +47,6 @@ class Consumer:
     ) -> None:
         self._timeout_s = kafka.request_timeout_s
         self._watch = BrokerWatch(bootstrap_servers(kafka))
-        self._committing: threading.Thread | None = None
         self._is_revoking = False
         fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
         own: dict[str, Any] = {
@@ -70,8 +68,9 @@ class Consumer:
             "fetch.max.bytes": max(16 << 20, fetch_bytes),
             "allow.auto.create.topics": False,
         }
-        with _mapped("starting a consumer"):
+        with mapped("starting a consumer"):
             self._client = ck.Consumer(client_config(kafka, own, watch=self._watch))
+        self._commits = Commits(self._client)
 
     def subscribe(
         self, patterns: Sequence[str], *, on_assign: PartitionsCallback, on_revoke: PartitionsCallback,
@@ -103,7 +102,7 @@ class Consumer:
             finally:
                 client.incremental_unassign(partitions)
 
-        with _mapped("subscribing"):
+        with mapped("subscribing"):
             self._client.subscribe(list(patterns), on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def assign_from(self, topics: Sequence[str], *, at: Literal["earliest", "latest"]) -> None:
@@ -113,14 +112,14 @@ class Consumer:
         """
         wanted = []
         for topic in topics:
-            with _mapped(f"reading {topic}"):
+            with mapped(f"reading {topic}"):
                 found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
             if found.error is not None:
                 raise broker_error(found.error, f"reading {topic}")
             for number in found.partitions:
                 low, high = self.watermarks(TopicPartition(topic, number))
                 wanted.append(ck.TopicPartition(topic, number, low if at == "earliest" else high))
-        with _mapped("assigning partitions"):
+        with mapped("assigning partitions"):
             self._client.assign(wanted)
 
     def poll(self, timeout_s: float) -> Record | None:
@@ -130,7 +129,7 @@ class Consumer:
         dead, BrokerError for what only an operator can mend (no permission, no offset to start from), and whatever a
         callback raised.
         """
-        with _mapped("polling"):
+        with mapped("polling"):
             message = self._client.poll(timeout_s)
         if message is None:
             return None
@@ -142,17 +141,17 @@ class Consumer:
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver nothing from these until `resume`; what was fetched ahead is fetched again then."""
-        with _mapped("pausing partitions"):
+        with mapped("pausing partitions"):
             self._client.pause(theirs(partitions))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver from these again."""
-        with _mapped("resuming partitions"):
+        with mapped("resuming partitions"):
             self._client.resume(theirs(partitions))
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions that this member reads now, as far as it knows."""
-        with _mapped("asking for the assignment"):
+        with mapped("asking for the assignment"):
             return set(ours(self._client.assignment()))
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -165,43 +164,15 @@ class Consumer:
         """
         if not offsets:
             return
-        if self._watch.is_lost or (self._committing is not None and self._committing.is_alive()):
+        if self._watch.is_lost or self._commits.is_waiting:
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
         wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
-        for answer in self._commit_now(wanted) if self._is_revoking else self._commit_within(wanted):
+        with mapped("committing offsets"):
+            answers = self._commits.here(wanted) if self._is_revoking else self._commits.within(wanted, self._timeout_s)
+        for answer in answers:
             if answer.error is not None:
                 raise broker_error(answer.error, f"committing {answer.topic}[{answer.partition}] at {answer.offset}")
         self._watch.answered()
-
-    def _commit_now(self, wanted: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
-        # Inside a callback a commit from another thread gets no answer before the callback returns. The coordinator has
-        # just spoken then, or the watch knows that it is gone.
-        with _mapped("committing offsets"):
-            return self._client.commit(offsets=wanted, asynchronous=False) or []
-
-    def _commit_within(self, wanted: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
-        # The client's own synchronous commit has no time limit: without a coordinator it blocks for a whole session
-        # timeout, and the thread that polls would not poll. It may wait in a thread of its own instead.
-        outcome: SimpleQueue[list[ck.TopicPartition] | Exception] = SimpleQueue()
-
-        def commit() -> None:
-            try:
-                outcome.put(self._client.commit(offsets=wanted, asynchronous=False) or [])
-            except Exception as error:
-                outcome.put(error)
-
-        self._committing = threading.Thread(target=commit, name="kafka-commit", daemon=True)
-        self._committing.start()
-        try:
-            found = outcome.get(timeout=self._timeout_s)
-        except Empty:
-            raise BrokerUnavailable(f"committing offsets: no answer within {self._timeout_s:g} s") from None
-        self._committing.join()
-        if isinstance(found, KafkaException):
-            raise broker_error(found, "committing offsets") from found
-        if isinstance(found, Exception):
-            raise found
-        return found
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None where nothing was committed yet."""
@@ -237,13 +208,11 @@ class Consumer:
 
     def close(self) -> None:
         """Leave the group, so that others take over at once; `on_revoke` runs inside. Safe to call twice."""
-        if self._committing is not None:
-            self._committing.join(self._timeout_s)
-            if self._committing.is_alive():
-                # Closing under a waiting commit would free what it uses; without a broker there is no group to leave.
-                log.warning("a commit still waits for the broker; this member leaves its group by silence")
-                return
-        with _mapped("leaving the group"), contextlib.suppress(RuntimeError):
+        if not self._commits.settled(self._timeout_s):
+            # Closing under a waiting commit would free what it uses; without a broker there is no group to leave.
+            log.warning("a commit still waits for the broker; this member leaves its group by silence")
+            return
+        with mapped("leaving the group"), contextlib.suppress(RuntimeError):
             self._client.close()
 
     def _judge(self, error: KafkaError) -> None:
@@ -262,11 +231,3 @@ class Consumer:
             log.debug("%s", error.str())
         else:
             raise broker_error(error, "polling")
-
-
-@contextlib.contextmanager
-def _mapped(doing: str) -> Iterator[None]:
-    try:
-        yield
-    except KafkaException as error:
-        raise broker_error(error, doing) from error

@@ -6,6 +6,8 @@ message not stored? Everything else is a plain refusal.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -92,6 +94,15 @@ def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
     if code in NOT_STORED:
         return DeliveryFailed(text)
     return BrokerError(text, hint=_hint(code))
+
+
+@contextlib.contextmanager
+def mapped(doing: str) -> Iterator[None]:
+    """Raise what librdkafka raises as ours."""
+    try:
+        yield
+    except KafkaException as error:
+        raise broker_error(error, doing) from error
 
 
 def _cause(error: KafkaError | KafkaException) -> KafkaError | None:
