@@ -17,7 +17,7 @@ from worker.decoding.network import fused
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.groups import Read
 from worker.decoding.network.kernels.multiplying import has_pair_products
-from worker.decoding.network.kernels.narrow import Arguments, arranged, narrow_kernel
+from worker.decoding.network.kernels.narrow import Arguments, arranged, most_rows, narrow_kernel
 from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import GELU_TANH
@@ -174,6 +174,33 @@ def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_
             for row in range(num_tokens):
                 alone = multiply(x[row : row + 1], None if added is None else added[row : row + 1], 1)
                 assert torch.equal(alone[0], found[row])
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not can_pack(torch.zeros(1, 1).bfloat16()) or openmp() is None, reason="no kernels here")
+@pytest.mark.parametrize("family", FUSED)
+def test_in_bfloat16_a_token_gets_the_same_logits_alone_and_among_others(
+    tiny_models: dict[str, Path], family: str, seed: int
+) -> None:
+    """Bit for bit, where kernels compute the whole pass: then a draft is verified by what vanilla would have seen."""
+    model = LanguageModel(load(tiny_models[family], torch.bfloat16), 64)
+    tokens = torch.randint(0, NUM_TOKENS, (2 + most_rows(),), generator=torch.Generator().manual_seed(seed)).tolist()
+    cache = model.new_cache(3)
+
+    def read(*reads: Read) -> torch.Tensor:
+        logits = model.read(cache, list(reads))
+        for one in reads:
+            cache.lengths[one.slot] += len(one.token_ids)
+        return logits
+
+    alone, among, beside = (cache.acquire() for _ in range(3))
+    for slot in (alone, among, beside):
+        read(Read(slot, tokens[:2]))
+    single = torch.cat([read(Read(alone, [token])) for token in tokens[2:]])
+    half = most_rows() // 2
+    first = read(Read(beside, tokens[2:3]), Read(among, tokens[2 : 2 + half], half))[1:]
+    rest = read(Read(among, tokens[2 + half :], most_rows() - half))
+    assert torch.equal(torch.cat([first, rest]), single)
 
 
 def test_weights_are_held_twice_where_memory_is_plentiful(
