@@ -2,7 +2,7 @@
 
     python -m benchmarks.workload --prompts FOLDER
     python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --static vanilla --static draft:3
-    python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --gate 0.6
+    python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --gate 0.6 --workload benchmarks/workload/pair.toml
 
 FOLDER holds TASK.jsonl files with a `prompt` a line. Each block of the workload is decoded by every setting in turn,
 greedily and in bf16, so their times are paired. The adaptive setting is the worker's own decider over its own memory,
@@ -31,7 +31,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.settings import Settings
+from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.schema import upgrade
@@ -57,11 +57,13 @@ def main() -> None:
     every = list(blocks(phases, options.prompts, seed=options.seed, max_characters=options.max_characters))
     before = [phase.model_copy(update={"blocks": options.history}) for phase in phases[:1] if options.history]
     history = list(blocks(before, options.prompts, seed=options.seed + 1, max_characters=options.max_characters))
-    engine = _engine(options, num_slots=max(phase.batch for phase in phases))
+    # What a worker of that size measures when it starts: costs are not reckoned beyond.
+    settings = Settings(worker=WorkerSettings(batch_size=max(phase.batch for phase in phases)))
+    engine = _engine(options, num_slots=settings.worker.batch_size)
     played: list[Played] = []
     with _database() as database, Progress(console=console) as progress:
         rng = random.Random(options.seed)
-        deciding = open_deciding(Settings(), engine, database, owner="benchmark", rng=rng)
+        deciding = open_deciding(settings, engine, database, owner="benchmark", rng=rng)
         contest = Contest(engine, deciding.decider, deciding.costs, statics, max_tokens=options.max_tokens, rng=rng)
         gc.freeze()  # as a worker does
         bar = progress.add_task("blocks", total=len(history) + len(every))
