@@ -2,7 +2,8 @@
 
     python -m benchmarks.workload --prompts FOLDER
     python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --static vanilla --static draft:3
-    python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --gate 0.6 --workload benchmarks/workload/pair.toml
+    python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --gate 0.6 \
+        --workload benchmarks/workload/pair.toml --max-tokens 128 --history 40
 
 FOLDER holds TASK.jsonl files with a `prompt` a line. Each block of the workload is decoded by every setting in turn,
 greedily and in bf16, so their times are paired. The adaptive setting is the worker's own decider over its own memory,
