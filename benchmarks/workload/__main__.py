@@ -1,4 +1,4 @@
-"""One worker's choices beside every static setting, on a real model and real prompts.
+r"""One worker's choices beside every static setting, on a real model and real prompts.
 
     python -m benchmarks.workload --prompts FOLDER
     python -m benchmarks.workload --prompts FOLDER --target FOLDER --draft FOLDER --static vanilla --static draft:3
