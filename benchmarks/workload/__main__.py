@@ -38,7 +38,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.schema import upgrade
 from benchmarks.workload.blocks import FILE, blocks, read_phases
 from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
-from benchmarks.workload.rates import compare, hindsight, rates
+from benchmarks.workload.rates import compare, hindsight, rates, timed_once
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.assembly import open_deciding
 from worker.decoding.load import load_engine
@@ -94,6 +94,8 @@ def summary(played: Sequence[Played]) -> dict[str, Any]:
     single = rates(played, _of(phases=CHANGING))
     best = max((name for name in single if name != ADAPTIVE), key=lambda name: single[name])
     constant = compare(played, _of(phases=CONSTANT))
+    of_tasks = {task: compare(played, _of(tasks=(task,))) for task in tasks}
+    once = timed_once(played)
     return {
         "tokens_per_s": {phase: rates(played, _of(phases=(phase,))) for phase in phases},
         "constant_load": asdict(constant),
@@ -103,7 +105,14 @@ def summary(played: Sequence[Played]) -> dict[str, Any]:
             "load_change": hindsight(played, _of(phases=CHANGING), best),
         },
         "all": asdict(compare(played, _of())),
-        "tasks": {task: asdict(compare(played, _of(tasks=(task,)))) for task in tasks},
+        "tasks": {task: asdict(one) for task, one in of_tasks.items()},
+        "timed_once": {
+            "constant_load": asdict(compare(once, _of(phases=CONSTANT), against=constant.best_static)),
+            "load_change": asdict(compare(once, _of(phases=CHANGING), against=best)),
+            "tasks": {
+                task: asdict(compare(once, _of(tasks=(task,)), against=of_tasks[task].best_static)) for task in tasks
+            },
+        },
         "choices": {
             f"{phase}, {task}": Counter(one.choice for one in ours if (one.phase, one.task) == (phase, task))
             for phase, task in dict.fromkeys((one.phase, one.task) for one in ours)
@@ -130,11 +139,18 @@ def show(found: dict[str, Any], played: Sequence[Played]) -> None:
         table.add_row(phase, *(f"{of_phase[setting]:.1f}" for setting in settings))
     console.print(table)
     table = Table(title="Against the best static setting of the same blocks")
-    for column in ("blocks of", "best static", "ratio [95 % bounds]"):
+    for column in ("blocks of", "best static", "ratio [95 % bounds]", "the same work timed once"):
         table.add_column(column)
-    rows = {"constant load": found["constant_load"], "load change": found["load_change"], "all": found["all"]}
-    for name, one in {**rows, **found["tasks"]}.items():
-        table.add_row(name, one["best_static"], f"{one['ratio']:.3f} [{one['low']:.3f}, {one['high']:.3f}]")
+    once = found["timed_once"]
+    rows = {
+        "constant load": (found["constant_load"], once["constant_load"]),
+        "load change": (found["load_change"], once["load_change"]),
+        **{task: (one, once["tasks"][task]) for task, one in found["tasks"].items()},
+    }
+    for name, pair in rows.items():
+        table.add_row(
+            name, pair[0]["best_static"], *(f"{x['ratio']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in pair)
+        )
     console.print(table)
     for name, ratio in found["hindsight"].items():
         console.print(

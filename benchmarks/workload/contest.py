@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -53,7 +53,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What one setting made of one block. Seconds are whole: deciding, reading the prompts, decoding, learning."""
+    """What one setting made of one block. `seconds` are whole: deciding, reading the prompts, decoding, learning."""
 
     setting: str
     block: int
@@ -63,6 +63,7 @@ class Played:
     seconds: float
     choice: str
     reason: str
+    deciding_s: float = 0.0  #: of them, deciding and learning
 
 
 class Contest:
@@ -110,11 +111,14 @@ class Contest:
         key = batch_key(jobs[0].job, jobs[0].sampling)
         began = time.perf_counter()
         decisions = self._decider.decide_each(key, jobs, TaskSettings())
+        decided = time.perf_counter()
         generations = self._decode(jobs, decisions, is_ours=True)
+        decoded = time.perf_counter()
         self._learn(jobs, generations, decisions)
         seconds = time.perf_counter() - began
         choices = dict.fromkeys(str(Setting(one.drafter, one.num_draft_tokens)) for one in decisions)
-        return self._played(block, ADAPTIVE, generations, seconds, " and ".join(choices), decisions[0].reason)
+        played = self._played(block, ADAPTIVE, generations, seconds, " and ".join(choices), decisions[0].reason)
+        return replace(played, deciding_s=seconds - (decoded - decided))
 
     def _jobs(self, block: Block) -> list[PreparedJob]:
         made = []
