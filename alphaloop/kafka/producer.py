@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError
 from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
-from alphaloop.kafka.errors import broker_error
+from alphaloop.kafka.errors import broker_error, mapped
 from alphaloop.settings import KafkaSettings
 
 OnDelivery = Callable[[BrokerError | None], None]
@@ -42,10 +42,8 @@ class Producer:
             "linger.ms": 5,
             "compression.type": "lz4",
         }
-        try:
+        with mapped("starting a producer"):
             self._client = ck.Producer(client_config(kafka, own, watch=self._watch))
-        except KafkaException as error:
-            raise broker_error(error, "starting a producer") from error
 
     @property
     def num_pending(self) -> int:
@@ -113,14 +111,14 @@ class Producer:
         self, topic: str, on_delivery: OnDelivery | None, error: KafkaError | None, _message: ck.Message
     ) -> None:
         self._pending[topic] -= 1
-        mapped = None
+        failure = None
         if error is None:
             self._watch.answered()
         else:
-            mapped = broker_error(error, f"sending to {topic}")
+            failure = broker_error(error, f"sending to {topic}")
             self._failed[topic] += 1
             # A fatal error makes every later message fail with a vaguer one: it is the one to report.
-            if self._first_failure is None or isinstance(mapped, FatalBrokerError):
-                self._first_failure = mapped
+            if self._first_failure is None or isinstance(failure, FatalBrokerError):
+                self._first_failure = failure
         if on_delivery is not None:
-            on_delivery(mapped)
+            on_delivery(failure)

@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, client_config
-from alphaloop.kafka.errors import broker_error
+from alphaloop.kafka.errors import broker_error, mapped
 from alphaloop.settings import KafkaSettings
 
 RESULTS: Final = "results"
@@ -88,12 +88,10 @@ def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[st
     wanted = [topic for topic in topics if topic.topic not in existing]
     if not wanted:
         return []
-    try:
+    with mapped("creating topics"):
         # The name keeps the client alive until every answer is in.
         admin = _admin(kafka)
         answers = admin.create_topics(wanted, request_timeout=kafka.request_timeout_s)
-    except KafkaException as error:
-        raise broker_error(error, "creating topics") from error
     created = []
     for name, answer in answers.items():
         try:
@@ -135,14 +133,10 @@ def _topic(kafka: KafkaSettings, name: str, max_message_bytes: int, retention_ms
 
 
 def _metadata(kafka: KafkaSettings, timeout_s: float) -> ClusterMetadata:
-    try:
+    with mapped(f"asking {kafka.bootstrap_servers} for its topics"):
         return _admin(kafka).list_topics(timeout=timeout_s)
-    except KafkaException as error:
-        raise broker_error(error, f"asking {kafka.bootstrap_servers} for its topics") from error
 
 
 def _admin(kafka: KafkaSettings) -> AdminClient:
-    try:
+    with mapped("starting an admin client"):
         return AdminClient(client_config(kafka))
-    except KafkaException as error:
-        raise broker_error(error, "starting an admin client") from error
