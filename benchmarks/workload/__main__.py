@@ -91,24 +91,22 @@ def summary(played: Sequence[Played]) -> dict[str, Any]:
     phases = list(dict.fromkeys(one.phase for one in played))
     tasks = list(dict.fromkeys(one.task for one in played))
     ours = [one for one in played if one.setting == ADAPTIVE]
-    single = rates(played, _of(phases=CHANGING))
-    best = max((name for name in single if name != ADAPTIVE), key=lambda name: single[name])
-    constant = compare(played, _of(phases=CONSTANT))
+    constant, changing = (compare(played, _of(phases=wanted)) for wanted in (CONSTANT, CHANGING))
     of_tasks = {task: compare(played, _of(tasks=(task,))) for task in tasks}
     once = timed_once(played)
     return {
         "tokens_per_s": {phase: rates(played, _of(phases=(phase,))) for phase in phases},
         "constant_load": asdict(constant),
-        "load_change": asdict(compare(played, _of(phases=CHANGING), against=best)),
+        "load_change": asdict(changing),
         "hindsight": {
             "constant_load": hindsight(played, _of(phases=CONSTANT), constant.best_static),
-            "load_change": hindsight(played, _of(phases=CHANGING), best),
+            "load_change": hindsight(played, _of(phases=CHANGING), changing.best_static),
         },
         "all": asdict(compare(played, _of())),
         "tasks": {task: asdict(one) for task, one in of_tasks.items()},
         "timed_once": {
             "constant_load": asdict(compare(once, _of(phases=CONSTANT), against=constant.best_static)),
-            "load_change": asdict(compare(once, _of(phases=CHANGING), against=best)),
+            "load_change": asdict(compare(once, _of(phases=CHANGING), against=changing.best_static)),
             "tasks": {
                 task: asdict(compare(once, _of(tasks=(task,)), against=of_tasks[task].best_static)) for task in tasks
             },

@@ -26,14 +26,13 @@ class PackedLinear:
         self._bias = None if bias is None else bias.contiguous()
         self._is_packed = can_pack(weight)
         self._narrow: _Narrow | None = None
-        self._most_rows = 0  # that it takes
         if is_twice and self._is_packed and can_arrange(weight) and openmp() is not None:
-            self._narrow, self._most_rows = _Narrow(weight, self._bias), most_rows()
+            self._narrow = _Narrow(weight, self._bias)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] → [tokens, out]."""
-        if self._narrow is not None and len(x) <= self._most_rows:
+        if self._narrow is not None and len(x) <= self._narrow.most_rows:
             return self._narrow(x, None)
         if self._is_packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -42,7 +41,7 @@ class PackedLinear:
 
     def added_to(self, held: Tensor, x: Tensor) -> Tensor:
         """`held` + y, in one kernel where there is one."""
-        if self._narrow is not None and len(x) <= self._most_rows:
+        if self._narrow is not None and len(x) <= self._narrow.most_rows:
             return self._narrow(x, held)
         if self._is_packed:
             total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, held, self._weight, self._bias, "add")
@@ -51,9 +50,10 @@ class PackedLinear:
 
 
 class _Narrow:
-    """The same for few tokens."""
+    """The same for at most `most_rows` tokens."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.most_rows = most_rows()
         self._weight = arranged(weight)
         self._bias = bias  # its address is below
         self._num_outputs = weight.shape[0]
