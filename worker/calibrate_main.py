@@ -26,6 +26,7 @@ from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from worker.calibration import calibrate, plan
 from worker.engine import Engine, EngineIdentity
+from worker.kin_costs import timed_by, with_kin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,7 +126,7 @@ def _measure(settings: Settings, budget_s: float) -> tuple[Engine, list[CostPoin
             engine, plan(engine, settings.worker), num_samples=settings.worker.calibration_samples, budget_s=budget_s,
             on_measured=on_measured,
         )  # fmt: skip
-    return engine, points
+    return engine, list(with_kin(points, timed_by(engine.drafters)))
 
 
 def _database(settings: Settings) -> Database:

@@ -16,6 +16,7 @@ from alphaloop.cost import BASE_CONTEXT, CostKind, CostPoint
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings.model import WorkerSettings
 from worker.engine import Engine
+from worker.kin_costs import timed_by
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +83,13 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
 
     A cost is held constant outside what was measured, so every batch size is measured up to the widest pass: those of
     the settings, and those that were `measured` before for a narrower one. Batches, widths and contexts that the
-    settings name are needed; where they name none the corners are needed and what lies between refines.
+    settings name are needed; where they name none the corners are needed and what lies between refines. Of drafters
+    that take the same time one is measured.
     """
     length = engine.identity.context_length
-    widest = {drafter.name: drafter.max_draft_tokens + 1 for drafter in engine.drafters}
+    timed = timed_by(engine.drafters)
+    drafters = [drafter for drafter in engine.drafters if drafter.name not in timed]
+    widest = {drafter.name: drafter.max_draft_tokens + 1 for drafter in drafters}
     # Narrow passes are most, and a device may take other paths from one position to the next; further on by doublings.
     last = max(widest.values(), default=1)
     widths = sorted({*range(1, min(last, _EACH_WIDTH) + 1), *_doublings(1, last, offset=1), last})
@@ -114,7 +118,7 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     if settings.calibration_widths is None:
         refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
     # Where prompts cost nothing, a draft that has to read them too looks better than it is.
-    readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in engine.drafters}}
+    readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in drafters}}
     prompts, *longer = (
         [Shape(name, 1, min(num_tokens, most), 0, CostKind.PREFILL) for name, most in readers.items()]
         for num_tokens in PROMPT_TOKENS

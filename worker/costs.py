@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from alphaloop.store.costs import CostStore
 from worker.calibration import calibrate, plan
 from worker.correction import Correction
 from worker.engine import Engine, Step
+from worker.kin_costs import timed_by, with_kin
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class LiveCosts:
 
     Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old.
     `save` is called with every point whenever a correction has moved by a hundredth, at most every `save_every_s`.
+    Drafters named in `timed` have the times of the other one, corrections included (kin_costs.py).
     """
 
     def __init__(
@@ -44,8 +46,11 @@ class LiveCosts:
         half_life: int,
         save: Callable[[Sequence[CostPoint]], None],
         save_every_s: float,
+        timed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._timed = dict(timed or {})
+        points = [point for point in points if point.drafter not in self._timed]
         self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
         self._points = tuple(points)
         self._saved = self._points
@@ -62,7 +67,7 @@ class LiveCosts:
 
     @property
     def parts(self) -> tuple[str | None, ...]:
-        """What was timed: None, the target, and the names of drafters."""
+        """What was timed: None, the target, and the names of drafters, of kin one."""
         return tuple(self._corrections)
 
     def level(self, part: str | None) -> float:
@@ -74,7 +79,7 @@ class LiveCosts:
         """The costs as they are now."""
         self._learn_from_waiting()
         if self._table is None:
-            self._table = CostTable(self._corrected())
+            self._table = CostTable(with_kin(self._corrected(), self._timed))
         return self._table
 
     def observe(self, step: Step) -> None:
@@ -104,7 +109,8 @@ class LiveCosts:
         context = step.context - step.context % _CONTEXT_STEP
         self._learn(CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s > 0:
-            self._learn(CostKind.ROUND, step.drafter, step.batch, step.width, context, step.draft_s)
+            part = self._timed.get(step.drafter, step.drafter)
+            self._learn(CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
 
     def save_when_due(self) -> bool:
         """Store corrections that moved; a database that is away is tried again later. True if something was stored."""
@@ -121,7 +127,7 @@ class LiveCosts:
         if max(moved, default=0.0) < _NEWS:
             return False
         try:
-            self._save(points)
+            self._save(with_kin(points, self._timed))
         except StoreError as error:
             log.warning("corrected costs not stored: %s", error.message, extra={"action": "costs_not_saved"})
             return False
@@ -174,6 +180,7 @@ def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> Li
     identity = engine.identity
     revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
     key = (identity.device, identity.engine, identity.target_revision, revisions)
+    timed = timed_by(engine.drafters)
     known = store.load(*key).points
     lacking = plan(engine, settings, known).missing(known)
     if lacking.needed:
@@ -183,13 +190,13 @@ def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> Li
         measured = calibrate(
             engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
         )
-        store.save(*key, measured)
+        store.save(*key, with_kin(measured, timed))
     points = store.load(*key).points
     log.info(
         "costs: %d points, %d of them measured now", len(points), len(points) - len(known),
         extra={"action": "calibration_done"},
     )  # fmt: skip
     return LiveCosts(
-        points, half_life=settings.correction_half_life_rounds, save_every_s=settings.correction_save_s,
+        points, half_life=settings.correction_half_life_rounds, save_every_s=settings.correction_save_s, timed=timed,
         save=lambda corrected: store.save_corrections(*key, corrected),
     )  # fmt: skip

@@ -90,6 +90,7 @@ class ShadowCounts:
     draft_revision: str
     num_draft_tokens: int
     counts: AcceptanceCounts
+    chances: tuple[int, ...] = ()  #: by position, as a generation's; empty: as `num_draft_tokens` allowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,7 @@ def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
         key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision, gate=""),
         num_draft_tokens=shadow.num_draft_tokens,
         counts=shadow.counts,
+        chances=shadow.chances,
         num_prompt_tokens=run.num_prompt_tokens,
         num_output_tokens=run.num_tokens,
         decoded_at=run.decoded_at,

@@ -9,8 +9,8 @@ Two things are worth trying:
 * **What could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). With Δ the gap of ln(speed-up)
   to the best, σ the doubt that only trying can resolve, and σ̃ the part of it that m more jobs would, the expected
   gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. It falls exponentially with certainty, so
-  exploration ends by itself. Two draft lengths of one drafter share most of their doubt; a longer draft is tried for
-  the positions that were never seen.
+  exploration ends by itself. Two draft lengths of one drafter, or of its kin, share most of their doubt; a longer draft
+  is tried for the positions that were never seen.
 * **What may have changed unseen.** A drafter that is not used says nothing of a change for the better. With changes
   every M jobs on average, a gain rate G if one made it better, and C lost in a look, delay and looks together cost
   least when looked at every √(2·C·M / G) jobs (the economic lot size, Harris 1913). M grows with the task's age without
@@ -106,8 +106,12 @@ def worth_trying(
     limits: PolicyLimits,
     num_jobs: int,
     num_tokens: float,
+    kin: Mapping[str, str] | None = None,
 ) -> Trial | None:
-    """What to decode this batch with instead of the choice; None where nothing is worth it, or affordable."""
+    """What to decode this batch with instead of the choice; None where nothing is worth it, or affordable.
+
+    `kin` as for `news_of`.
+    """
     if limits.explore_share <= 0:
         return None
     if look := _look(chosen, alternatives, beliefs, budget, limits, num_jobs, num_tokens):
@@ -120,19 +124,17 @@ def worth_trying(
         lost = loss(chosen, rival, num_tokens)
         if lost > budget.balance:
             continue
-        gain = _gain(chosen, rival, beliefs, num_jobs, limits.horizon_jobs) * per_job - lost / num_jobs
+        news = news_of(rival, chosen, beliefs, kin or {})
+        gain = _gain(chosen, rival, news, num_jobs, limits.horizon_jobs) * per_job - lost / num_jobs
         if gain > 0 and (best is None or gain > best[0]):
             told = f"could be better: {rival.speedup:.2f}x ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
             best = gain, Trial(rival, lost, told)
     return best[1] if best else None
 
 
-def _gain(
-    chosen: Alternative, rival: Alternative, beliefs: Mapping[str, Belief], num_jobs: int, horizon: float
-) -> float:
+def _gain(chosen: Alternative, rival: Alternative, noise: float, num_jobs: int, horizon: float) -> float:
     """Expected gain of a job of this look, in jobs, less what the rest of the look would lose."""
     gap = math.log(chosen.speedup / rival.speedup)
-    noise = news_of(rival, chosen, beliefs)
     # What is expected to be better already only waits until that is beyond its noise.
     if gap <= 0 or gap > 3.5 * noise:
         return 0.0

@@ -29,6 +29,9 @@ class DrafterState:
     through: tuple[float, ...] = ()
     is_scored: bool = False  #: on every finished text, at its longest, whoever decoded it: trying it tells nothing more
     max_prompt_tokens: int | None = None  #: of a prompt that it reads; None: all
+    #: The same for drafters that differ only in where they end a draft: rounds of one are counted for the others too.
+    #: Empty: it has no kin.
+    kin: str = ""
 
     def num_read(self, num_prompt_tokens: float) -> float:
         """Tokens that it reads of a prompt."""
@@ -157,14 +160,16 @@ def noise_between(one: Alternative, other: Alternative, beliefs: Mapping[str, Be
     return math.sqrt(variance)
 
 
-def news_of(tried: Alternative, chosen: Alternative, beliefs: Mapping[str, Belief]) -> float:
+def news_of(tried: Alternative, chosen: Alternative, beliefs: Mapping[str, Belief], kin: Mapping[str, str]) -> float:
     """How much of the doubt about ln(speed-up) of `tried` only trying it can resolve.
 
-    Vanilla has none. A longer draft of the same drafter is news from the positions behind the chosen length on.
+    Vanilla has none. A longer draft of the same drafter, or of its kin, is news from the positions behind the chosen
+    length on. `kin` is that of every drafter that has any.
     """
     if tried.drafter is None:
         return 0.0
-    if tried.drafter != chosen.drafter:
+    is_other = chosen.drafter is None or tried.drafter != chosen.drafter
+    if is_other and (tried.drafter not in kin or kin[tried.drafter] != kin.get(chosen.drafter or "")):
         return _noise(tried, beliefs)
     unseen = beliefs[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
     return tried.slope * math.hypot(*unseen) if unseen else 0.0

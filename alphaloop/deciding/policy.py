@@ -118,7 +118,8 @@ def _explore(
             )  # fmt: skip
     scored = {drafter.name for drafter in able if drafter.is_scored}
     unknown = [a for a in decision.alternatives if a.drafter not in scored]
-    trial = worth_trying(chosen, unknown, beliefs, budget, limits, context.batch, num_tokens)
+    kin = {drafter.name: drafter.kin for drafter in able if drafter.kin}
+    trial = worth_trying(chosen, unknown, beliefs, budget, limits, context.batch, num_tokens, kin)
     if trial is None:
         return replace(decision, budget=budget.used(chosen.drafter))
     tried = trial.alternative

@@ -65,7 +65,8 @@ class ShadowRun:
     """What a drafter would have been counted with on traffic that it did not decode, under its own key.
 
     Evidence of acceptance like a run's (docs/concepts/drafters.md says why), and of nothing else: it took no time.
-    It enters what is remembered of its key, and the hours with the mode `shadow`; it is no row of decode_runs.
+    It enters what is remembered of its key, and the hours with the mode `shadow`; it is no row of decode_runs. One with
+    chances of its own is of parts of rounds: hours could not say of which, so it does not enter them.
     """
 
     key: EvidenceKey
@@ -74,13 +75,15 @@ class ShadowRun:
     num_prompt_tokens: int
     num_output_tokens: int  #: of the whole text
     decoded_at: datetime
+    chances: tuple[int, ...] = ()  #: as a run's; empty: `num_draft_tokens` was allowed in every round
 
     @property
     def evidence(self) -> EvidenceSums:
         """What it adds to what is remembered of its key."""
         sums = EvidenceSums.of_job(
-            self.counts, self.num_draft_tokens, self.decoded_at, self.counts.num_tokens, self.num_prompt_tokens
-        )
+            self.counts, self.num_draft_tokens, self.decoded_at, self.counts.num_tokens, self.num_prompt_tokens,
+            self.chances or None,
+        )  # fmt: skip
         whole = self.num_output_tokens
         return replace(sums, output_tokens=float(whole), output_tokens_sq=float(whole**2))
 

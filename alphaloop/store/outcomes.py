@@ -47,9 +47,10 @@ class Outcome:
         return [(run.key, run.evidence), *shadows]
 
     @property
-    def other_shadows(self) -> list[ShadowRun]:
-        """Of drafters that did not decode it: the hours hold a job once under each key."""
-        return [shadow for shadow in self.shadows if self.run is None or shadow.key != self.run.key]
+    def whole_shadows(self) -> list[ShadowRun]:
+        """Of whole rounds of drafters that did not decode it: the hours hold a job once under each key."""
+        others = [shadow for shadow in self.shadows if self.run is None or shadow.key != self.run.key]
+        return [shadow for shadow in others if not shadow.chances]
 
 
 class OutcomeStore:
@@ -73,7 +74,7 @@ class OutcomeStore:
             if winners:
                 _end_jobs(connection, winners)
                 runs = [(won.job_id, won.attempt, won.run) for won in winners if won.run is not None]
-                shadows = [shadow for won in winners for shadow in won.other_shadows]
+                shadows = [shadow for won in winners for shadow in won.whole_shadows]
                 insert_runs(connection, runs, shadows)
                 add_jobs(connection, [one for won in winners for one in won.evidence], self._half_life)
                 return _enqueue(connection, winners, owner)

@@ -16,7 +16,7 @@ from alphaloop.errors import IncompatiblePair, ModelNotFound
 from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.drafters.load_draft_model import load_draft_model
+from worker.decoding.drafters.load_draft_model import DraftModels
 from worker.decoding.models import load_target
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling.choice import Choice
@@ -56,7 +56,7 @@ def source(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: 
 
 def load(source: Path, served: TargetSettings, target: Target, **more: Any) -> DraftModelDrafter:
     settings = DraftModelDrafterSettings(source=str(source), max_draft_tokens=4, **more)
-    return load_draft_model("small", settings, served, target, num_slots=2)
+    return DraftModels({"small": settings}, served, target, num_slots=2).load("small")
 
 
 def drafts(made: DraftModelDrafter, text: list[int]) -> tuple[int, ...]:
@@ -105,6 +105,40 @@ def test_a_cut_head_is_found_beside_the_weights(
     made = load(folder, served, target)
     assert set(drafts(made, [5, 6])) <= {7, 9, 11}
     assert made.state.revision != find_weights(str(source)).revision
+
+
+def test_drafters_of_the_same_weights_share_them_but_no_slots(
+    served: TargetSettings, target: Target, source: Path
+) -> None:
+    dials: dict[str, dict[str, Any]] = {
+        "plain": {}, "gated": {"min_probability": 0.9}, "branching": {"num_branches": 2},
+        "hasty": {"max_prompt_tokens": 16}, "hasty gated": {"max_prompt_tokens": 16, "min_probability": 0.5},
+        "other": {"dtype": "bfloat16"},
+    }  # fmt: skip
+    settings = {
+        name: DraftModelDrafterSettings(source=str(source), max_draft_tokens=4, **more) for name, more in dials.items()
+    }
+    models = DraftModels(settings, served, target, num_slots=2)
+    made = {name: models.load(name) for name in dials}
+    plain, gated = made["plain"], made["gated"]
+    assert {name for name, one in made.items() if one.model is not plain.model} == {"other"}
+    assert len({one.state.revision for one in made.values()}) == len(dials)
+    kin = {name: [(other.state.name, other.min_probability) for other in one.kin] for name, one in made.items()}
+    assert kin == {
+        "plain": [("gated", 0.9)], "gated": [("plain", 0.0)], "branching": [], "other": [],
+        "hasty": [("hasty gated", 0.5)], "hasty gated": [("hasty", 0.0)],
+    }  # fmt: skip
+    assert plain.kin[0].state == gated.state
+    assert plain.state.kin == gated.state.kin != made["hasty"].state.kin
+    assert not made["branching"].state.kin
+    text = [5, 6, 7]
+    alone = drafts(load(source, served, target), text)
+    plain.open("j", text, GREEDY, "code")
+    gated.open("j", [9, 8, 7, 6], GREEDY, "code")
+    (proposal,) = gated.propose([Ask("j", [9, 8, 7, 6], 4, Choice("j", GREEDY, 4))])
+    assert proposal.tokens == drafts(load(source, served, target, min_probability=0.9), [9, 8, 7, 6])
+    (proposal,) = plain.propose([Ask("j", text, 4, Choice("j", GREEDY, len(text)))])
+    assert proposal.tokens == alone
 
 
 def test_a_pair_that_does_not_fit_is_refused_before_its_weights_are_read(

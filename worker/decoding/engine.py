@@ -20,6 +20,7 @@ from alphaloop.errors import DecodeFailed, JobTooLarge
 from alphaloop.messages import Job
 from worker.decoding import measuring
 from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.kin import KinCounts
 from worker.decoding.memory import available_bytes, pass_bytes
 from worker.decoding.network.slots import BLOCK
 from worker.decoding.prompts import prepare_job
@@ -90,6 +91,9 @@ class TransformersEngine:
         sequence = Sequence(prepared, decision, self._target, self._cache.acquire())
         sequence.marks = self._shadows.marks(sequence.task)
         self._open_drafter(sequence)
+        drafter = self._drafters.get(decision.drafter or "")
+        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.kin:
+            sequence.kin = KinCounts(drafter.kin, drafter.min_probability)
         self._running.append(sequence)
 
     def step(self) -> Step:
@@ -119,7 +123,7 @@ class TransformersEngine:
         generations = [sequence.generation() for sequence in finished]
         # Behind the clock: the cost of a round must not depend on what is learned beside it.
         scored = [
-            replace(generation, shadows=self._shadows.score(sequence))
+            replace(generation, shadows=(*generation.shadows, *self._shadows.score(sequence)))
             for sequence, generation in zip(finished, generations, strict=True)
         ]
         shadow_s = time.perf_counter() - began - wall_s

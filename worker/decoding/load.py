@@ -6,13 +6,12 @@ import logging
 
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.load_draft_model import load_draft_model
+from worker.decoding.drafters.load_draft_model import DraftModels
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_target
 from worker.decoding.proposal import Drafter
-from worker.decoding.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +25,16 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
     Raises ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft model that cannot draft for this target.
     """
     target = load_target(models.target)
-    drafters = {
-        name: _load_drafter(name, settings, models, target, num_slots) for name, settings in models.drafters.items()
-    }
+    drafters: dict[str, Drafter] = {}
+    draft_models = DraftModels(
+        {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)},
+        models.target, target, num_slots=num_slots,
+    )  # fmt: skip
+    for name, settings in models.drafters.items():
+        if isinstance(settings, LookupDrafterSettings):
+            drafters[name] = LookupDrafter(name, settings)
+        else:
+            drafters[name] = draft_models.load(name)
     own = target.model.kv_shape.bytes_per_token
     drafted = sum(drafter.bytes_per_token for drafter in drafters.values() if isinstance(drafter, DraftModelDrafter))
     share = CACHE_SHARE * own / (own + drafted)
@@ -41,15 +47,3 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
         extra={"action": "cache_sized"},
     )
     return TransformersEngine(target, drafters, num_slots=num_slots, max_cache_bytes=max_cache_bytes)
-
-
-def _load_drafter(
-    name: str,
-    settings: LookupDrafterSettings | DraftModelDrafterSettings,
-    models: ModelSettings,
-    target: Target,
-    num_slots: int,
-) -> Drafter:
-    if isinstance(settings, LookupDrafterSettings):
-        return LookupDrafter(name, settings)
-    return load_draft_model(name, settings, models.target, target, num_slots=num_slots)

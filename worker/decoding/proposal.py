@@ -23,6 +23,7 @@ class Ask:
     text: Sequence[int]  #: prompt and output so far, the live list: its last token is pending, in no cache yet
     num_tokens: int  #: most tokens wanted
     choice: Choice  #: how this job's tokens are chosen
+    is_timed: bool = False  #: as many as are asked for, however doubtful: what that takes is measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,8 @@ class Proposal:
     #: [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the proposal is
     #: deterministic, each distribution is one-hot.
     q: Tensor | None = None
+    #: To who drafted them, the probability of the tokens through each one together; empty: not told.
+    together: tuple[float, ...] = ()
 
 
 NOTHING = Proposal()

@@ -10,6 +10,7 @@ from typing import Literal
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Purpose
+from worker.decoding.kin import KinCounts
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling.choice import Choice
 from worker.decoding.target import Target
@@ -42,7 +43,8 @@ class Sequence:
         self._by_batch = decision.num_draft_tokens_by_batch
         #: Most tokens that a round may draft.
         self.longest_draft = max((decision.num_draft_tokens, *decision.num_draft_tokens_by_batch))
-        self._num_asked = 0
+        self.kin: KinCounts | None = None  #: of drafters with the same weights as its own
+        self._num_asked = self._num_possible = 0
         self._chances: list[int] = []
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
         self._stream = TextStream(target.decode, self.sampling.stop, is_live=self.is_streamed)
@@ -76,7 +78,7 @@ class Sequence:
         wanted = self._num_draft_tokens
         if self._by_batch:
             wanted = self._by_batch[min(num_running, len(self._by_batch)) - 1]
-        self._num_asked = min(wanted, room)
+        self._num_asked, self._num_possible = min(wanted, room), room
         return Ask(self.job_id, self.text, self._num_asked, self.choice)
 
     def take(self, proposal: Proposal, verdict: Verdict) -> None:
@@ -103,6 +105,11 @@ class Sequence:
         self.counts = self.counts.with_round(
             depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
         )
+        if self.kin is not None:
+            self.kin.take(
+                proposal, verdict.num_accepted, num_emitted=num_emitted, num_asked=self._num_asked,
+                num_possible=self._num_possible,
+            )  # fmt: skip
         self._count_chances(verdict.num_accepted, num_emitted)
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
@@ -145,4 +152,5 @@ class Sequence:
             wall_s=time.perf_counter() - self._admitted,
             device_s=self.device_s,
             batch_size=self._batch_size,
+            shadows=self.kin.shadows() if self.kin is not None else (),
         )

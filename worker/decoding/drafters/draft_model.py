@@ -20,6 +20,7 @@ from torch import Tensor
 from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.drafters.draft_tokens import DraftTokens, likeliest
 from worker.decoding.drafters.excerpt import excerpt
+from worker.decoding.kin import Kin
 from worker.decoding.network.groups import Read
 from worker.decoding.prefixes import copy_beginnings
 from worker.decoding.proposal import NOTHING, Ask, Proposal
@@ -63,16 +64,21 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     others: list[list[int]] = field(default_factory=list)  #: beside each token, the next likeliest ones
     q: list[Tensor] = field(default_factory=list)
-    probability: float = 1.0  #: of all its tokens together, where it matters
+    together: list[float] = field(default_factory=list)  #: probability of its tokens through each, where it is told
 
     @property
     def depth(self) -> int:
         """Tokens of its chain, so that branches have room beside them."""
         return -(-self.num_wanted // self.num_branches)
 
+    def weigh(self, probability: float) -> None:
+        """Its last token's."""
+        self.together.append(probability * (self.together[-1] if self.together else 1.0))
+
     def proposal(self) -> Proposal:
         if self.num_branches == 1:
-            return Proposal(tuple(self.tokens), q=torch.stack(self.q) if self.q else None)
+            q = torch.stack(self.q) if self.q else None
+            return Proposal(tuple(self.tokens), q=q, together=tuple(self.together))
         tokens: list[int] = []
         parents: list[int] = []
         room, parent = self.num_wanted - len(self.tokens), -1
@@ -90,13 +96,16 @@ class DraftModelDrafter:
 
     def __init__(
         self, state: DrafterState, model: LanguageModel, tokens: DraftTokens, *, num_slots: int, context_length: int,
-        min_probability: float = 0.0, num_branches: int = 1,
+        min_probability: float = 0.0, num_branches: int = 1, kin: Sequence[Kin] = (),
     ) -> None:  # fmt: skip
         self.state = state
         self.model = model
         self._tokens = tokens
         self.context_length = context_length  #: tokens that it can hold of a text; behind them it proposes nothing
-        self._min_probability = min_probability
+        self.min_probability = min_probability
+        self.kin = tuple(kin)  #: who drafts with the same model, and is told of by its rounds
+        # What a gate of its own or of its kin asks for.
+        self._is_weighing = min_probability > 0 or any(one.min_probability for one in kin)
         self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
@@ -189,11 +198,10 @@ class DraftModelDrafter:
         return logits
 
     def _wants_more(self, row: _Row) -> bool:
-        return (
-            len(row.tokens) < row.depth
-            and row.tokens[-1] not in self._tokens.end_tokens
-            and row.probability >= self._min_probability
-        )
+        if len(row.tokens) >= row.depth:
+            return False
+        is_closed = bool(row.together) and row.together[-1] < self.min_probability
+        return row.ask.is_timed or not (is_closed or row.tokens[-1] in self._tokens.end_tokens)
 
     def _draft(self, rows: Sequence[_Row], logits: Tensor) -> None:
         """Append one token to every row, chosen as its job chooses, from `logits` [rows, columns]."""
@@ -214,20 +222,20 @@ class DraftModelDrafter:
             else:
                 token = int(choice.tokens(scores, [len(row.ask.text) + len(row.tokens)]))
             row.tokens.append(token)
-            if self._min_probability:
+            if self._is_weighing:
                 p = scores.float().softmax(dim=-1) if choice.is_greedy else choice.probabilities(scores)
-                row.probability *= float(p[0, token])
+                row.weigh(float(p[0, token]))
         for members in drawn.values():
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
     def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
         told = self._tokens.best(logits, self._num_branches)
-        if self._min_probability:
+        if self._is_weighing:
             # Told together, as each telling waits for a GPU: a float64 holds any token id exactly.
             told = torch.cat((self._tokens.best_probability(logits)[:, None].double(), told), dim=1)
         for row, numbers in zip(rows, told.tolist(), strict=True):
-            if self._min_probability:
-                row.probability *= numbers.pop(0)
+            if self._is_weighing:
+                row.weigh(numbers.pop(0))
             token, *beside = map(int, numbers)
             row.tokens.append(token)
             row.others.append(beside)
@@ -247,4 +255,4 @@ def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
     for row, own, (token, p) in zip(rows, q, told, strict=True):
         row.tokens.append(int(token))
         row.q.append(own)
-        row.probability *= p
+        row.weigh(p)

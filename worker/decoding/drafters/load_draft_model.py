@@ -1,14 +1,20 @@
-"""A draft model from its settings: checked against the target first, then loaded."""
+"""Draft models from their settings: checked against the target first, then loaded, each set of weights once."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
+from torch import Tensor
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.settings.models import DraftModelDrafterSettings, Dtype, TargetSettings
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
+from worker.decoding.kin import Kin
 from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_weights
 from worker.decoding.network.language_model import LanguageModel
@@ -19,54 +25,114 @@ from worker.decoding.target import Target
 log = logging.getLogger(__name__)
 
 
-def load_draft_model(
-    name: str, settings: DraftModelDrafterSettings, served: TargetSettings, target: Target, *, num_slots: int
-) -> DraftModelDrafter:
-    """Load the drafter `name` for a target that is loaded already, and served as `served` says.
+class _Source(NamedTuple):
+    """Where weights come from, and as what they are held."""
 
-    What `alphaloop check-pair` warns of is logged. Raises IncompatiblePair for what it refuses, ModelNotFound, or
-    UnsupportedModel.
+    name: str
+    revision: str | None
+    dtype: Dtype
+
+    @classmethod
+    def of(cls, settings: DraftModelDrafterSettings, served: TargetSettings) -> _Source:
+        return cls(settings.source, settings.revision, settings.dtype or served.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A loaded model, which any number of drafters may read with: each has slots of its own."""
+
+    model: LanguageModel
+    revision: str
+    token_ids: Tensor | None
+
+
+class DraftModels:
+    """The draft models of one target that is loaded already, and served as `served` says.
+
+    Drafters of the same weights and dtype, with another gate or more of the prompt read, share them in memory. Those
+    that read the same, and propose chains, are kin: what rounds of one show is counted for the other too.
     """
-    dtype = settings.dtype or served.dtype
-    context_length = target.identity.context_length
-    of_target = facts_of(
-        served.source, dtype=served.dtype, revision=served.revision, context_length=context_length
-    )  # fmt: skip
-    of_draft = facts_of(settings.source, dtype=dtype, revision=settings.revision, context_length=context_length)
-    _check(name, settings, of_target, of_draft, num_slots, available_bytes(target.device))
-    loaded = load_weights(settings.source, settings.revision, dtype, target.device)
-    token_ids = read_draft_vocabulary(loaded.folder)
-    if token_ids is not None:
-        restrict_head(loaded.model, token_ids)
-        token_ids = token_ids.to(target.device)
-    tokens = DraftTokens(
-        vocabulary=target.model.vocabulary_size,
-        num_shared=num_shared_tokens(of_target, of_draft),
-        end_tokens=target.end_tokens,
-        token_ids=token_ids,
-    )
-    # Another dtype rounds otherwise, so its acceptance is another history. The target's own is in the engine's name.
-    revision = loaded.revision if dtype == served.dtype else f"{loaded.revision}-{dtype}"
-    if settings.min_probability:
-        revision += f"-p{settings.min_probability:g}"  # it decides which positions are tried
-    if settings.num_branches > 1:
-        revision += f"-b{settings.num_branches}"
-    if settings.max_prompt_tokens is not None:
-        revision += f"-t{settings.max_prompt_tokens}"  # what it has not read makes it guess worse
-    model = LanguageModel(loaded.model, of_draft.context_length, gpu_kernels=served.gpu_kernels)
-    state = replace(settings.state(name, revision), cache_bytes_per_token=model.kv_shape.bytes_per_token)
-    return DraftModelDrafter(
-        state, model, tokens, num_slots=num_slots, context_length=of_draft.context_length,
-        min_probability=settings.min_probability, num_branches=settings.num_branches,
-    )  # fmt: skip
+
+    def __init__(
+        self, drafters: Mapping[str, DraftModelDrafterSettings], served: TargetSettings, target: Target, *,
+        num_slots: int,
+    ) -> None:  # fmt: skip
+        self._drafters = drafters
+        self._served = served
+        self._target = target
+        self._num_slots = num_slots
+        self._loaded: dict[_Source, _Weights] = {}
+
+    def load(self, name: str) -> DraftModelDrafter:
+        """The drafter of that name.
+
+        What `alphaloop check-pair` warns of is logged. Raises IncompatiblePair for what it refuses, ModelNotFound, or
+        UnsupportedModel.
+        """
+        settings, served, target = self._drafters[name], self._served, self._target
+        source = _Source.of(settings, served)
+        context_length = target.identity.context_length
+        of_target = facts_of(
+            served.source, dtype=served.dtype, revision=served.revision, context_length=context_length
+        )  # fmt: skip
+        of_draft = facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
+        weights = self._loaded.get(source)
+        taken = of_target.weight_bytes + (of_draft.weight_bytes if weights else 0)
+        _check(name, settings, of_target, of_draft, self._num_slots, available_bytes(target.device) + taken)
+        if weights is None:
+            weights = self._loaded[source] = self._load(source, of_draft)
+        tokens = DraftTokens(
+            vocabulary=target.model.vocabulary_size,
+            num_shared=num_shared_tokens(of_target, of_draft),
+            end_tokens=target.end_tokens,
+            token_ids=weights.token_ids,
+        )
+        state = self._state(name, settings, weights)
+        return DraftModelDrafter(
+            state, weights.model, tokens, num_slots=self._num_slots,
+            context_length=of_draft.context_length, min_probability=settings.min_probability,
+            num_branches=settings.num_branches, kin=self._kin(name, state, weights),
+        )  # fmt: skip
+
+    def _state(self, name: str, settings: DraftModelDrafterSettings, weights: _Weights) -> DrafterState:
+        source = _Source.of(settings, self._served)
+        # Another dtype rounds otherwise, so its history is another. The target's own is in the engine's name.
+        base = weights.revision if source.dtype == self._served.dtype else f"{weights.revision}-{source.dtype}"
+        # What it has not read makes it guess worse.
+        read = "" if settings.max_prompt_tokens is None else f"-t{settings.max_prompt_tokens}"
+        # These decide which positions are tried.
+        gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
+        branches = f"-b{settings.num_branches}" if settings.num_branches > 1 else ""
+        return replace(
+            settings.state(name, base + gate + branches + read),
+            cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
+            kin="" if branches else base + read,
+        )
+
+    def _kin(self, name: str, state: DrafterState, weights: _Weights) -> list[Kin]:
+        mine = _Source.of(self._drafters[name], self._served)
+        others = [
+            Kin(self._state(other, settings, weights), settings.min_probability)
+            for other, settings in self._drafters.items()
+            if other != name and _Source.of(settings, self._served) == mine
+        ]
+        return [other for other in others if state.kin and other.state.kin == state.kin]
+
+    def _load(self, source: _Source, facts: ModelFacts) -> _Weights:
+        loaded = load_weights(source.name, source.revision, source.dtype, self._target.device)
+        token_ids = read_draft_vocabulary(loaded.folder)
+        if token_ids is not None:
+            restrict_head(loaded.model, token_ids)
+            token_ids = token_ids.to(self._target.device)
+        model = LanguageModel(loaded.model, facts.context_length, gpu_kernels=self._served.gpu_kernels)
+        return _Weights(model, loaded.revision, token_ids)
 
 
 def _check(
     name: str, settings: DraftModelDrafterSettings, target: ModelFacts, draft: ModelFacts, num_slots: int, free: int
 ) -> None:
     findings = check_pair(
-        target, draft, num_slots=num_slots, max_draft_tokens=settings.max_draft_tokens,
-        available_bytes=free + target.weight_bytes,
+        target, draft, num_slots=num_slots, max_draft_tokens=settings.max_draft_tokens, available_bytes=free
     )  # fmt: skip
     refuse_incompatible(draft, findings)
     for finding in findings:
