@@ -27,6 +27,7 @@ def with_circumstances(
         context,
         free_cache_bytes=engine.memory().left_for_drafts(len(jobs), longest, widest) if needs_memory else None,
         max_sequence_tokens=float(longest),
+        max_output_tokens=float(max(job.sampling.max_tokens for job in jobs)),
         cannot_serve=engine.unserved(jobs),
         switched_off=key.switched_off or None,
         objective=objective_of(jobs, task, now),

@@ -109,8 +109,23 @@ class LiveCosts:
         context = step.context - step.context % _CONTEXT_STEP
         self._learn(CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s > 0:
-            part = self._timed.get(step.drafter, step.drafter)
+            self._learn_from_draft(step, self._timed.get(step.drafter, step.drafter), context)
+
+    def _learn_from_draft(self, step: Step, part: str, context: int) -> None:
+        if not step.num_draft_prefill_tokens:
             self._learn(CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+            return
+        # A prompt is measured up to its first token, which is the first of these drafts.
+        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
+        if first is not None and all_of_them is not None and step.width > 1:
+            seconds = step.draft_s - (all_of_them - first) / 1000
+            if seconds > 0:
+                self._learn(CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+
+    def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
+        """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
+        ms = self._calibrated.part_ms(part, batch, width, context)
+        return None if ms is None else ms * self.level(part)
 
     def save_when_due(self) -> bool:
         """Store corrections that moved; a database that is away is tried again later. True if something was stored."""

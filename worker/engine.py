@@ -135,6 +135,7 @@ class Step:
     num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
     context: int = 0  #: tokens a sequence that the pass could look back on, the mean
     num_prefill_tokens: int = 0  #: tokens of prompts read in this step
+    num_draft_prefill_tokens: int = 0  #: tokens of texts that draft models read before they could propose
     drafter: str | None = None  #: the one that proposed; None where none did or several
     shadow_s: float = 0.0  #: beside it, scoring finished texts with drafters that did not decode them
 

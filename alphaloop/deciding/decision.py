@@ -53,6 +53,7 @@ class DecisionContext:
     known_output_jobs: float = 0.0  #: jobs behind `expected_tokens`; 0: it is what the job asks for at most
     free_cache_bytes: int | None = None  #: left for drafts' keys and values; None: never short
     max_sequence_tokens: float | None = None  #: prompt and output of the longest job of the batch
+    max_output_tokens: float | None = None  #: of the job that may put out most; None: not told
     cannot_serve: Mapping[str, str] = field(default_factory=dict)  #: drafter → which sampling setting it cannot serve
     switched_off: str | None = None  #: the operator's pattern that the prompts match
 

@@ -63,6 +63,8 @@ def _no_memory(context: DecisionContext, drafter: DrafterState) -> Refusal | Non
     longest = context.max_sequence_tokens
     if context.free_cache_bytes is None or longest is None or not drafter.cache_bytes_per_token:
         return None
+    if context.max_output_tokens is not None:
+        longest = min(longest, drafter.num_read(longest) + context.max_output_tokens)
     needed = context.batch * longest * drafter.cache_bytes_per_token
     if needed <= context.free_cache_bytes:
         return None

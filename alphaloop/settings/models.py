@@ -77,7 +77,12 @@ class DraftModelDrafterSettings(Section):
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """As it is decided about, but for what its cache holds: that is known when the model is loaded."""
-        return DrafterState(name, revision, self.max_draft_tokens, is_stale, max_prompt_tokens=self.max_prompt_tokens)
+        # Chains of the same weights over the same reading of a prompt; trees hold other tokens.
+        same = (self.source, self.revision, self.dtype, self.max_prompt_tokens)
+        return DrafterState(
+            name, revision, self.max_draft_tokens, is_stale, max_prompt_tokens=self.max_prompt_tokens,
+            kin=repr(same) if self.num_branches == 1 else "",
+        )  # fmt: skip
 
 
 def _method(given: Any) -> Any:

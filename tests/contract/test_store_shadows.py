@@ -66,6 +66,25 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
         assert tuple(speed) == (0, 5)
 
 
+def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Database, rng: random.Random) -> None:
+    """Of a drafter whose kin decoded: in some rounds it would have gone on, and nobody knows how far."""
+    JobStore(database).claim([claim_request("0")], owner="w1", lease_s=60.0, max_attempts=9)
+    run = decode_run(simulated_counts(rng, [0.8, 0.5], 10))
+    chances = (run.counts.trials[0], run.counts.trials[1], 0, 0)
+    shadow = ShadowRun(
+        replace(run.key, drafter="gated", draft_revision="draft-1"), 4, run.counts, run.num_prompt_tokens,
+        run.num_tokens, run.decoded_at, chances,
+    )  # fmt: skip
+    OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1")
+    look = AcceptanceStateStore(database).look(TARGET, run.key.engine, {"gated": "draft-1"})
+    (row,) = (row for row in look.rows if row.pair.drafter == "gated")
+    sums = row.memory.all
+    assert (row.num_jobs, sums.chances, sums.accepts[:2]) == (1, chances, run.counts.accepts[:2])
+    with database.begin() as connection:
+        hours = connection.execute(text("SELECT mode FROM acceptance_hourly")).scalars().all()
+    assert hours == ["speculative"]
+
+
 def test_days_hold_the_shadows_of_their_hours(database: Database, rng: random.Random) -> None:
     at = datetime.now(UTC)
     total = sum(record(database, rng, 3, at), AcceptanceCounts())

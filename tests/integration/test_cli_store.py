@@ -200,6 +200,26 @@ def test_explain_says_what_was_measured_and_why_the_choice_changed(
         assert "lookup k=3 2.10x (1.90 to 2.40), vanilla 1; from 8 jobs" in told
 
 
+def test_explain_says_whose_rounds_count_for_a_drafter(
+    cli: Cli, environment: None, decoded: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = tmp_path / "pair"
+    configs.mkdir()
+    dials = {"plain": "", "gated": "min_probability = 0.6", "branching": "num_branches = 2"}
+    (configs / "models.toml").write_text(
+        "".join(
+            f'[models.drafters.{name}]\nmethod = "draft_model"\nsource = "small"\n{dial}\n'
+            for name, dial in dials.items()
+        )
+    )
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
+    for name in dials:
+        DraftRegistry(decoded).register(name, f"{name}-1", TARGET)
+    told = " ".join(cli("explain", "code").out.split())
+    assert "Rounds of gated count for it too: the weights are the same. " in told
+    assert told.count("count for it too") == 2
+
+
 WRONG_EXPLAINS = [
     (("--at", "soon"), "--at: expected a time, found 'soon'"),
     (("--at", "2999-01-01"), "--at: expected a time in the past"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,8 @@ from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.kin import Kin
 from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.proposal import Ask
+from worker.decoding.sampling.choice import Choice
 from worker.engine import Generation, Sampling, ShadowCounts
 
 if TYPE_CHECKING:
@@ -114,6 +117,18 @@ def test_a_gated_run_credits_drafts_without_a_gate_as_far_as_it_went(
         assert {one.drafter for one in run.shadows} & GATES.keys() == {"plain", "shut"}, "a wider gate: nobody knows"
         total += run.counts
     assert any(before > after for before, after in zip(total.accepts, total.trials[1:], strict=False)), "it closed"
+
+
+def test_what_a_gate_costs_is_measured_without_it(engine: TransformersEngine) -> None:
+    drafter = engine._drafters["shut"]
+    text = [5, 6, 7]
+    ask = Ask("timed", text, MOST, Choice("timed", SAMPLINGS["greedy"], len(text)))
+    drafter.open("timed", text, SAMPLINGS["greedy"], "")
+    for is_timed, num_tokens in ((False, 1), (True, MOST)):
+        text.append(8)
+        (proposal,) = drafter.propose([replace(ask, is_timed=is_timed)])
+        assert len(proposal.tokens) == num_tokens
+    drafter.close("timed")
 
 
 def test_probes_credit_nobody(engine: TransformersEngine, rng: random.Random) -> None:

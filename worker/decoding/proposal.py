@@ -39,6 +39,7 @@ class Proposal:
     q: Tensor | None = None
     #: To who drafted them, the probability of the tokens through each one together; empty: not told.
     together: tuple[float, ...] = ()
+    num_read: int = 0  #: tokens of the text that its drafter read for it first, beyond those of a usual round
 
 
 NOTHING = Proposal()

@@ -35,6 +35,7 @@ class Round:
         self._batch = batch
         self._width = self._num_positions = 0
         self._num_prefilled = 0
+        self._num_draft_read = 0
         self._draft_s = self._verify_s = 0.0
         self._context = 0
         self._drafter: str | None = None
@@ -86,6 +87,7 @@ class Round:
             num_positions=self._num_positions,
             context=self._context,
             num_prefill_tokens=self._num_prefilled,
+            num_draft_prefill_tokens=self._num_draft_read,
             drafter=self._drafter,
         )
 
@@ -107,6 +109,7 @@ class Round:
             ]
             if asks:
                 answers = drafter.propose(asks)
+                self._num_draft_read += sum(answer.num_read for answer in answers)
                 proposals |= {ask.job_id: answer for ask, answer in zip(asks, answers, strict=True)}
         used = {sequence.drafter for sequence in pending}
         self._drafter = used.pop() if len(used) == 1 else None

@@ -110,14 +110,13 @@ class Sequence:
                 proposal, verdict.num_accepted, num_emitted=num_emitted, num_asked=self._num_asked,
                 num_possible=self._num_possible,
             )  # fmt: skip
-        self._count_chances(verdict.num_accepted, num_emitted)
+        self._count_chances(num_emitted)
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
 
-    def _count_chances(self, num_accepted: int, num_emitted: int) -> None:
-        """One more for each position that was asked for with all before it accepted, censored as the counts are."""
-        is_cut = num_emitted <= num_accepted
-        reached = min(self._num_asked, num_emitted if is_cut else num_accepted + 1)
+    def _count_chances(self, num_emitted: int) -> None:
+        """One more for each position that was asked for with all before it accepted, as far as the text goes."""
+        reached = min(self._num_asked, num_emitted)
         self._chances += [0] * (reached - len(self._chances))
         for position in range(reached):
             self._chances[position] += 1

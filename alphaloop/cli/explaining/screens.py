@@ -83,7 +83,7 @@ def _show_evidence(found: Explanation) -> None:
         paragraph("No drafter has been registered for this target.")
         return
     for drafter in found.drafters:
-        paragraph(_seen(drafter, found.evidence[drafter.name]))
+        paragraph(_seen(drafter, found.evidence[drafter.name]) + _counted_beside(drafter, found.drafters))
     if found.question.segment and found.question.segment not in found.segments:
         known = ", ".join(sorted(name for name in found.segments if name)) or "none"
         paragraph(f"No job of segment {found.question.segment} was seen; known: {known}.")
@@ -112,6 +112,11 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
     if its.is_split:
         told += " Segments differ beyond chance and are decided apart."
     return told + stale
+
+
+def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
+    kin = [other.name for other in drafters if drafter.kin and other.kin == drafter.kin and other is not drafter]
+    return f" Rounds of {' and '.join(kin)} count for it too: the weights are the same." if kin else ""
 
 
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:

@@ -190,7 +190,8 @@ class _Engines:
         """The newest revision of every drafter of today's or the replayed settings, and their costs."""
         if name not in self._costs:
             drafters = {
-                drafter.name: drafter
+                # Hours do not hold what rounds of kin showed, so each is tried for itself.
+                drafter.name: replace(drafter, kin="")
                 for settings in (self._was, self._would)
                 for drafter in serving(self._registry, settings, name.target_revision, self._window.until)
             }
@@ -203,7 +204,7 @@ class _Engines:
         """Of the replayed settings, those whose newest revision was there by the end of the day."""
         newest = {(drafter.name, drafter.revision) for drafter in self._measured(name)[0]}
         there = serving(self._registry, self._would, name.target_revision, self._day_ends)
-        replay.drafters = [drafter for drafter in there if (drafter.name, drafter.revision) in newest]
+        replay.drafters = [replace(drafter, kin="") for drafter in there if (drafter.name, drafter.revision) in newest]
 
 
 def _replay_job(

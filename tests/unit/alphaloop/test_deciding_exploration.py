@@ -64,6 +64,26 @@ def test_vanilla_and_shorter_drafts_are_no_news() -> None:
     assert worth_trying(three, [three, VANILLA, one], {"draft": belief}, rich(), LIMITS, 1, 100.0) is None
 
 
+def test_what_the_choice_shows_of_its_kin_is_no_news() -> None:
+    belief = believed(0.6, 0.5, own_sd=1.5)
+    gated = alternative("gated", 3, belief, 40.0)
+    one, three, four = (alternative("draft", k, belief, ms) for k, ms in ((1, 27.5), (3, 41.0), (4, 43.0)))
+    beliefs = {"gated": belief, "draft": belief}
+
+    def tried(*rivals: Alternative, kin: dict[str, str]) -> Alternative | None:
+        found = worth_trying(gated, [gated, VANILLA, *rivals], beliefs, rich(), LIMITS, 1, 100.0, kin)
+        return found.alternative if found else None
+
+    kin = {"gated": "weights", "draft": "weights"}
+    assert tried(one, three, kin=kin) is None
+    assert tried(one, three, four, kin=kin) is four, "a position that the choice never reaches"
+    for others in ({}, {"draft": "weights"}, {"gated": "weights"}, {"gated": "weights", "draft": "others"}):
+        assert tried(three, kin=others) is three
+    slow = alternative("draft", 1, belief, 49.0)
+    found = worth_trying(VANILLA, [VANILLA, slow], beliefs, rich(), LIMITS, 1, 100.0, kin)
+    assert found is not None, "vanilla shows nothing of anybody"
+
+
 def test_a_drafter_given_up_is_looked_at_again_and_less_and_less_often() -> None:
     def interval(jobs: float) -> int:
         belief = believed(0.3, 0.02, jobs=jobs)

@@ -208,6 +208,12 @@ def test_every_guard_has_its_own_reason_and_says_why() -> None:
     assert choose(history, drafters=(heavy,), free_cache_bytes=601 << 20, max_sequence_tokens=600.0).mode is (
         Mode.SPECULATIVE
     )
+    hasty = replace(heavy, max_prompt_tokens=100)
+    for output, needed in ((200.0, 300), (550.0, 600)):
+        asked = {"max_sequence_tokens": 600.0, "max_output_tokens": output}
+        short = choose(history, drafters=(hasty,), free_cache_bytes=(needed << 20) - 1, **asked)
+        assert f"1 jobs x {needed} tokens" in short.explanation, "what it does not read of a prompt takes no memory"
+        assert choose(history, drafters=(hasty,), free_cache_bytes=needed << 20, **asked).mode is Mode.SPECULATIVE
     unable = choose(history, cannot_serve={"lookup": "logit_bias"})
     assert (unable.reason, "logit_bias" in unable.explanation) == (Reason.CANNOT_SERVE, True)
     off = choose(history, switched_off="Translate *")

@@ -12,6 +12,7 @@ from alphaloop.errors import DecodeFailed
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from worker.calibration import NUM_PASSES, Plan, Shape, calibrate, plan
+from worker.kin_costs import timed_by, with_kin
 
 SETTINGS = WorkerSettings(batch_size=8)
 DRAFTERS = (DrafterState("lookup", "r1", 8), DrafterState("model", "r1", 4))
@@ -24,8 +25,11 @@ def target_ms(batch: int, width: int, context: int) -> float:
 class TimedEngine(FakeEngine):
     """Every measurement takes its own time on a clock that nothing else moves."""
 
-    def __init__(self, *, context_length: int = 8192, slow_pass: int | None = None) -> None:
-        super().__init__(drafters=DRAFTERS, context_length=context_length)
+    def __init__(
+        self, *, drafters: tuple[DrafterState, ...] = DRAFTERS, context_length: int = 8192,
+        slow_pass: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(drafters=drafters, context_length=context_length)
         self.now_s = 0.0
         self.asked: list[Shape] = []
         self._slow_pass = slow_pass
@@ -48,6 +52,20 @@ class TimedEngine(FakeEngine):
 
 def measure(engine: TimedEngine, wanted: Plan, budget_s: float) -> list[CostPoint]:
     return calibrate(engine, wanted, num_samples=3, budget_s=budget_s, clock=lambda: engine.now_s)
+
+
+def test_of_kin_the_one_with_the_longest_drafts_is_measured() -> None:
+    kin = [DrafterState("short", "r1", 3, kin="w"), DrafterState("long", "r1", 5, kin="w")]
+    others = [DrafterState("long too", "r1", 5, kin="w"), DrafterState("alone", "r1", 4, kin="v"), DRAFTERS[0]]
+    assert timed_by([*kin, *others]) == {"short": "long", "long too": "long"}
+    engine = TimedEngine(drafters=(*kin, *others))
+    points = with_kin(measure(engine, plan(engine, SETTINGS), 0.0), timed_by(engine.drafters))
+    assert {shape.drafter for shape in engine.asked} == {"", "long", "alone", "lookup"}
+    costs = CostTable(points)
+    for name in ("short", "long too"):
+        assert costs.part_ms(name, 8, 3) == costs.part_ms("long", 8, 3)
+        assert costs.prefill_ms(name, 64) == costs.prefill_ms("long", 64) > 0
+    assert plan(engine, SETTINGS, points).missing(points) == Plan((), ())
 
 
 def test_the_corners_are_needed_and_what_lies_between_refines() -> None:

@@ -66,6 +66,27 @@ def step(costs_ms: float, *, draft_ms: float = 0.0, batch: int = 1, width: int =
     return replace(made, **changes)
 
 
+def test_kin_have_one_drafters_times_and_its_corrections(store: Store, clock: Clock) -> None:
+    stale = [replace(point, drafter="kin", median_ms=77.0) for point in POINTS if point.drafter == "model"]
+    costs = LiveCosts(
+        [*POINTS, *stale], half_life=HALF_LIFE, save=store, save_every_s=60.0, timed={"kin": "model"}, clock=clock
+    )
+    calibrated, vanilla = costs.table.part_ms("model", 1, 3), costs.table.part_ms(None, 1, 3)
+    assert calibrated is not None
+    assert vanilla is not None
+    for name, times in (("kin", 2), ("model", 3)):
+        assert costs.table.part_ms("kin", 1, 3) == costs.table.part_ms("model", 1, 3)
+        for _ in range(3 * HALF_LIFE):
+            costs.observe(step(vanilla, draft_ms=times * calibrated, width=3, drafter=name))
+        for other in ("model", "kin"):
+            assert costs.table.part_ms(other, 1, 3) == pytest.approx(times * calibrated, rel=0.01)
+    assert set(costs.parts) == {point.drafter for point in POINTS}
+    assert costs.save()
+    (saved,) = store.saved
+    of_model = [replace(point, drafter="kin") for point in saved if point.drafter == "model"]
+    assert [point for point in saved if point.drafter == "kin"] == of_model != []
+
+
 def test_rounds_of_the_calibrated_time_change_nothing(store: Store, clock: Clock) -> None:
     costs = live(store, clock)
     for _ in range(100):
@@ -95,6 +116,22 @@ def test_prompts_are_corrected_by_steps_that_read_nothing_else(store: Store, clo
     assert costs.table.prefill_ms(None, 64) == pytest.approx(60.0), "twice what was calibrated for 128 tokens"
     assert costs.table.part_ms(None, 1, 1) == pytest.approx(11.0)
     assert costs.table.prefill_ms("model", 64) == live(store, clock).table.prefill_ms("model", 64)
+
+
+def test_a_drafters_prompts_are_corrected_by_the_rounds_that_read_them(store: Store, clock: Clock) -> None:
+    points = [*POINTS, CostPoint("model", 1, 64, 8.0, 3, 0, CostKind.PREFILL)]
+    costs = live(store, clock, points)
+    first, all_of_them = costs.table.part_ms("model", 1, 2), costs.table.part_ms("model", 1, 9)
+    assert first is not None
+    assert all_of_them is not None
+    for _ in range(3 * HALF_LIFE):
+        costs.observe(step(19.0, width=9, draft_ms=all_of_them))
+        reading = 3 * 16.0 + all_of_them - first
+        costs.observe(step(19.0, width=9, draft_ms=reading, num_draft_prefill_tokens=128))
+        costs.observe(step(11.0, draft_ms=500.0, num_draft_prefill_tokens=512))
+    assert costs.table.prefill_ms("model", 64) == pytest.approx(24.0), "three times what was calibrated"
+    assert costs.table.part_ms("model", 1, 9) == pytest.approx(all_of_them), "rounds are not thought slower for it"
+    assert costs.table.prefill_ms(None, 64) == live(store, clock).table.prefill_ms(None, 64)
 
 
 def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng: random.Random) -> None:

@@ -11,13 +11,13 @@ that are proposed, never from one that is held back, so every exact acceptance r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
+from worker.decoding.drafters.draft_rows import Held, Row
 from worker.decoding.drafters.draft_tokens import DraftTokens, likeliest
 from worker.decoding.drafters.excerpt import excerpt
 from worker.decoding.kin import Kin
@@ -32,63 +32,8 @@ if TYPE_CHECKING:
 
 #: Tokens of one text that a pass reads at most.
 CHUNK: Final = 512
-
-
-@dataclass(slots=True)
-class _Held:
-    """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
-
-    slot: int
-    text: Sequence[int]  #: live: the list itself, or what is read of it
-    num_text: int = 0
-    drafts: list[int] = field(default_factory=list)
-
-    def keep(self) -> None:
-        """Count the drafts that became text, and drop the rest; the text's last token is always read anew."""
-        for draft in self.drafts:
-            if self.num_text >= len(self.text) - 1 or self.text[self.num_text] != draft:
-                break
-            self.num_text += 1
-        self.drafts = []
-
-
-@dataclass(slots=True)
-class _Row:
-    """One sequence of a round."""
-
-    index: int  #: of its ask
-    ask: Ask
-    held: _Held
-    num_wanted: int
-    num_branches: int = 1
-    tokens: list[int] = field(default_factory=list)
-    others: list[list[int]] = field(default_factory=list)  #: beside each token, the next likeliest ones
-    q: list[Tensor] = field(default_factory=list)
-    together: list[float] = field(default_factory=list)  #: probability of its tokens through each, where it is told
-
-    @property
-    def depth(self) -> int:
-        """Tokens of its chain, so that branches have room beside them."""
-        return -(-self.num_wanted // self.num_branches)
-
-    def weigh(self, probability: float) -> None:
-        """Its last token's."""
-        self.together.append(probability * (self.together[-1] if self.together else 1.0))
-
-    def proposal(self) -> Proposal:
-        if self.num_branches == 1:
-            q = torch.stack(self.q) if self.q else None
-            return Proposal(tuple(self.tokens), q=q, together=tuple(self.together))
-        tokens: list[int] = []
-        parents: list[int] = []
-        room, parent = self.num_wanted - len(self.tokens), -1
-        for token, others in zip(self.tokens, self.others, strict=True):
-            siblings = [token, *others[:room]]
-            room -= len(siblings) - 1
-            parents += [parent] * len(siblings)
-            parent = len(tokens)
-            tokens += siblings
-        return Proposal(tuple(tokens), tuple(parents))
+#: Tokens that a round leaves for the next one to read: the last draft, where all were accepted, and the target's own.
+_USUALLY_READ: Final = 2
 
 
 class DraftModelDrafter:
@@ -108,7 +53,7 @@ class DraftModelDrafter:
         self._is_weighing = min_probability > 0 or any(one.min_probability for one in kin)
         self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
 
     @property
     def bytes_per_token(self) -> int:
@@ -122,7 +67,7 @@ class DraftModelDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """A sequence begins; its prompt is read when it first wants drafts."""
-        self._held[job_id] = _Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
+        self._held[job_id] = Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
 
     def close(self, job_id: str) -> None:
         """A sequence has ended; without any left the cache gives its memory back."""
@@ -142,25 +87,25 @@ class DraftModelDrafter:
         Where a pass fails, what was read before it stays counted, and the next call goes on from there.
         """
         proposals = [NOTHING] * len(asks)
-        rows, logits = self._read_texts([row for index, ask in enumerate(asks) if (row := self._row(index, ask))])
-        drafted = rows
+        asking = [row for index, ask in enumerate(asks) if (row := self._row(index, ask))]
+        rows, logits = self._read_texts(asking)
         while rows:
             self._draft(rows, logits)
             rows = [row for row in rows if self._wants_more(row)]
             logits = self._read_drafts(rows)
-        for row in drafted:
+        for row in asking:
             proposals[row.index] = row.proposal()
         return proposals
 
-    def _row(self, index: int, ask: Ask) -> _Row | None:
+    def _row(self, index: int, ask: Ask) -> Row | None:
         # The last draft is never read, so the context has room for one more than it has positions.
         held = self._held[ask.job_id]
         room = self.context_length + 1 - len(held.text)
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room)
         num_branches = self._num_branches if ask.choice.is_greedy else 1
-        return _Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
+        return Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
 
-    def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
+    def _read_texts(self, rows: list[Row]) -> tuple[list[Row], Tensor]:
         """Read what the slots lack of their texts: the rows that have all of it, and the logits behind them.
 
         One chunk each, so that a long prompt keeps nobody waiting; where all of them are behind, until one is not.
@@ -180,10 +125,12 @@ class DraftModelDrafter:
             logits = self._read(reads)
             for row, read in zip(rows, reads, strict=True):
                 row.held.num_text += len(read.token_ids)
+                if len(read.token_ids) > _USUALLY_READ:
+                    row.num_read += len(read.token_ids)
             ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.held.text)]
         return [rows[number] for number in ready], logits if len(ready) == len(rows) else logits[ready]
 
-    def _read_drafts(self, rows: list[_Row]) -> Tensor:
+    def _read_drafts(self, rows: list[Row]) -> Tensor:
         logits = self._read([Read(row.held.slot, row.tokens[-1:]) for row in rows])
         for row in rows:
             row.held.drafts.append(row.tokens[-1])
@@ -197,19 +144,19 @@ class DraftModelDrafter:
             self._cache.lengths[read.slot] += len(read.token_ids)
         return logits
 
-    def _wants_more(self, row: _Row) -> bool:
+    def _wants_more(self, row: Row) -> bool:
         if len(row.tokens) >= row.depth:
             return False
         is_closed = bool(row.together) and row.together[-1] < self.min_probability
         return row.ask.is_timed or not (is_closed or row.tokens[-1] in self._tokens.end_tokens)
 
-    def _draft(self, rows: Sequence[_Row], logits: Tensor) -> None:
+    def _draft(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Append one token to every row, chosen as its job chooses, from `logits` [rows, columns]."""
         plain = [n for n, row in enumerate(rows) if row.ask.choice.is_greedy and row.ask.choice.is_plain]
         if plain:
             self._draft_plain([rows[n] for n in plain], logits if len(plain) == len(rows) else logits[plain])
         others = [n for n in range(len(rows)) if n not in set(plain)]
-        drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
+        drawn: dict[tuple[float, int, float, float], list[tuple[Row, Tensor]]] = {}
         for n, whole in zip(others, self._tokens.spread(logits[others])[:, None], strict=True):
             row, choice = rows[n], rows[n].ask.choice
             scores = choice.scores_behind(whole, row.ask.text, [row.tokens])
@@ -228,7 +175,7 @@ class DraftModelDrafter:
         for members in drawn.values():
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
-    def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
+    def _draft_plain(self, rows: Sequence[Row], logits: Tensor) -> None:
         told = self._tokens.best(logits, self._num_branches)
         if self._is_weighing:
             # Told together, as each telling waits for a GPU: a float64 holds any token id exactly.
@@ -241,11 +188,11 @@ class DraftModelDrafter:
             row.others.append(beside)
 
 
-def _next_tokens(held: _Held) -> list[int]:
+def _next_tokens(held: Held) -> list[int]:
     return list(held.text[held.num_text : held.num_text + CHUNK])
 
 
-def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
+def _draw_together(rows: Sequence[Row], scores: Tensor) -> None:
     """Draw the next token of rows whose distributions are cut alike, and keep what each was drawn from."""
     q = rows[0].ask.choice.probabilities(scores)
     uniforms = torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows])

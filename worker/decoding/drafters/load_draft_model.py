@@ -106,17 +106,16 @@ class DraftModels:
         return replace(
             settings.state(name, base + gate + branches + read),
             cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
-            kin="" if branches else base + read,
         )
 
     def _kin(self, name: str, state: DrafterState, weights: _Weights) -> list[Kin]:
-        mine = _Source.of(self._drafters[name], self._served)
-        others = [
+        """The others of its kin, whose weights are these too."""
+        others = {other: settings for other, settings in self._drafters.items() if other != name}
+        return [
             Kin(self._state(other, settings, weights), settings.min_probability)
-            for other, settings in self._drafters.items()
-            if other != name and _Source.of(settings, self._served) == mine
+            for other, settings in others.items()
+            if state.kin and settings.state(other, "").kin == state.kin
         ]
-        return [other for other in others if state.kin and other.state.kin == state.kin]
 
     def _load(self, source: _Source, facts: ModelFacts) -> _Weights:
         loaded = load_weights(source.name, source.revision, source.dtype, self._target.device)

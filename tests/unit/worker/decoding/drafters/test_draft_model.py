@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_model import CHUNK, DraftModelDrafter
 from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.network.groups import Read
 from worker.decoding.network.slots import SlotCache
@@ -123,6 +123,21 @@ def greedy(text: Sequence[int], num: int) -> tuple[int, ...]:
     while len(found) < num:
         found.append(int(logits_behind([*text, *found]).argmax()))
     return tuple(found)
+
+
+def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:
+    text = [rng.randrange(VOCABULARY) for _ in range(CHUNK + 30)]
+    made = drafter(Model())
+    made.open("other", [5, 6, 7], GREEDY, "code")
+    made.open("j", text, GREEDY, "code")
+    short, long = made.propose([ask([5, 6, 7], 3, job_id="other"), ask(text, 3)])
+    assert (short.num_read, len(short.tokens)) == (3, 3)
+    assert (long.num_read, long.tokens) == (CHUNK, ()), "the rest comes with the next round"
+    (long,) = made.propose([ask(text, 3)])
+    assert (long.num_read, len(long.tokens)) == (30, 3)
+    text += [*long.tokens, rng.randrange(VOCABULARY)]
+    (usual,) = made.propose([ask(text, 3)])
+    assert usual.num_read == 0
 
 
 def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: random.Random) -> None:
