@@ -87,7 +87,8 @@ def test_kill_is_not_polite(polite: ChildProcess, log: Path) -> None:
 
 def test_an_end_while_starting_is_told_with_the_last_lines(log: Path) -> None:
     script = "import sys\nfor i in range(50): print('line', i)\nsys.exit('no port left')"
-    child = ChildProcess("the server", [sys.executable, "-c", script], log=log)
+    # Unbuffered: what a program says last is otherwise written first, as its errors are not held back.
+    child = ChildProcess("the server", [sys.executable, "-u", "-c", script], log=log)
     child.start()
     with pytest.raises(StartFailed) as caught:
         child.wait_until(lambda: False, 20, hint="free a port")
