@@ -33,6 +33,10 @@ class DrafterState:
     #: Empty: it has no kin.
     kin: str = ""
 
+    def is_kin_of(self, other: DrafterState) -> bool:
+        """Whether rounds of one are counted for the other too."""
+        return bool(self.kin) and self.kin == other.kin and self.name != other.name
+
     def num_read(self, num_prompt_tokens: float) -> float:
         """Tokens that it reads of a prompt."""
         return num_prompt_tokens if self.max_prompt_tokens is None else min(num_prompt_tokens, self.max_prompt_tokens)
@@ -168,8 +172,7 @@ def news_of(tried: Alternative, chosen: Alternative, beliefs: Mapping[str, Belie
     """
     if tried.drafter is None:
         return 0.0
-    is_other = chosen.drafter is None or tried.drafter != chosen.drafter
-    if is_other and (tried.drafter not in kin or kin[tried.drafter] != kin.get(chosen.drafter or "")):
+    if chosen.drafter is None or kin.get(tried.drafter, tried.drafter) != kin.get(chosen.drafter, chosen.drafter):
         return _noise(tried, beliefs)
     unseen = beliefs[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
     return tried.slope * math.hypot(*unseen) if unseen else 0.0

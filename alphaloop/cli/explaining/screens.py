@@ -115,7 +115,7 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
 
 
 def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
-    kin = [other.name for other in drafters if drafter.kin and other.kin == drafter.kin and other is not drafter]
+    kin = [other.name for other in drafters if other.is_kin_of(drafter)]
     return f" Rounds of {' and '.join(kin)} count for it too: the weights are the same." if kin else ""
 
 

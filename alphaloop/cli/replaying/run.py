@@ -190,10 +190,9 @@ class _Engines:
         """The newest revision of every drafter of today's or the replayed settings, and their costs."""
         if name not in self._costs:
             drafters = {
-                # Hours do not hold what rounds of kin showed, so each is tried for itself.
-                drafter.name: replace(drafter, kin="")
+                drafter.name: drafter
                 for settings in (self._was, self._would)
-                for drafter in serving(self._registry, settings, name.target_revision, self._window.until)
+                for drafter in self._serving(settings, name, self._window.until)
             }
             revisions = {drafter.name: drafter.revision for drafter in drafters.values()}
             costs = self._store.load(name.device, name.engine, name.target_revision, revisions)
@@ -203,8 +202,12 @@ class _Engines:
     def _serve(self, name: EngineName, replay: Replay) -> None:
         """Of the replayed settings, those whose newest revision was there by the end of the day."""
         newest = {(drafter.name, drafter.revision) for drafter in self._measured(name)[0]}
-        there = serving(self._registry, self._would, name.target_revision, self._day_ends)
-        replay.drafters = [replace(drafter, kin="") for drafter in there if (drafter.name, drafter.revision) in newest]
+        there = self._serving(self._would, name, self._day_ends)
+        replay.drafters = [drafter for drafter in there if (drafter.name, drafter.revision) in newest]
+
+    def _serving(self, settings: Settings, name: EngineName, at: datetime) -> list[DrafterState]:
+        """Without kin: hours do not hold what rounds of one showed of another, so each is tried for itself."""
+        return [replace(one, kin="") for one in serving(self._registry, settings, name.target_revision, at)]
 
 
 def _replay_job(

@@ -91,7 +91,7 @@ class DraftModels:
         return DraftModelDrafter(
             state, weights.model, tokens, num_slots=self._num_slots,
             context_length=of_draft.context_length, min_probability=settings.min_probability,
-            num_branches=settings.num_branches, kin=self._kin(name, state, weights),
+            num_branches=settings.num_branches, kin=self._kin(state, weights),
         )  # fmt: skip
 
     def _state(self, name: str, settings: DraftModelDrafterSettings, weights: _Weights) -> DrafterState:
@@ -108,13 +108,12 @@ class DraftModels:
             cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
         )
 
-    def _kin(self, name: str, state: DrafterState, weights: _Weights) -> list[Kin]:
+    def _kin(self, state: DrafterState, weights: _Weights) -> list[Kin]:
         """The others of its kin, whose weights are these too."""
-        others = {other: settings for other, settings in self._drafters.items() if other != name}
         return [
             Kin(self._state(other, settings, weights), settings.min_probability)
-            for other, settings in others.items()
-            if state.kin and settings.state(other, "").kin == state.kin
+            for other, settings in self._drafters.items()
+            if settings.state(other, "").is_kin_of(state)
         ]
 
     def _load(self, source: _Source, facts: ModelFacts) -> _Weights:
