@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from torch import Tensor
@@ -71,11 +72,8 @@ class DraftModels:
         """
         settings, served, target = self._drafters[name], self._served, self._target
         source = _Source.of(settings, served)
-        context_length = target.identity.context_length
-        of_target = facts_of(
-            served.source, dtype=served.dtype, revision=served.revision, context_length=context_length
-        )  # fmt: skip
-        of_draft = facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
+        of_target = self._of_target
+        of_draft = self._facts(source)
         weights = self._loaded.get(source)
         taken = of_target.weight_bytes + (of_draft.weight_bytes if weights else 0)
         _check(name, settings, of_target, of_draft, self._num_slots, available_bytes(target.device) + taken)
@@ -93,6 +91,14 @@ class DraftModels:
             context_length=of_draft.context_length, min_probability=settings.min_probability,
             num_branches=settings.num_branches, kin=self._kin(state, weights),
         )  # fmt: skip
+
+    @cached_property
+    def _of_target(self) -> ModelFacts:
+        return self._facts(_Source(self._served.source, self._served.revision, self._served.dtype))
+
+    def _facts(self, source: _Source) -> ModelFacts:
+        context_length = self._target.identity.context_length
+        return facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
 
     def _state(self, name: str, settings: DraftModelDrafterSettings, weights: _Weights) -> DrafterState:
         source = _Source.of(settings, self._served)
