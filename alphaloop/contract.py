@@ -43,8 +43,9 @@ def job_schema() -> dict[str, Any]:
     body = schema["$defs"]["Body"]
     _refuse_unsupported(body)
     body["properties"]["max_completion_tokens"] = {
-        **body["properties"]["max_tokens"], "description": "Newer name of max_tokens; give one of the two.",
-    }  # fmt: skip
+        **body["properties"]["max_tokens"],
+        "description": "Newer name of max_tokens; give one of the two.",
+    }
     for name, other in (("stop", {"type": "string", "minLength": 1, "maxLength": 256}), ("stream", {})):
         listed = body["properties"][name]
         kept = {key: listed.pop(key) for key in ("default", "description", "title")}
@@ -154,9 +155,10 @@ def documents() -> dict[str, str]:
 def outdated(folder: Path = REFERENCE) -> list[str]:
     """Paths of generated files below `folder` that are missing or differ from what the code says."""
     return [
-        path for path, text in documents().items()
+        path
+        for path, text in documents().items()
         if not (folder / path).is_file() or (folder / path).read_text(encoding="utf-8") != text
-    ]  # fmt: skip
+    ]
 
 
 def write(folder: Path = REFERENCE) -> None:
@@ -181,8 +183,9 @@ def main(arguments: list[str]) -> int:
 def _refuse_unsupported(body: dict[str, Any]) -> None:
     for name, neutral in UNSUPPORTED.items():
         body["properties"][name] = {
-            "enum": list(neutral), "description": "Not supported: only the value that changes nothing.",
-        }  # fmt: skip
+            "enum": list(neutral),
+            "description": "Not supported: only the value that changes nothing.",
+        }
 
 
 def _has(name: str) -> dict[str, Any]:

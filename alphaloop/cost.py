@@ -132,9 +132,12 @@ class RoundCosts:
         return _interpolate(line, width)
 
     def round_ms(
-        self, drafter: str | None, num_draft_tokens: int, proposed: Sequence[float] | None = None,
+        self,
+        drafter: str | None,
+        num_draft_tokens: int,
+        proposed: Sequence[float] | None = None,
         longest_proposed: float | None = None,
-    ) -> float | None:  # fmt: skip
+    ) -> float | None:
         """Expected milliseconds of one round at k = `num_draft_tokens`; None when never measured.
 
         `proposed[i]` is how many tokens a sequence gets on average when it asks for i, from 0; always i unless given.

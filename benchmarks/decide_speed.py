@@ -16,10 +16,10 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import infer_all
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.memory import Memory
-from alphaloop.deciding.policy import Choice, DecisionContext, ExplorationBudget, decide
-from alphaloop.deciding.posterior import believe_all
+from alphaloop.deciding.policy import DecisionContext, DraftSetting, ExplorationBudget, decide
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -33,11 +33,11 @@ REPEATS = 2000
 def main() -> None:
     """Time decisions of a warm task, at batch 1 and 8, and the beliefs they rest on."""
     rng = random.Random(1)
-    memories = _memories(rng)
+    evidence_by_key = _memories(rng)
     wanted = EvidenceKey("code", "target", "engine", "greedy", "<=256")
     limits, points = PolicyLimits(), _points()
-    beliefs = believe_all(memories, wanted, DRAFTERS, limits)
-    found = {"believe_us": _median_us(lambda: believe_all(memories, wanted, DRAFTERS, limits), REPEATS // 20)}
+    posteriors = infer_all(evidence_by_key, wanted, DRAFTERS, limits)
+    found = {"believe_us": _median_us(lambda: infer_all(evidence_by_key, wanted, DRAFTERS, limits), REPEATS // 20)}
     for batch in (1, 8):
         context = DecisionContext("code", batch, 120.0, 0.7, prompt_tokens=300.0)
         table = CostTable(points)
@@ -45,10 +45,10 @@ def main() -> None:
         def once(table: CostTable = table, context: DecisionContext = context) -> object:
             budget = ExplorationBudget(balance=500.0, control=50.0, unseen={"draft": 40.0})
             return decide(
-                beliefs, DRAFTERS, table, context, limits, incumbent=Choice("lookup", 4), budget=budget
-            )  # fmt: skip
+                posteriors, DRAFTERS, table, context, limits, incumbent=DraftSetting("lookup", 4), budget=budget
+            )
 
-        decision = decide(beliefs, DRAFTERS, table, context, limits)
+        decision = decide(posteriors, DRAFTERS, table, context, limits)
         found["num_alternatives"] = len(decision.alternatives)
         found[f"decide_us_batch_{batch}"] = _median_us(once, REPEATS)
     for name, value in found.items():
@@ -79,16 +79,16 @@ def _points() -> list[CostPoint]:
     return points
 
 
-def _memories(rng: random.Random) -> dict[EvidenceKey, Memory]:
+def _memories(rng: random.Random) -> dict[EvidenceKey, KeyEvidence]:
     found = {}
     for drafter in DRAFTERS:
         for sampling in SAMPLINGS:
             for prompt in PROMPTS:
-                memory = Memory.empty(NOW)
+                evidence = KeyEvidence.empty(NOW)
                 for _ in range(30):
-                    memory = memory.with_job(_job(rng, drafter.max_draft_tokens), HALF_LIFE)
+                    evidence = evidence.with_job(_job(rng, drafter.max_draft_tokens), HALF_LIFE)
                 key = EvidenceKey("code", "target", "engine", sampling, prompt, "", drafter.name, drafter.revision)
-                found[key] = memory
+                found[key] = evidence
     return found
 
 

@@ -32,9 +32,20 @@ from benchmarks.suites import Contest, Samples, Tokenizer, batch_contests, task_
 
 console = Console(stderr=True)
 ALL_TASKS = (
-    "chat", "code", "creative_writing", "customer_support", "extraction", "function_calling", "legal", "math",
-    "question_answering", "rag", "sql", "summarization", "translation",
-)  # fmt: skip
+    "chat",
+    "code",
+    "creative_writing",
+    "customer_support",
+    "extraction",
+    "function_calling",
+    "legal",
+    "math",
+    "question_answering",
+    "rag",
+    "sql",
+    "summarization",
+    "translation",
+)
 COPYING_TASKS = ("rag", "summarization", "extraction", "function_calling")
 PAIR_TASKS = ("code", "math", "sql", "function_calling", "question_answering", "creative_writing", "rag")
 
@@ -206,11 +217,15 @@ def _as_json(speeds: Speeds, rows: dict[str, dict[str, Ratio]]) -> dict[str, Any
 
 
 def _conditions() -> dict[str, Any]:
-    model = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ] if Path("/proc/cpuinfo").exists() else [platform.processor()]  # fmt: skip
+    model = (
+        [
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        if Path("/proc/cpuinfo").exists()
+        else [platform.processor()]
+    )
     return {"processor": model[0], "cores": len(model), "torch": torch.__version__, "dtype": "bfloat16", "greedy": True}
 
 

@@ -117,14 +117,22 @@ def main() -> None:
     num_wrong = sum(not found.is_near_tie for found in differences)
     counts = [generation.counts for generation in texts[1].values()]
     result = {
-        "engine": engine.identity.engine, "device": engine.identity.device, "target": options.source,
-        "prompts": len(jobs), "max_tokens": options.max_tokens, "k": options.k, "batch": BATCH, "seed": options.seed,
+        "engine": engine.identity.engine,
+        "device": engine.identity.device,
+        "target": options.source,
+        "prompts": len(jobs),
+        "max_tokens": options.max_tokens,
+        "k": options.k,
+        "batch": BATCH,
+        "seed": options.seed,
         "tokens": sum(len(generation.token_ids) for generation in texts[0].values()),
         "drafts_tested": sum(one.num_trials for one in counts),
         "drafts_accepted": sum(one.num_accepted for one in counts),
-        "identical": len(jobs) - len(differences), "near_ties": len(differences) - num_wrong, "wrong": num_wrong,
+        "identical": len(jobs) - len(differences),
+        "near_ties": len(differences) - num_wrong,
+        "wrong": num_wrong,
         "differences": [asdict(found) for found in differences],
-    }  # fmt: skip
+    }
     print(json.dumps(result))
     sys.exit(bool(num_wrong))
 

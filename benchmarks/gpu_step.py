@@ -31,18 +31,33 @@ from worker.decoding.network.language_model import LanguageModel
 #: Qwen2.5's, by size; the last is for trying this program out.
 SHAPES: Final[dict[str, dict[str, Any]]] = {
     "target-7b": {
-        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-        "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
     },
     "draft-0.5b": {
-        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
     },
     "tiny": {
-        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
     },
-}  # fmt: skip
+}
 NUM_WARM_UP: Final = 3
 
 
@@ -59,9 +74,11 @@ def main() -> None:
     shapes = [tuple(map(int, one.split("x"))) for one in options.shape or _every_shape()]
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "torch": torch.__version__, "transformers": transformers.__version__,
-        "bytes_per_s": _bytes_per_s(device), "passes": [],
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "bytes_per_s": _bytes_per_s(device),
+        "passes": [],
+    }
     for name in options.model or ("target-7b", "draft-0.5b"):
         contestants = _Contestants(name, device)
         table = Table(title=f"{name}, {found['device']}, {found['bytes_per_s'] / 1e12:.2f} TB/s: ms a pass")

@@ -30,15 +30,15 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.memory import Memory
-from alphaloop.deciding.posterior import PairBelief, believe
+from alphaloop.deciding.inference import PairPosterior, infer
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.packed_memory import pack
+from alphaloop.store.packed_evidence import pack
 from alphaloop.store.schema import upgrade
-from worker.remembered import Remembered
+from worker.deciding.evidence_cache import EvidenceCache
 
 TARGET, ENGINE = "target", "engine"
 HALF_LIFE: Final = timedelta(days=3)
@@ -101,12 +101,12 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
         return 1000 * statistics.median(times)
 
     look = store.look(TARGET, ENGINE, every)
-    remembered = new_remembered(database)
-    remembered.look()
+    evidence_cache = new_remembered(database)
+    evidence_cache.look()
     now = NOW + timedelta(seconds=1)
     task = tasks[len(tasks) // 2]
-    leaves = remembered.leaves(task, "small", now)
-    pair = PairBelief.of(remembered.of_tasks("small", now), 5)
+    leaves = evidence_cache.leaves(task, "small", now)
+    pair = PairPosterior.of(evidence_cache.of_tasks("small", now), 5)
     some = [(row.key, one_job(rng, 5)) for row in look.rows[: 4 * 3]]
 
     def record_batch() -> None:
@@ -123,10 +123,10 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
         f"a worker's {len(look.rows):,} rows, read": timed(lambda: store.look(TARGET, ENGINE, every)),
         f"every one of {rows:,} rows, read": timed(all_rows),
         "a look when nothing changed": timed(lambda: store.look(TARGET, ENGINE, every, since=look.seen), 50),
-        "one task of 120 keys, read and unpacked": timed(lambda: [row.memory for row in store.of_task(task)], 50),
-        "a drafter of a task, from memory, faded": timed(lambda: remembered.leaves(task, "small", now), 200),
-        "its belief": timed(lambda: believe(leaves, some[0][0], 5, pair), 50),
-        "what all tasks say of a drafter": timed(lambda: PairBelief.of(remembered.of_tasks("small", now), 5)),
+        "one task of 120 keys, read and unpacked": timed(lambda: [row.evidence for row in store.of_task(task)], 50),
+        "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.leaves(task, "small", now), 200),
+        "its belief": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),
+        "what all tasks say of a drafter": timed(lambda: PairPosterior.of(evidence_cache.of_tasks("small", now), 5)),
         "12 jobs of 12 keys, added": timed(record_batch, 50),
         f"baseline: hours of one task, {num_hours} of each key": timed(lambda: from_hours(database, task), 20),
         f"baseline: hours of all tasks, {num_hours} of each key": timed(
@@ -136,12 +136,16 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
     return {"tasks": num_tasks, "rows": rows, "worker_rows": len(look.rows), "hour_rows": hour_rows, "ms": ms}
 
 
-def new_remembered(database: Database) -> Remembered:
+def new_remembered(database: Database) -> EvidenceCache:
     """As a worker has it."""
-    return Remembered(
-        AcceptanceStateStore(database), DraftRegistry(database),
-        target_revision=TARGET, engine=ENGINE, drafters=SERVED, half_life=HALF_LIFE,
-    )  # fmt: skip
+    return EvidenceCache(
+        AcceptanceStateStore(database),
+        DraftRegistry(database),
+        target_revision=TARGET,
+        engine=ENGINE,
+        drafters=SERVED,
+        half_life=HALF_LIFE,
+    )
 
 
 def from_hours(database: Database, task: str) -> dict[tuple[str, ...], EvidenceSums]:
@@ -153,11 +157,18 @@ def from_hours(database: Database, task: str) -> dict[tuple[str, ...], EvidenceS
     sums: dict[tuple[str, ...], EvidenceSums] = {}
     for row in found:
         hour = EvidenceSums(
-            row.bucket, float(row.num_jobs), float(row.num_jobs), float(row.rounds - row.num_jobs),
-            float(row.rounds - row.num_empty_rounds), float(row.num_tokens - row.num_jobs), float(row.num_tokens),
-            proposed=tuple(row.proposed), trials=tuple(row.trials), accepts=tuple(row.accepts),
+            row.bucket,
+            float(row.num_jobs),
+            float(row.num_jobs),
+            float(row.rounds - row.num_jobs),
+            float(row.rounds - row.num_empty_rounds),
+            float(row.num_tokens - row.num_jobs),
+            float(row.num_tokens),
+            proposed=tuple(row.proposed),
+            trials=tuple(row.trials),
+            accepts=tuple(row.accepts),
             chances=(row.rounds - row.num_jobs, *row.accepts[:-1]) if row.accepts else (),
-        )  # fmt: skip
+        )
         key = (row.drafter, row.sampling_bucket, row.prompt_bucket)
         faded = hour.faded(NOW, HALF_LIFE)
         sums[key] = sums[key] + faded if key in sums else faded
@@ -166,22 +177,20 @@ def from_hours(database: Database, task: str) -> dict[tuple[str, ...], EvidenceS
 
 def fill(database: Database, tasks: Sequence[str], num_hours: int, rng: random.Random) -> tuple[int, int]:
     """Write state and hours; the numbers of their rows. Memories are drawn from a few dozen."""
-    memories = {k: [pack(some_memory(rng, k)) for _ in range(24)] for k in (5, 12)}
+    evidence_by_key = {k: [pack(some_memory(rng, k)) for _ in range(24)] for k in (5, 12)}
 
     def state() -> Iterator[tuple[Any, ...]]:
         for task in tasks:
             for name, revision, k in DRAFTS:
                 for sampling in SAMPLING:
                     for prompts in PROMPTS:
-                        memory = rng.choice(memories[k])
-                        yield (task, TARGET, name, revision, ENGINE, sampling, prompts, NOW, 100, memory, 1)
+                        evidence = rng.choice(evidence_by_key[k])
+                        yield (task, TARGET, name, revision, ENGINE, sampling, prompts, NOW, 100, evidence, 1)
 
     keys = "task, target_revision, drafter, draft_revision, engine, sampling_bucket, prompt_bucket"
     with database.dedicated() as connection:
         types = ("text",) * 7 + ("timestamptz", "int8", "bytea", "int8")
-        _copy(
-            connection, f"acceptance_state ({keys}, as_of, num_jobs, memory, changed_in)", types, state()
-        )  # fmt: skip
+        _copy(connection, f"acceptance_state ({keys}, as_of, num_jobs, memory, changed_in)", types, state())
         connection.execute(
             f"""
             INSERT INTO acceptance_hourly (bucket, {keys}, segment, gate, purpose, mode, num_draft_tokens, num_jobs,
@@ -203,12 +212,12 @@ def fill(database: Database, tasks: Sequence[str], num_hours: int, rng: random.R
     return counted[0], counted[1]
 
 
-def some_memory(rng: random.Random, k: int) -> Memory:
+def some_memory(rng: random.Random, k: int) -> KeyEvidence:
     """Of a hundred jobs over two weeks."""
-    memory = Memory.empty(NOW - timedelta(days=14))
+    evidence = KeyEvidence.empty(NOW - timedelta(days=14))
     for n in range(100):
-        memory = memory.with_job(one_job(rng, k, NOW - timedelta(days=14 - n * 0.14)), HALF_LIFE)
-    return memory
+        evidence = evidence.with_job(one_job(rng, k, NOW - timedelta(days=14 - n * 0.14)), HALF_LIFE)
+    return evidence
 
 
 def one_job(rng: random.Random, k: int, at: datetime = NOW) -> EvidenceSums:

@@ -66,12 +66,15 @@ def batch_contests(folder: Path, tokenize: Tokenizer, samples: Samples, contesta
     entries = tuple((name, "vanilla") for name in ("ours", "transformers", "vllm") if name in contestants)
     return [
         Contest(
-            f"{batch}", tuple(tokenize(prompt) for prompt in rng.sample(every, batch)), samples.max_tokens,
-            _rotated(entries, number), stop_at_end=False,
+            f"{batch}",
+            tuple(tokenize(prompt) for prompt in rng.sample(every, batch)),
+            samples.max_tokens,
+            _rotated(entries, number),
+            stop_at_end=False,
         )
         for batch in samples.batches
         for number in range(samples.num_prompts)
-    ]  # fmt: skip
+    ]
 
 
 def task_contests(

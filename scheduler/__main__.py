@@ -109,9 +109,13 @@ def _stay(settings: Settings, scheduler: Scheduler, metrics: SchedulerMetrics, l
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     ticker = Ticker(
-        scheduler.run_once, interval_s=dials.interval_s, misfire_grace_s=dials.misfire_grace_s,
-        clock=lambda: datetime.now(UTC), metrics=metrics, fatal=fatal,
-    )  # fmt: skip
+        scheduler.run_once,
+        interval_s=dials.interval_s,
+        misfire_grace_s=dials.misfire_grace_s,
+        clock=lambda: datetime.now(UTC),
+        metrics=metrics,
+        fatal=fatal,
+    )
 
     def promote() -> None:
         metrics.set_leader(True)

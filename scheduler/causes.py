@@ -54,16 +54,18 @@ def explain(
     moved = _traffic_sentence(subject, traffic)
     if probes is None:
         return Finding(
-            subject, Cause.UNEXPLAINED,
+            subject,
+            Cause.UNEXPLAINED,
             f"{moved} The probes were not measured twice yet, so whether the prompts or the draft changed is open.",
             evidence,
-        )  # fmt: skip
+        )
     return Finding(
-        subject, Cause.TRAFFIC_CHANGED,
+        subject,
+        Cause.TRAFFIC_CHANGED,
         f"{moved} On the fixed probe prompts it is steady ({probes.alpha_before:.2f} then, {probes.alpha_after:.2f} "
         "now): the jobs have changed, not the draft.",
         evidence,
-    )  # fmt: skip
+    )
 
 
 def _why_probes_fell(probes: ProbeComparison) -> tuple[Cause, str]:

@@ -85,9 +85,13 @@ def _interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
     if not trials:
         return None
     effect = design_effect(
-        len(counts), accepts, trials,
-        sum(a * a for _, a in counts), sum(n * n for n, _ in counts), sum(a * n for n, a in counts),
-    )  # fmt: skip
+        len(counts),
+        accepts,
+        trials,
+        sum(a * a for _, a in counts),
+        sum(n * n for n, _ in counts),
+        sum(a * n for n, a in counts),
+    )
     return wilson(accepts, trials, effect)
 
 

@@ -9,7 +9,7 @@ from scheduler.probes import Due
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SettingInForce:
     """How a task is decoded now, by the last decision on record."""
 
     mode: str

@@ -24,7 +24,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from scheduler.counts import Counts
-from scheduler.facts import Choice, SentProbes
+from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flags import Verdicts, events_to_close, judge, status_changes
 from scheduler.housekeeping import Housekeeper
 from scheduler.metrics import SchedulerMetrics
@@ -61,10 +61,19 @@ class Scheduler:
     """Measures: reads what was decoded, judges it, sends probes, reports. It never decodes."""
 
     def __init__(
-        self, database: Database, sender: Sender, settings: SchedulerSettings, *,
-        tasks: Collection[str], report_folder: Path, owner: str, metrics: SchedulerMetrics,
-        probe_num_draft_tokens: int = 3, flush_timeout_s: float = 30.0, schedule_id: str = SCHEDULE_ID,
-    ) -> None:  # fmt: skip
+        self,
+        database: Database,
+        sender: Sender,
+        settings: SchedulerSettings,
+        *,
+        tasks: Collection[str],
+        report_folder: Path,
+        owner: str,
+        metrics: SchedulerMetrics,
+        probe_num_draft_tokens: int = 3,
+        flush_timeout_s: float = 30.0,
+        schedule_id: str = SCHEDULE_ID,
+    ) -> None:
         """`tasks` are those that workers know; `probe_num_draft_tokens` is k where no choice is in force."""
         self._settings, self._sender, self._metrics = settings, sender, metrics
         self._report_folder, self._owner, self._flush_timeout_s = report_folder, owner, flush_timeout_s
@@ -147,17 +156,19 @@ class Scheduler:
             )
         return opened, len(over), len(changes)
 
-    def _choices(self, counts: Counts) -> dict[str, Choice]:
+    def _choices(self, counts: Counts) -> dict[str, SettingInForce]:
         """The choice in force by task, from the log of decisions."""
         found = {}
         for task in counts.tasks:
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
-                found[task] = Choice(made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation)
+                found[task] = SettingInForce(
+                    made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
+                )
         return found
 
     def _report(
-        self, counts: Counts, choices: dict[str, Choice], sent: SentProbes, *, opened: int, closed: int
+        self, counts: Counts, choices: dict[str, SettingInForce], sent: SentProbes, *, opened: int, closed: int
     ) -> tuple[Report, Path]:
         """Into Postgres, into the folder, and onto the topic."""
         drafts: Sequence[DraftRevision] = self._drafts.all()
@@ -166,10 +177,15 @@ class Scheduler:
         text, html = render_text(report), render_page(report)
         self._reports.save(
             StoredReport(
-                report.created_at, report.covers_from, report.covers_to, report.headline,
-                report.model_dump(mode="json"), text, html,
+                report.created_at,
+                report.covers_from,
+                report.covers_to,
+                report.headline,
+                report.model_dump(mode="json"),
+                text,
+                html,
             )
-        )  # fmt: skip
+        )
         page = write_report(self._report_folder, report, text, html)
         self._sender.send(
             DRIFT_REPORTS, key=self._schedule_id.encode(), value=report.model_dump_json().encode(), headers=HEADERS

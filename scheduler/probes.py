@@ -39,23 +39,29 @@ class PlannedJob:
 
 
 def find_due(
-    sets: Iterable[ProbeSet], drafters: Sequence[str], last_probed: Mapping[tuple[str, str], datetime],
-    now: datetime, *,
-    max_age: timedelta, num_draft_tokens: Mapping[tuple[str, str], int], default_num_draft_tokens: int,
-) -> list[Due]:  # fmt: skip
+    sets: Iterable[ProbeSet],
+    drafters: Sequence[str],
+    last_probed: Mapping[tuple[str, str], datetime],
+    now: datetime,
+    *,
+    max_age: timedelta,
+    num_draft_tokens: Mapping[tuple[str, str], int],
+    default_num_draft_tokens: int,
+) -> list[Due]:
     """Every (task, drafter) without a probe younger than `max_age`: never probed first, then oldest first.
 
     `num_draft_tokens` is the k in force by (task, drafter), where there is one.
     """
     due = [
         Due(
-            probe_set.task, drafter,
+            probe_set.task,
+            drafter,
             num_draft_tokens.get((probe_set.task, drafter), default_num_draft_tokens),
             last_probed.get((probe_set.task, drafter)),
         )
         for probe_set in sets
         for drafter in drafters
-    ]  # fmt: skip
+    ]
     old = [d for d in due if d.last_probed is None or now - d.last_probed >= max_age]
     never = datetime.min.replace(tzinfo=UTC)
     return sorted(old, key=lambda d: (d.last_probed or never, d.task, d.drafter))
@@ -83,9 +89,14 @@ def within_budget(
 
 
 def make_jobs(
-    chosen: Sequence[Due], sets: Mapping[str, ProbeSet], scheduled_for: datetime, *,
-    num_prompts: int, max_tokens: int, deadline: datetime,
-) -> list[PlannedJob]:  # fmt: skip
+    chosen: Sequence[Due],
+    sets: Mapping[str, ProbeSet],
+    scheduled_for: datetime,
+    *,
+    num_prompts: int,
+    max_tokens: int,
+    deadline: datetime,
+) -> list[PlannedJob]:
     """The jobs of this run: for each prompt a control, then a probe a drafter.
 
     The ids follow from the run's time, so a run that is repeated sends the same jobs, and none is decoded twice.
@@ -101,8 +112,10 @@ def make_jobs(
             }
             control = Job(
                 job_id=_job_id("control", task, scheduled_for, position, None),
-                purpose=Purpose.CONTROL, decoding=Decoding.VANILLA, **common,
-            )  # fmt: skip
+                purpose=Purpose.CONTROL,
+                decoding=Decoding.VANILLA,
+                **common,
+            )
             planned.append(PlannedJob(control, probe_set.version, position))
             for due in chosen:
                 if due.task == task:

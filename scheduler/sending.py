@@ -13,7 +13,7 @@ from alphaloop.messages import Purpose, encode_job
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.drafts import DraftRevision, DraftStatus
 from alphaloop.store.probes import ProbeRun, ProbeStore
-from scheduler.facts import Choice, SentProbes
+from scheduler.facts import SentProbes, SettingInForce
 from scheduler.probes import PlannedJob, find_due, make_jobs, within_budget
 
 DAY = timedelta(days=1)
@@ -45,26 +45,39 @@ class ProbeSender:
     flush_timeout_s: float
 
     def send_due(
-        self, drafts: Sequence[DraftRevision], choices: Mapping[str, Choice], *,
-        schedule_id: str, scheduled_for: datetime, now: datetime,
-    ) -> SentProbes:  # fmt: skip
+        self,
+        drafts: Sequence[DraftRevision],
+        choices: Mapping[str, SettingInForce],
+        *,
+        schedule_id: str,
+        scheduled_for: datetime,
+        now: datetime,
+    ) -> SentProbes:
         """Send one run's probes and controls. Raises DeliveryFailed with nothing marked as sent."""
         settings = self.settings
         sets = {task: found for task, found in self.probes.active_sets().items() if task in self.tasks}
         deadline = timedelta(seconds=settings.probe_deadline_s)
         due = find_due(
-            sets.values(), _fit_drafters(drafts), self.probes.last_probed(now, deadline), now,
+            sets.values(),
+            _fit_drafters(drafts),
+            self.probes.last_probed(now, deadline),
+            now,
             max_age=timedelta(seconds=settings.probe_max_age_s),
-            num_draft_tokens=_in_force(choices), default_num_draft_tokens=self.default_num_draft_tokens,
-        )  # fmt: skip
+            num_draft_tokens=_in_force(choices),
+            default_num_draft_tokens=self.default_num_draft_tokens,
+        )
         budget = max(settings.probe_min_device_s, settings.probe_device_share * self.probes.device_s(now - DAY, now))
         device_s = self.probes.mean_device_s(now - MEASURED_DAYS)
         num_prompts = {task: min(settings.probe_prompts, len(found.bodies)) for task, found in sets.items()}
         chosen = within_budget(due, device_s, num_prompts, budget)
         planned = make_jobs(
-            chosen, sets, scheduled_for,
-            num_prompts=settings.probe_prompts, max_tokens=settings.probe_max_tokens, deadline=now + deadline,
-        )  # fmt: skip
+            chosen,
+            sets,
+            scheduled_for,
+            num_prompts=settings.probe_prompts,
+            max_tokens=settings.probe_max_tokens,
+            deadline=now + deadline,
+        )
         self._send(planned, schedule_id, scheduled_for, now)
         counted = Counter(
             (p.job.task, p.job.probe_drafter) for p in planned if p.job.purpose is Purpose.PROBE and p.job.probe_drafter
@@ -84,13 +97,19 @@ class ProbeSender:
         self.probes.record(
             [
                 ProbeRun(
-                    job_id=p.job.job_id, schedule_id=schedule_id, scheduled_for=scheduled_for, task=p.job.task,
-                    probe_set=p.probe_set, position=p.position, purpose=p.job.purpose.value,
-                    drafter=p.job.probe_drafter, num_draft_tokens=p.job.probe_num_draft_tokens,
+                    job_id=p.job.job_id,
+                    schedule_id=schedule_id,
+                    scheduled_for=scheduled_for,
+                    task=p.job.task,
+                    probe_set=p.probe_set,
+                    position=p.position,
+                    purpose=p.job.purpose.value,
+                    drafter=p.job.probe_drafter,
+                    num_draft_tokens=p.job.probe_num_draft_tokens,
                 )
                 for p in planned
             ]
-        )  # fmt: skip
+        )
         for p in planned:
             self.sender.send(
                 jobs_topic(p.job.task), key=p.job.job_id.encode(), value=encode_job(p.job), headers=HEADERS
@@ -105,7 +124,7 @@ def _fit_drafters(drafts: Sequence[DraftRevision]) -> list[str]:
     return sorted({draft.drafter for draft in drafts if draft.status in measured})
 
 
-def _in_force(choices: Mapping[str, Choice]) -> dict[tuple[str, str], int]:
+def _in_force(choices: Mapping[str, SettingInForce]) -> dict[tuple[str, str], int]:
     """k by (task, drafter) where one is used: its probes measure the speed-up of what is used."""
     return {
         (task, choice.drafter): choice.num_draft_tokens

@@ -28,9 +28,15 @@ class Ticker:
     """
 
     def __init__(
-        self, run: Callable[[datetime, datetime], object], *, interval_s: float, misfire_grace_s: int,
-        clock: Callable[[], datetime], metrics: SchedulerMetrics, fatal: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        run: Callable[[datetime, datetime], object],
+        *,
+        interval_s: float,
+        misfire_grace_s: int,
+        clock: Callable[[], datetime],
+        metrics: SchedulerMetrics,
+        fatal: Callable[[], None],
+    ) -> None:
         self._run, self._clock, self._metrics, self._fatal = run, clock, metrics, fatal
         self._interval_s, self._misfire_grace_s = interval_s, misfire_grace_s
         self._scheduler: BackgroundScheduler | None = None

@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-pytest_plugins = [
-    f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker")
-]  # fmt: skip
+pytest_plugins = [f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker")]
+
+#: The seed of every run that asks for no other.
+FIXED_SEED = 20261122
 
 # Settings of the person who runs the tests must not change what they test; KAFKA_HOME names where Kafka lies.
 for name in list(os.environ):
@@ -35,4 +36,8 @@ def rng(seed: int) -> random.Random:
 
 
 def _seed() -> int:
-    return int(os.environ.setdefault("TEST_SEED", str(random.SystemRandom().randrange(2**31))))
+    """Fixed, so that a run repeats the one before; TEST_SEED=random draws a new one, TEST_SEED=N repeats that one."""
+    asked = os.environ.get("TEST_SEED", str(FIXED_SEED))
+    if asked == "random":
+        asked = os.environ["TEST_SEED"] = str(random.SystemRandom().randrange(2**31))
+    return int(asked)

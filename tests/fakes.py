@@ -19,9 +19,32 @@ from worker.decoding.text import TextStream
 from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 
 WORDS: Final = (
-    "amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "heath", "inlet", "jetty", "kelp", "larch", "meadow",
-    "nectar", "opal", "pollen", "quartz", "reed", "slate", "thyme", "umber", "violet", "willow", "yarrow", "zephyr",
-)  # fmt: skip
+    "amber",
+    "basil",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "heath",
+    "inlet",
+    "jetty",
+    "kelp",
+    "larch",
+    "meadow",
+    "nectar",
+    "opal",
+    "pollen",
+    "quartz",
+    "reed",
+    "slate",
+    "thyme",
+    "umber",
+    "violet",
+    "willow",
+    "yarrow",
+    "zephyr",
+)
 END: Final = len(WORDS)
 
 
@@ -102,10 +125,15 @@ class FakeEngine:
         words = random.Random(_number(prepared.token_ids, sampling.temperature, chosen))
         self._running.append(
             _Running(
-                prepared, decision, words, random.Random(_number(self._seed, prepared.job.job_id)),
-                TextStream(decode_words, sampling.stop), words.randint(24, 80), time.perf_counter(),
+                prepared,
+                decision,
+                words,
+                random.Random(_number(self._seed, prepared.job.job_id)),
+                TextStream(decode_words, sampling.stop),
+                words.randint(24, 80),
+                time.perf_counter(),
             )
-        )  # fmt: skip
+        )
 
     def step(self) -> Step:
         """One round for every sequence; the first yields one token, as a prefill does."""

@@ -57,9 +57,10 @@ def test_the_schema_refuses_a_misspelt_key() -> None:
 
 def test_every_variable_is_documented_with_its_default() -> None:
     example = dict(
-        line.split("=", 1) for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+        line.split("=", 1)
+        for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
         if line and not line.startswith("#")
-    )  # fmt: skip
+    )
     assert dict(VARIABLE.findall(TEXT)) == example
     assert TEXT.count("${") == len(VARIABLE.findall(TEXT)), "a variable without a default"
 

@@ -60,9 +60,10 @@ def test_the_file_map_leaves_nothing_important_out() -> None:
     paths = tracked()
     top = {f"{path.parts[0]}/" if len(path.parts) > 1 else path.name for path in paths}
     packages = {
-        f"{path.parent.as_posix()}/" for path in paths
+        f"{path.parent.as_posix()}/"
+        for path in paths
         if path.name == "__init__.py" and path.parts[0] in ("alphaloop", "worker", "scheduler")
-    }  # fmt: skip
+    }
     hidden_or_itself = {name for name in top if name.startswith(".") and name != ".env.example"} | {"README.md"}
     assert (top | packages) - hidden_or_itself <= set(file_map())
 
@@ -118,9 +119,12 @@ def test_the_producer_of_the_readme_produces_jobs(kafka_settings: KafkaSettings,
     ensure_topics(kafka_settings, ["chat"])
     mine = program.replace("readme-", f"{fresh_prefix}-")
     done = subprocess.run(
-        [sys.executable, "-c", mine], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", mine],
+        capture_output=True,
+        text=True,
+        timeout=60,
         env={**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka_settings.bootstrap_servers},
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout) == (0, "sent\n"), done.stderr
     prompts = {}
     for key, value in read_jobs(kafka_settings, fresh_prefix, number=2):

@@ -67,9 +67,13 @@ def test_what_is_installed_is_what_is_locked() -> None:
 
 def test_a_python_that_is_too_old_is_named_before_anything_is_made(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["sh", "scripts/venv.sh", str(tmp_path / "venv")], cwd=ROOT, capture_output=True, text=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": "false"}, timeout=60,
-    )  # fmt: skip
+        ["sh", "scripts/venv.sh", str(tmp_path / "venv")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": "false"},
+        timeout=60,
+    )
     assert done.returncode == 1
     assert "expected Python 3.11 or newer, found false" in done.stderr
     assert "hint: install Python 3.11" in done.stderr

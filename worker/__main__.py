@@ -22,8 +22,8 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 from worker.assembly import assemble, owner_name
+from worker.components import Components
 from worker.loop import Worker
-from worker.parts import Parts
 
 log = logging.getLogger("worker")
 
@@ -60,45 +60,45 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
 
     engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
     owner = owner_name()
-    parts = assemble(settings, configs, engine, database, producer, owner=owner, stop=stop, hurry=hurry, rng=rng)
-    worker = Worker(parts)
-    parts.metrics.watch(parts.intake, lambda: worker.num_waiting)
+    components = assemble(settings, configs, engine, database, producer, owner=owner, stop=stop, hurry=hurry, rng=rng)
+    worker = Worker(components)
+    components.metrics.watch(components.intake, lambda: worker.num_waiting)
     endpoint = Endpoint(
         settings.worker.http_host,
         settings.worker.http_port,
-        parts.metrics.registry,
-        healthy=lambda: _unhealthy(parts),
-        ready=lambda: _unready(parts),
+        components.metrics.registry,
+        healthy=lambda: _unhealthy(components),
+        ready=lambda: _unready(components),
     )
     # Models, kernels and modules stay as long as the process: a full collection that looks at them takes .3 s.
     gc.collect()
     gc.freeze()
     try:
-        parts.leases.start()
-        parts.watch.start()
-        parts.intake.start()
+        components.leases.start()
+        components.watch.start()
+        components.intake.start()
         log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": endpoint.url})
         worker.run()
     finally:
-        parts.intake.stop_taking()
-        parts.intake.close(settings.worker.drain_s)
-        parts.leases.close()
-        parts.watch.close()
+        components.intake.stop_taking()
+        components.intake.close(settings.worker.drain_s)
+        components.leases.close()
+        components.watch.close()
         producer.close()
         endpoint.close()
         database.close()
     log.info("drained", extra={"action": "worker_stopped", "owner": owner})
 
 
-def _unhealthy(parts: Parts) -> str | None:
-    age_s = parts.intake.poll_age_s
+def _unhealthy(components: Components) -> str | None:
+    age_s = components.intake.poll_age_s
     return f"the consumer was last polled {age_s:.0f} s ago" if age_s > MAX_POLL_AGE_S else None
 
 
-def _unready(parts: Parts) -> str | None:
-    if parts.stop.is_set():
+def _unready(components: Components) -> str | None:
+    if components.stop.is_set():
         return "draining"
-    return None if parts.intake.is_assigned else "no partitions assigned yet"
+    return None if components.intake.is_assigned else "no partitions assigned yet"
 
 
 def _on_signals(stop: threading.Event, hurry: threading.Event, drain_s: float) -> None:

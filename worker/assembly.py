@@ -30,20 +30,20 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
-from worker.batching import Batcher
-from worker.choices import Budgets, Choices
-from worker.claiming import Claiming
-from worker.costs import LiveCosts, open_costs
-from worker.deciding import Decider
+from worker.components import Components
+from worker.costs.live import LiveCosts, open_costs
+from worker.deciding.decider import Decider
+from worker.deciding.evidence_cache import EvidenceCache
+from worker.deciding.incumbents import Budgets, Incumbents
+from worker.deciding.watch import Watch
 from worker.engine import Engine
-from worker.intake import Intake
-from worker.leases import LeaseKeeper
+from worker.intake.polling import Intake
+from worker.intake.validation import Validation
+from worker.jobs.batching import Batcher
+from worker.jobs.claiming import Claiming
+from worker.jobs.leases import LeaseKeeper
+from worker.jobs.publishing import Publisher
 from worker.metrics import WorkerMetrics
-from worker.parts import Parts
-from worker.publish import Publisher
-from worker.remembered import Remembered
-from worker.validation import Validation
-from worker.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def assemble(
     stop: threading.Event,
     hurry: threading.Event,
     rng: random.Random,
-) -> Parts:
+) -> Components:
     """Build every part of a worker. Topics that are missing are created; costs never measured here are measured now."""
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
@@ -81,7 +81,7 @@ def assemble(
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
-    return Parts(
+    return Components(
         owner=owner,
         group=settings.kafka.group_id,
         engine=engine,
@@ -94,8 +94,8 @@ def assemble(
             jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, now=lambda: datetime.now(UTC)
         ),
         decider=deciding.decider,
-        remembered=deciding.remembered,
-        watch=Watch(Listener(database), deciding.remembered.look, every_s=limits.evidence_poll_s),
+        evidence_cache=deciding.evidence_cache,
+        watch=Watch(Listener(database), deciding.evidence_cache.look, every_s=limits.evidence_poll_s),
         costs=deciding.costs,
         leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
         recorder=OutcomeStore(database, half_life=_half_life(settings)),
@@ -117,7 +117,7 @@ class Deciding:
     """What decides, and what it goes by."""
 
     decider: Decider
-    remembered: Remembered
+    evidence_cache: EvidenceCache
     costs: LiveCosts
 
 
@@ -128,35 +128,38 @@ def open_deciding(
     _register_drafters(engine, database)
     costs = open_costs(settings.worker, engine, CostStore(database))
     half_life = _half_life(settings)
-    remembered = _remember(engine, database, half_life)
+    evidence_cache = _remember(engine, database, half_life)
     decider = Decider(
         engine,
-        remembered,
-        Choices(DecisionLog(database, half_life=half_life), engine.identity, owner),
-        Budgets(BudgetStore(database), HistoryStore(database), remembered, engine.identity, _revisions(engine)),
+        evidence_cache,
+        Incumbents(DecisionLog(database, half_life=half_life), engine.identity, owner),
+        Budgets(BudgetStore(database), HistoryStore(database), evidence_cache, engine.identity, _revisions(engine)),
         costs=costs,
         limits=settings.policy.limits(),
         now=lambda: datetime.now(UTC),
         rng=rng,
     )
-    return Deciding(decider, remembered, costs)
+    return Deciding(decider, evidence_cache, costs)
 
 
 def _half_life(settings: Settings) -> timedelta:
     return timedelta(days=settings.worker.history_half_life_days)
 
 
-def _remember(engine: Engine, database: Database, half_life: timedelta) -> Remembered:
+def _remember(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
     """All that was ever measured here, before the first job comes: a restarted worker decides from it at once."""
     if num_keys := fill_from_hours(database, half_life, datetime.now(UTC)):
         log.info("remembered %d keys of evidence from hourly sums", num_keys, extra={"action": "evidence_filled"})
-    remembered = Remembered(
-        AcceptanceStateStore(database), DraftRegistry(database),
-        target_revision=engine.identity.target_revision, engine=engine.identity.engine, drafters=_revisions(engine),
+    evidence_cache = EvidenceCache(
+        AcceptanceStateStore(database),
+        DraftRegistry(database),
+        target_revision=engine.identity.target_revision,
+        engine=engine.identity.engine,
+        drafters=_revisions(engine),
         half_life=half_life,
-    )  # fmt: skip
-    remembered.look()
-    return remembered
+    )
+    evidence_cache.look()
+    return evidence_cache
 
 
 def _revisions(engine: Engine) -> dict[str, str]:

@@ -24,9 +24,9 @@ from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from worker.calibration import calibrate, plan
+from worker.costs.calibration import calibrate, plan
+from worker.costs.shared_weights import timed_by, with_shared_weights
 from worker.engine import Engine, EngineIdentity
-from worker.kin_costs import timed_by, with_kin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,10 +123,13 @@ def _measure(settings: Settings, budget_s: float) -> tuple[Engine, list[CostPoin
             bar.update(task, description="measuring", completed=done, total=total)
 
         points = calibrate(
-            engine, plan(engine, settings.worker), num_samples=settings.worker.calibration_samples, budget_s=budget_s,
+            engine,
+            plan(engine, settings.worker),
+            num_samples=settings.worker.calibration_samples,
+            budget_s=budget_s,
             on_measured=on_measured,
-        )  # fmt: skip
-    return engine, list(with_kin(points, timed_by(engine.drafters)))
+        )
+    return engine, list(with_shared_weights(points, timed_by(engine.drafters)))
 
 
 def _database(settings: Settings) -> Database:

@@ -16,17 +16,17 @@ from alphaloop.kafka.topics import CONTROL
 from alphaloop.messages import Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from worker import outcomes
-from worker.batch import BatchDecoding
-from worker.batching import BatchKey, batch_key
-from worker.claiming import ClaimedJob, Claims, cancelled
-from worker.control import parse_cancellation
+from worker.components import Components
 from worker.engine import Step
-from worker.intake import Delivery
-from worker.parts import Parts
-from worker.patience import Patience
-from worker.refusing import refuse
-from worker.validation import ReadyJob
+from worker.intake.cancellation import parse_cancellation
+from worker.intake.polling import Delivery
+from worker.intake.refusing import refuse
+from worker.intake.validation import ReadyJob
+from worker.jobs import outcomes
+from worker.jobs.batch_decoding import BatchDecoding
+from worker.jobs.batching import BatchKey, batch_key
+from worker.jobs.claiming import ClaimedJob, Claims, cancelled
+from worker.retry import Retry
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ class Turn:
 class Worker:
     """One GPU process."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._p = parts
-        self._patience = Patience(parts.hurry)
+    def __init__(self, components: Components) -> None:
+        self._p = components
+        self._retry = Retry(components.hurry)
         self._held: list[tuple[float, ReadyJob]] = []
-        self._relay_due = parts.clock()
+        self._relay_due = components.clock()
 
     @property
     def num_waiting(self) -> int:
@@ -77,7 +77,7 @@ class Worker:
         def relay() -> int:
             return self._p.outbox.relay(self._p.publisher.emit, older_than_s=self._p.relay_after_s, limit=RELAY_LIMIT)
 
-        num_relayed = self._patience.until_done("relay", relay)
+        num_relayed = self._retry.until_done("relay", relay)
         if num_relayed:
             log.info("published %d results recorded earlier", num_relayed, extra={"action": "outbox_relayed"})
         return num_relayed
@@ -132,7 +132,7 @@ class Worker:
                 fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
                 log.error("a message could not be read", extra={"action": "validation_failed", **fields})
                 refused.append((delivery, MalformedMessage(f"could not be read: {type(error).__name__}")))
-        refuse(refused, self._p, self._patience)
+        refuse(refused, self._p, self._retry)
         return ready, len(refused)
 
     def _wait_for_batch(self, ready: Sequence[ReadyJob]) -> None:
@@ -146,10 +146,10 @@ class Worker:
         self._p.batcher.discard(lambda job: not self._p.intake.is_current(job.delivery))
 
     def _claim(self, batch: Sequence[ReadyJob]) -> Claims:
-        claims = self._patience.until_done("claim", lambda: self._p.claiming.claim(batch))
+        claims = self._retry.until_done("claim", lambda: self._p.claiming.claim(batch))
         now = self._p.clock()
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        refuse([(job.delivery, error) for job, error in claims.conflicts], self._p, self._patience)
+        refuse([(job.delivery, error) for job, error in claims.conflicts], self._p, self._retry)
         self._p.leases.hold(claims.attempts)
         return claims
 
@@ -163,7 +163,7 @@ class Worker:
             return None, decoded, []
         jobs = [claimed.ready.prepared for claimed in claims.to_decode]
         task = self._p.validation.task(key.task)
-        each = self._patience.until_done("decide", lambda: self._p.decider.decide_each(key, jobs, task))
+        each = self._retry.until_done("decide", lambda: self._p.decider.decide_each(key, jobs, task))
         decisions = {claimed.job_id: decision for claimed, decision in zip(claims.to_decode, each, strict=True)}
         decision = max(each, key=each.count)
         self._p.metrics.decided(key.task, decision)
@@ -200,7 +200,7 @@ class Worker:
         if not decoded:
             return []
         every = [outcome for _, outcome in decoded]
-        messages = self._patience.until_done("record", lambda: self._p.recorder.record(every, owner=self._p.owner))
+        messages = self._retry.until_done("record", lambda: self._p.recorder.record(every, owner=self._p.owner))
         self._p.leases.let_go(claimed.job_id for claimed, _ in decoded)
         won = {(message.key or b"").decode() for message in messages}
         self._p.decider.remember(outcome for claimed, outcome in decoded if claimed.job_id in won)
@@ -212,10 +212,10 @@ class Worker:
         return messages
 
     def _publish(self, claims: Claims, messages: Sequence[OutboxMessage]) -> None:
-        self._patience.until_done("publish", lambda: self._p.publisher.emit(messages))
-        self._patience.until_done("clear outbox", lambda: self._p.outbox.delete([message.id for message in messages]))
+        self._retry.until_done("publish", lambda: self._p.publisher.emit(messages))
+        self._retry.until_done("clear outbox", lambda: self._p.outbox.delete([message.id for message in messages]))
         again = [(job.job.job_id, outcome) for job, outcome in claims.answered]
-        self._patience.until_done("answer again", lambda: self._p.publisher.answer_again(again))
+        self._retry.until_done("answer again", lambda: self._p.publisher.answer_again(again))
         self._p.metrics.answered_again(len(again))
 
     def _finish(self, claims: Claims, released: Sequence[ClaimedJob]) -> None:
@@ -230,7 +230,7 @@ class Worker:
 
     def _cancel(self, delivery: Delivery) -> None:
         request = parse_cancellation(delivery.record.value)
-        self._patience.until_done("cancel", lambda: self._p.jobs.request_cancel(request.job_id))
+        self._retry.until_done("cancel", lambda: self._p.jobs.request_cancel(request.job_id))
         self._p.intake.finish([delivery])
 
 

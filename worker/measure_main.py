@@ -83,7 +83,7 @@ def _measure(options: argparse.Namespace, settings: Settings, lines: Sequence[Li
         task = bar.add_task("loading the models", total=None)
         # Loaded here, so that a wrong option is told before four seconds of torch.
         from worker.decoding.load import load_engine
-        from worker.measure_records import MemoryWatch, records_of
+        from worker.measuring.records import MemoryWatch, records_of
 
         watch = MemoryWatch(settings.models)
         engine = load_engine(settings.models, num_slots=options.batch)
@@ -128,10 +128,17 @@ def _measure(options: argparse.Namespace, settings: Settings, lines: Sequence[Li
 def _progress() -> Progress:
     console = screen.err()
     return Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(),
-        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
         disable=not console.is_terminal,
-    )  # fmt: skip
+    )
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from alphaloop import __version__
 from alphaloop.deciding.policy import Decision
 from alphaloop.store.outcomes import Outcome
-from worker.costs import LiveCosts
+from worker.costs.live import LiveCosts
 from worker.engine import EngineIdentity, Step
-from worker.intake import Intake
+from worker.intake.polling import Intake
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)

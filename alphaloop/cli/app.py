@@ -29,14 +29,17 @@ from alphaloop.cli import (
     report,
     status,
     up,
-)  # fmt: skip
+)
 from alphaloop.cli.options import GlobalOptions
 
 app: Final = typer.Typer(
     help="A Kafka-driven processor for text-generation jobs that speculates only where speculation pays.",
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=True,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)  # fmt: skip
+)
 
 
 def epilog(example: str) -> str:

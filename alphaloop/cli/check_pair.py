@@ -45,9 +45,11 @@ def check_pair(
         if given is not None and given not in get_args(Dtype):
             raise ConfigError(f"expected one of {', '.join(get_args(Dtype))}, found {given!r}")
     arguments = [
-        f"--dtype={dtype or settings.models.target.dtype}", f"--batch-size={batch_size or settings.worker.batch_size}",
-        f"--max-draft-tokens={max_draft_tokens}", f"--device={settings.models.target.device}",
-    ]  # fmt: skip
+        f"--dtype={dtype or settings.models.target.dtype}",
+        f"--batch-size={batch_size or settings.worker.batch_size}",
+        f"--max-draft-tokens={max_draft_tokens}",
+        f"--device={settings.models.target.device}",
+    ]
     arguments += [f"--draft-dtype={draft_dtype}"] if draft_dtype else []
     arguments += [f"--context-length={context_length}"] if context_length else []
     arguments += ["--json"] if as_json else []

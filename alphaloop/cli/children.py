@@ -112,13 +112,21 @@ def await_event(
 
 
 def _process(
-    module: str, arguments: Sequence[str], options: GlobalOptions, settings: Settings, *, grace_s: float,
+    module: str,
+    arguments: Sequence[str],
+    options: GlobalOptions,
+    settings: Settings,
+    *,
+    grace_s: float,
     environment: Mapping[str, str] | None = None,
-) -> ChildProcess:  # fmt: skip
+) -> ChildProcess:
     return ChildProcess(
-        module, child_command(module, arguments), log=child_log(settings, module),
-        env={**child_environment(options, settings), **(environment or {})}, grace_s=grace_s,
-    )  # fmt: skip
+        module,
+        child_command(module, arguments),
+        log=child_log(settings, module),
+        env={**child_environment(options, settings), **(environment or {})},
+        grace_s=grace_s,
+    )
 
 
 def _has_action(line: str, action: str) -> bool:

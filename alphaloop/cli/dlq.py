@@ -72,9 +72,10 @@ def letter_as_json(record: Record, *, show_value: bool) -> dict[str, Any]:
 def _newest(kafka: KafkaSettings, task: str | None, limit: int) -> list[Record]:
     wanted = None if task is None else jobs_topic(task)
     topics = [
-        topic for topic in list_topics(kafka)
+        topic
+        for topic in list_topics(kafka)
         if topic.endswith(_SUFFIX) and task_of(source := topic.removesuffix(_SUFFIX)) and wanted in (None, source)
-    ]  # fmt: skip
+    ]
     if not topics:
         return []
     consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")

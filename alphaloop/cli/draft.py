@@ -78,9 +78,14 @@ def list_drafts(
     for draft in drafts:
         alpha, cost = _held_out(draft)
         shown.add_row(
-            draft.drafter, draft.draft_revision, draft.target_revision, draft.status.value, share(alpha), share(cost),
+            draft.drafter,
+            draft.draft_revision,
+            draft.target_revision,
+            draft.status.value,
+            share(alpha),
+            share(cost),
             draft.trained_on or "-",
-        )  # fmt: skip
+        )
     out().print(shown)
 
 
@@ -95,11 +100,17 @@ def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
 
 def _as_json(draft: DraftRevision) -> dict[str, Any]:
     return {
-        "drafter": draft.drafter, "draft_revision": draft.draft_revision, "target_revision": draft.target_revision,
-        "status": draft.status.value, "status_reason": draft.status_reason, "registered_at": draft.registered_at,
-        "status_changed_at": draft.status_changed_at, "parent_revision": draft.parent_revision,
-        "trained_on": draft.trained_on, "figures": draft.figures,
-    }  # fmt: skip
+        "drafter": draft.drafter,
+        "draft_revision": draft.draft_revision,
+        "target_revision": draft.target_revision,
+        "status": draft.status.value,
+        "status_reason": draft.status_reason,
+        "registered_at": draft.registered_at,
+        "status_changed_at": draft.status_changed_at,
+        "parent_revision": draft.parent_revision,
+        "trained_on": draft.trained_on,
+        "figures": draft.figures,
+    }
 
 
 def _become(context: typer.Context, arguments: Sequence[str]) -> NoReturn:

@@ -80,9 +80,12 @@ class JobReader:
             task = self._task
         limits = self._settings.worker
         job = parse_job(
-            line, Origin("", where, 0, 0), task=task if isinstance(task, str) else "",
-            max_bytes=limits.max_job_bytes, max_depth=limits.max_json_depth,
-        )  # fmt: skip
+            line,
+            Origin("", where, 0, 0),
+            task=task if isinstance(task, str) else "",
+            max_bytes=limits.max_job_bytes,
+            max_depth=limits.max_json_depth,
+        )
         known = self._settings.tasks
         if known and job.task not in known:
             raise UnknownTask(

@@ -38,16 +38,24 @@ def fetch_kafka(
     embedded = settings.embedded
     mirrors = [mirror] if mirror else [embedded.kafka_mirror, ARCHIVE]
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=40), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(), console=(console := err()), transient=True, disable=not console.is_terminal,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=40),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=(console := err()),
+        transient=True,
+        disable=not console.is_terminal,
+    )
     wanted = version or embedded.kafka_version
     with bar:
         shown = bar.add_task(f"Apache Kafka {wanted}", total=None)
         return install_kafka(
-            wanted, mirrors=mirrors, deadline_s=deadline_s,
+            wanted,
+            mirrors=mirrors,
+            deadline_s=deadline_s,
             on_progress=lambda done, total: bar.update(shown, completed=done, total=total),
-        )  # fmt: skip
+        )
 
 
 def has_kafka(settings: Settings) -> bool:

@@ -37,9 +37,15 @@ def measure(
     Needs neither broker nor database. Ctrl-C reports what was measured so far.
     """
     arguments = [
-        f"--prompts={prompts}", f"--num={num}", f"--batch={batch}", f"--repeats={repeats}", f"--bar={bar}",
-        f"--seed={seed}", *(f"--drafter={name}" for name in drafter), *(f"--k={length}" for length in k),
-    ]  # fmt: skip
+        f"--prompts={prompts}",
+        f"--num={num}",
+        f"--batch={batch}",
+        f"--repeats={repeats}",
+        f"--bar={bar}",
+        f"--seed={seed}",
+        *(f"--drafter={name}" for name in drafter),
+        *(f"--k={length}" for length in k),
+    ]
     arguments += [] if task is None else [f"--task={task}"]
     arguments += [] if max_tokens is None else [f"--max-tokens={max_tokens}"]
     arguments += [] if temperature is None else [f"--temperature={temperature}"]

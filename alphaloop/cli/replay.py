@@ -27,9 +27,14 @@ alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08
 
 #: Settings that a decision depends on, and history knows enough of; `*` is a name of the user's.
 _DECIDING: Final = (
-    "policy.*", "worker.history_half_life_days", "tasks.*.max_tokens", "tasks.*.decoding",
-    "tasks.*.target_time_per_token_ms", "tasks.*.target_time_to_first_token_ms", "models.drafters.*.max_draft_tokens",
-)  # fmt: skip
+    "policy.*",
+    "worker.history_half_life_days",
+    "tasks.*.max_tokens",
+    "tasks.*.decoding",
+    "tasks.*.target_time_per_token_ms",
+    "tasks.*.target_time_to_first_token_ms",
+    "models.drafters.*.max_draft_tokens",
+)
 
 
 def replay(

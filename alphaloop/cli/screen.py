@@ -61,10 +61,16 @@ def show_error(error: AlphaloopError) -> None:
 def progress() -> Progress:
     """A progress bar on standard error; silent where that is not a terminal."""
     return Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=40), MofNCompleteColumn(),
-        TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=(console := err()), transient=True,
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=40),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=(console := err()),
+        transient=True,
         disable=not console.is_terminal,
-    )  # fmt: skip
+    )
 
 
 def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:

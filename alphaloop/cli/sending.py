@@ -42,9 +42,11 @@ class Summary:
         """For machines."""
         told = {"sent": self.sent, "invalid": self.invalid, **self.by_status}
         return {
-            **told, "completion_tokens": self.completion_tokens, "wall_s": round(self.wall_s, 3),
+            **told,
+            "completion_tokens": self.completion_tokens,
+            "wall_s": round(self.wall_s, 3),
             "tokens_per_s": self.tokens_per_s,
-        }  # fmt: skip
+        }
 
 
 def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summary, *, show_id: bool) -> None:

@@ -59,17 +59,31 @@ def status(
 def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Table:
     """One row a task, for a terminal of 100 columns."""
     shown = table(
-        "task", "waits", "jobs", "mode", "k", "α₁ [95 %]", "α", "tok/s", "vanilla", "reason",
+        "task",
+        "waits",
+        "jobs",
+        "mode",
+        "k",
+        "α₁ [95 %]",
+        "α",
+        "tok/s",
+        "vanilla",
+        "reason",
         right=["waits", "k", "α", "tok/s", "vanilla"],
-    )  # fmt: skip
+    )
     for now in tasks:
         shown.add_row(
-            now.task, "-" if waiting is None else str(waiting.get(now.task, 0)), counts(now.jobs), mode_of(now),
-            str(now.num_draft_tokens) if now.mode else "-", share_with_interval(now.alpha_1),
+            now.task,
+            "-" if waiting is None else str(waiting.get(now.task, 0)),
+            counts(now.jobs),
+            mode_of(now),
+            str(now.num_draft_tokens) if now.mode else "-",
+            share_with_interval(now.alpha_1),
             share(now.alpha.mean if now.alpha else None),
             rate(now.speculative.tokens_per_s if now.speculative else None),
-            rate(now.vanilla.tokens_per_s if now.vanilla else None), (now.reason or "-").replace("_", " "),
-        )  # fmt: skip
+            rate(now.vanilla.tokens_per_s if now.vanilla else None),
+            (now.reason or "-").replace("_", " "),
+        )
     return shown
 
 

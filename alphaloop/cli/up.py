@@ -111,9 +111,14 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def _start(
-    options: GlobalOptions, settings: Settings, children: list[ChildProcess], stop: threading.Event, *,
-    with_worker: bool, with_scheduler: bool,
-) -> dict[str, str]:  # fmt: skip
+    options: GlobalOptions,
+    settings: Settings,
+    children: list[ChildProcess],
+    stop: threading.Event,
+    *,
+    with_worker: bool,
+    with_scheduler: bool,
+) -> dict[str, str]:
     """Start the children into `children`; returns the addresses of their metrics by name."""
     metrics: dict[str, str] = {}
     if with_worker:

@@ -69,7 +69,7 @@ class DecisionContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DraftSetting:
     """What is decoded with. Vanilla is no drafter and k = 0."""
 
     drafter: str | None = None
@@ -88,5 +88,7 @@ class Decision:
     explanation: str
     alternatives: tuple[Alternative, ...] = ()
     num_draft_tokens_by_batch: tuple[int, ...] = ()  #: k while index + 1 sequences run; empty: always the same
-    kept: Choice | None = None  #: the incumbent from now on: what would have been done without exploration and control
+    kept: DraftSetting | None = (
+        None  #: the incumbent from now on: what would have been done without exploration and control
+    )
     budget: ExplorationBudget | None = None  #: what is left after this batch; None: it was not touched

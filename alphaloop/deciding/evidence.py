@@ -51,9 +51,14 @@ class EvidenceSums:
 
     @classmethod
     def of_job(
-        cls, counts: AcceptanceCounts, num_draft_tokens: int, decoded_at: datetime, num_tokens: int,
-        num_prompt_tokens: int = 0, chances: Sequence[int] | None = None,
-    ) -> EvidenceSums:  # fmt: skip
+        cls,
+        counts: AcceptanceCounts,
+        num_draft_tokens: int,
+        decoded_at: datetime,
+        num_tokens: int,
+        num_prompt_tokens: int = 0,
+        chances: Sequence[int] | None = None,
+    ) -> EvidenceSums:
         """One job decoded at draft length k = `num_draft_tokens`, its `num_tokens` with the prefill's one.
 
         `chances` by position says in how many rounds the draft length allowed each, where it changed within the job;

@@ -27,9 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.goodput import Alternative, news_of
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posterior import Posterior
 
 #: Standard deviation over jobs of ln(tokens a round): how little one job says.
 _JOB_NOISE: Final = 0.25
@@ -52,7 +52,7 @@ class ExplorationBudget:
 
     balance: float = 0.0
     control: float = 0.0  #: kept apart for controls
-    earned: float = 0.0  #: ever
+    accrued: float = 0.0  #: ever
     spent: float = 0.0  #: ever; never more than was earned
     unseen: Mapping[str, float] | None = None  #: jobs since a drafter was last used; None before the first batch
 
@@ -65,9 +65,9 @@ class ExplorationBudget:
             rest += limits.first_jobs * per_job
         balance = min(self.balance + rest, max(self.balance, _MOST_JOBS * per_job))
         kept = min(self.control + control, max(self.control, _MOST_JOBS * per_job))
-        earned = self.earned + (balance - self.balance) + (kept - self.control)
+        accrued = self.accrued + (balance - self.balance) + (kept - self.control)
         unseen = {name: n + num_jobs for name, n in (self.unseen or {}).items()}
-        return replace(self, balance=balance, control=kept, earned=earned, unseen=unseen)
+        return replace(self, balance=balance, control=kept, accrued=accrued, unseen=unseen)
 
     def used(self, drafter: str | None) -> ExplorationBudget:
         """That drafter decodes this batch."""
@@ -101,12 +101,12 @@ def loss(chosen: Alternative, tried: Alternative, num_tokens: float) -> float:
 def worth_trying(
     chosen: Alternative,
     alternatives: Sequence[Alternative],
-    beliefs: Mapping[str, Belief],
+    posteriors: Mapping[str, Posterior],
     budget: ExplorationBudget,
     limits: PolicyLimits,
     num_jobs: int,
     num_tokens: float,
-    kin: Mapping[str, str] | None = None,
+    shared_weights: Mapping[str, str] | None = None,
 ) -> Trial | None:
     """What to decode this batch with instead of the choice; None where nothing is worth it, or affordable.
 
@@ -114,7 +114,7 @@ def worth_trying(
     """
     if limits.explore_share <= 0:
         return None
-    if look := _look(chosen, alternatives, beliefs, budget, limits, num_jobs, num_tokens):
+    if look := _look(chosen, alternatives, posteriors, budget, limits, num_jobs, num_tokens):
         return look
     per_job = num_tokens / num_jobs
     best: tuple[float, Trial] | None = None
@@ -124,7 +124,7 @@ def worth_trying(
         lost = loss(chosen, rival, num_tokens)
         if lost > budget.balance:
             continue
-        news = news_of(rival, chosen, beliefs, kin or {})
+        news = news_of(rival, chosen, posteriors, shared_weights or {})
         gain = _gain(chosen, rival, news, num_jobs, limits.horizon_jobs) * per_job - lost / num_jobs
         if gain > 0 and (best is None or gain > best[0]):
             told = f"could be better: {rival.speedup:.2f}x ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
@@ -153,19 +153,24 @@ def _gain(chosen: Alternative, rival: Alternative, noise: float, num_jobs: int, 
 
 
 def _look(
-    chosen: Alternative, alternatives: Sequence[Alternative], beliefs: Mapping[str, Belief],
-    budget: ExplorationBudget, limits: PolicyLimits, num_jobs: int, num_tokens: float,
-) -> Trial | None:  # fmt: skip
+    chosen: Alternative,
+    alternatives: Sequence[Alternative],
+    posteriors: Mapping[str, Posterior],
+    budget: ExplorationBudget,
+    limits: PolicyLimits,
+    num_jobs: int,
+    num_tokens: float,
+) -> Trial | None:
     """The drafter that was not used for longest beyond its interval, in the way that loses least."""
-    between = limits.change_jobs + sum(belief.jobs for belief in beliefs.values())
+    between = limits.change_jobs + sum(posterior.jobs for posterior in posteriors.values())
     found: tuple[float, Trial] | None = None
     for name, jobs in (budget.unseen or {}).items():
         its = [a for a in alternatives if a.drafter == name and a.chance >= chosen.chance]
-        if name == chosen.drafter or not its or name not in beliefs:
+        if name == chosen.drafter or not its or name not in posteriors:
             continue
         cheapest = its[0]
         lost = loss(chosen, cheapest, num_tokens)
-        better = beliefs[name].tokens_moved(_BETTER_BY)
+        better = posteriors[name].tokens_moved(_BETTER_BY)
         upside = max(_gain_if(a, better[a.num_draft_tokens]) + math.log(a.speedup / chosen.speedup) for a in its)
         if upside <= 0 or lost > budget.balance:
             continue
@@ -183,9 +188,13 @@ def _gain_if(alternative: Alternative, tokens: float) -> float:
 
 
 def control_due(
-    chosen: Alternative, budget: ExplorationBudget, limits: PolicyLimits, num_tokens: float, control_jobs: float,
+    chosen: Alternative,
+    budget: ExplorationBudget,
+    limits: PolicyLimits,
+    num_tokens: float,
+    control_jobs: float,
     draw: float,
-) -> float | None:  # fmt: skip
+) -> float | None:
     """What a control batch is expected to lose, in tokens, if one is due; None if not.
 
     Due with probability ½ whenever its price is saved up; the price rises with the square of the controls known.

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from alphaloop.acceptance import Z95
 from alphaloop.cost import CostTable, RoundCosts
-from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.posterior import Posterior
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class DrafterState:
     max_prompt_tokens: int | None = None  #: of a prompt that it reads; None: all
     #: The same for drafters that differ only in where they end a draft: rounds of one are counted for the others too.
     #: Empty: it has no kin.
-    kin: str = ""
+    shared_weights: str = ""
 
-    def is_kin_of(self, other: DrafterState) -> bool:
+    def shares_weights_with(self, other: DrafterState) -> bool:
         """Whether rounds of one are counted for the other too."""
-        return bool(self.kin) and self.kin == other.kin and self.name != other.name
+        return bool(self.shared_weights) and self.shared_weights == other.shared_weights and self.name != other.name
 
     def num_read(self, num_prompt_tokens: float) -> float:
         """Tokens that it reads of a prompt."""
@@ -83,7 +83,7 @@ class Alternative(NamedTuple):
 
 
 def weigh(
-    beliefs: Mapping[str, Belief],
+    posteriors: Mapping[str, Posterior],
     drafters: Sequence[DrafterState],
     costs: CostTable,
     batch: int,
@@ -92,7 +92,7 @@ def weigh(
 ) -> tuple[Alternative, ...]:
     """Every alternative whose cost is known, the best first; empty where vanilla was never measured.
 
-    Drafters without a belief are left out: `PairBelief.unknown` is what nothing known comes to.
+    Drafters without a belief are left out: `PairPosterior.unknown` is what nothing known comes to.
     """
     here = costs.rounds(batch, size.context if size else None)
     vanilla_ms = here.part_ms(None, 1)
@@ -109,16 +109,16 @@ def weigh(
     )
     found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0, 0.0, met)]
     for drafter in drafters:
-        belief = beliefs.get(drafter.name)
-        if belief is None:
+        posterior = posteriors.get(drafter.name)
+        if posterior is None:
             continue
-        longest = belief.longest_proposed(batch)
+        longest = posterior.longest_proposed(batch)
         read_ms = reading_ms + (batch * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0)
-        for k in range(1, min(drafter.max_draft_tokens, belief.max_draft_tokens) + 1):
-            round_ms = expected_round_ms(here, drafter.name, belief, k, longest[k])
+        for k in range(1, min(drafter.max_draft_tokens, posterior.max_draft_tokens) + 1):
+            round_ms = expected_round_ms(here, drafter.name, posterior, k, longest[k])
             if round_ms is None:
                 break
-            tokens, sd = belief.tokens[k], belief.tokens_sd[k]
+            tokens, sd = posterior.tokens[k], posterior.tokens_sd[k]
             rounds_ms = num_tokens * round_ms
             taken_ms = read_ms + rounds_ms / tokens
             low, high = max(1.0, tokens - Z95 * sd), min(k + 1.0, tokens + Z95 * sd)
@@ -128,43 +128,53 @@ def weigh(
                 )
             found.append(
                 Alternative(
-                    drafter.name, k, tokens, round_ms, job_ms / taken_ms,
-                    job_ms / (read_ms + rounds_ms / low), job_ms / (read_ms + rounds_ms / high),
-                    rounds_ms / tokens / tokens / taken_ms, met,
+                    drafter.name,
+                    k,
+                    tokens,
+                    round_ms,
+                    job_ms / taken_ms,
+                    job_ms / (read_ms + rounds_ms / low),
+                    job_ms / (read_ms + rounds_ms / high),
+                    rounds_ms / tokens / tokens / taken_ms,
+                    met,
                 )
-            )  # fmt: skip
+            )
     found.sort(key=lambda a: (-a.chance, -a.speedup, a.num_draft_tokens))
     return tuple(found)
 
 
-def expected_round_ms(here: RoundCosts, drafter: str, belief: Belief, k: int, longest_proposed: float) -> float | None:
+def expected_round_ms(
+    here: RoundCosts, drafter: str, posterior: Posterior, k: int, longest_proposed: float
+) -> float | None:
     """Expected milliseconds of a round at k, by what the drafter is believed to propose; None when never measured.
 
     `longest_proposed` is the belief's at k for this batch, which a caller with many k computes once.
     """
-    return here.round_ms(drafter, k, belief.proposed, longest_proposed)
+    return here.round_ms(drafter, k, posterior.proposed, longest_proposed)
 
 
-def noise_between(one: Alternative, other: Alternative, beliefs: Mapping[str, Belief]) -> float:
+def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str, Posterior]) -> float:
     """Standard deviation of ln(speed-up of one / speed-up of other).
 
     Two draft lengths of one drafter share what they do not know: it mostly cancels.
     """
     if one.drafter != other.drafter:
-        return math.hypot(_noise(one, beliefs), _noise(other, beliefs))
+        return math.hypot(_noise(one, posteriors), _noise(other, posteriors))
     if one.drafter is None:
         return 0.0
-    belief = beliefs[one.drafter]
+    posterior = posteriors[one.drafter]
     k, n = one.num_draft_tokens, other.num_draft_tokens
-    variance = (belief.common_sd[k] * one.slope - belief.common_sd[n] * other.slope) ** 2
-    mine, its = belief.slopes[k], belief.slopes[n]
+    variance = (posterior.common_sd[k] * one.slope - posterior.common_sd[n] * other.slope) ** 2
+    mine, its = posterior.slopes[k], posterior.slopes[n]
     for i in range(max(k, n)):
         moved = (mine[i] * one.slope if i < k else 0.0) - (its[i] * other.slope if i < n else 0.0)
         variance += moved * moved
     return math.sqrt(variance)
 
 
-def news_of(tried: Alternative, chosen: Alternative, beliefs: Mapping[str, Belief], kin: Mapping[str, str]) -> float:
+def news_of(
+    tried: Alternative, chosen: Alternative, posteriors: Mapping[str, Posterior], shared_weights: Mapping[str, str]
+) -> float:
     """How much of the doubt about ln(speed-up) of `tried` only trying it can resolve.
 
     Vanilla has none. A longer draft of the same drafter, or of its kin, is news from the positions behind the chosen
@@ -172,20 +182,27 @@ def news_of(tried: Alternative, chosen: Alternative, beliefs: Mapping[str, Belie
     """
     if tried.drafter is None:
         return 0.0
-    if chosen.drafter is None or kin.get(tried.drafter, tried.drafter) != kin.get(chosen.drafter, chosen.drafter):
-        return _noise(tried, beliefs)
-    unseen = beliefs[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
+    if chosen.drafter is None or shared_weights.get(tried.drafter, tried.drafter) != shared_weights.get(
+        chosen.drafter, chosen.drafter
+    ):
+        return _noise(tried, posteriors)
+    unseen = posteriors[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
     return tried.slope * math.hypot(*unseen) if unseen else 0.0
 
 
-def _noise(alternative: Alternative, beliefs: Mapping[str, Belief]) -> float:
+def _noise(alternative: Alternative, posteriors: Mapping[str, Posterior]) -> float:
     if alternative.drafter is None:
         return 0.0
-    return beliefs[alternative.drafter].tokens_sd[alternative.num_draft_tokens] * alternative.slope
+    return posteriors[alternative.drafter].tokens_sd[alternative.num_draft_tokens] * alternative.slope
 
 
 def lengths_by_batch(
-    belief: Belief, drafter: DrafterState, costs: CostTable, batch: int, num_draft_tokens: int, size: JobSize | None
+    posterior: Posterior,
+    drafter: DrafterState,
+    costs: CostTable,
+    batch: int,
+    num_draft_tokens: int,
+    size: JobSize | None,
 ) -> tuple[int, ...]:
     """Best k while 1, 2 … `batch` sequences are still running; the last is `num_draft_tokens`.
 
@@ -193,24 +210,24 @@ def lengths_by_batch(
     two take the length of the power above.
     """
     context = size.context if size else None
-    longest = min(drafter.max_draft_tokens, belief.max_draft_tokens)
+    longest = min(drafter.max_draft_tokens, posterior.max_draft_tokens)
     lengths = [num_draft_tokens] * batch
     live, k = 1 << (batch - 1).bit_length() - 1, num_draft_tokens
     while live >= 1:
-        k = _longer(belief, drafter.name, costs.rounds(live, context), k, longest)
+        k = _longer(posterior, drafter.name, costs.rounds(live, context), k, longest)
         if live < batch:
             lengths[:live] = [k] * live
         live //= 2
     return tuple(lengths)
 
 
-def _longer(belief: Belief, name: str, here: RoundCosts, k: int, longest: int) -> int:
+def _longer(posterior: Posterior, name: str, here: RoundCosts, k: int, longest: int) -> int:
     """From k on upwards, while drafts gain by being longer."""
-    proposed = belief.longest_proposed(here.batch)
+    proposed = posterior.longest_proposed(here.batch)
 
     def rate(k: int) -> float:
-        ms = expected_round_ms(here, name, belief, k, proposed[k])
-        return belief.tokens[k] / ms if ms else 0.0
+        ms = expected_round_ms(here, name, posterior, k, proposed[k])
+        return posterior.tokens[k] / ms if ms else 0.0
 
     best = rate(k)
     while k < longest and (longer := rate(k + 1)) > best:

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from alphaloop.cost import CostTable, RoundCosts
-from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.decision import Choice, Decision, DecisionContext, Reason
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.guards import fit
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.policy import decide
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Mode
 
 #: Reasons of a choice that the policy was free to make.
@@ -41,7 +41,7 @@ class Group:
     """Sequences of a batch about which the same is believed; `beliefs` by drafter name."""
 
     num_jobs: int
-    beliefs: Mapping[str, Belief]
+    posteriors: Mapping[str, Posterior]
 
 
 def decide_groups(
@@ -51,7 +51,7 @@ def decide_groups(
     context: DecisionContext,
     limits: PolicyLimits,
     *,
-    incumbent: Choice | None = None,
+    incumbent: DraftSetting | None = None,
     budget: ExplorationBudget | None = None,
 ) -> tuple[Decision, ...]:
     """One decision a group, in their order. `context.batch` is the sum of the groups' jobs.
@@ -60,12 +60,12 @@ def decide_groups(
     control, every group follows it.
     """
     largest = max(groups, key=lambda group: group.num_jobs)
-    whole = decide(largest.beliefs, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
+    whole = decide(largest.posteriors, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
     if len(groups) < 2 or whole.reason not in _FREE:
         return (whole,) * len(groups)
     able, _ = fit(context, drafters, costs)
     together = Together(groups, able, costs, context.size)
-    common = together.best_common(whole.kept or Choice())
+    common = together.best_common(whole.kept or DraftSetting())
     apart, gain = together.climb(common)
     if gain < _WORTH_IT:
         apart = (common,) * len(groups)
@@ -86,21 +86,21 @@ class Together:
             self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
         self._here: dict[int, RoundCosts] = {}
         self._longest = [
-            {name: belief.longest_proposed(group.num_jobs) for name, belief in group.beliefs.items()}
+            {name: posterior.longest_proposed(group.num_jobs) for name, posterior in group.posteriors.items()}
             for group in groups
         ]
-        known = [d for d in drafters if all(d.name in group.beliefs for group in groups)]
+        known = [d for d in drafters if all(d.name in group.posteriors for group in groups)]
         self._choices = [
-            Choice(),
+            DraftSetting(),
             *(
                 choice
                 for d in known
-                for k in range(1, min(d.max_draft_tokens, *(g.beliefs[d.name].max_draft_tokens for g in groups)) + 1)
-                if self.rate((choice := Choice(d.name, k),) * len(groups)) is not None
+                for k in range(1, min(d.max_draft_tokens, *(g.posteriors[d.name].max_draft_tokens for g in groups)) + 1)
+                if self.rate((choice := DraftSetting(d.name, k),) * len(groups)) is not None
             ),
         ]
 
-    def rate(self, choices: Sequence[Choice]) -> float | None:
+    def rate(self, choices: Sequence[DraftSetting]) -> float | None:
         """Tokens a millisecond of the batch, one choice a group; None where a cost was never measured."""
         tokens, positions = 0.0, 0.0
         reading_ms = self._batch * self._reading_ms[None]
@@ -111,10 +111,10 @@ class Together:
                 tokens += group.num_jobs
                 positions += group.num_jobs
                 continue
-            belief = group.beliefs[choice.drafter]
+            posterior = group.posteriors[choice.drafter]
             reading_ms += group.num_jobs * self._reading_ms.get(choice.drafter, 0.0)
-            tokens += group.num_jobs * belief.tokens[k]
-            positions += group.num_jobs * (1 + belief.proposed[k])
+            tokens += group.num_jobs * posterior.tokens[k]
+            positions += group.num_jobs * (1 + posterior.proposed[k])
             jobs, longest = drafting.get(choice.drafter, (0, 0.0))
             drafting[choice.drafter] = (jobs + group.num_jobs, max(longest, longest_of[choice.drafter][k]))
         ms = self._at(self._batch).part_ms(None, positions / self._batch)
@@ -126,11 +126,11 @@ class Together:
         num_tokens = self._batch * self._size.num_tokens if self._size else tokens
         return num_tokens / (reading_ms + ms * num_tokens / tokens)
 
-    def best_common(self, given: Choice) -> Choice:
+    def best_common(self, given: DraftSetting) -> DraftSetting:
         """The best choice for all groups alike; `given` if no other is better."""
         return max([given, *self._choices], key=lambda choice: self.rate((choice,) * len(self._groups)) or 0.0)
 
-    def climb(self, common: Choice) -> tuple[tuple[Choice, ...], float]:
+    def climb(self, common: DraftSetting) -> tuple[tuple[DraftSetting, ...], float]:
         """Choices by group, and the batch's goodput over that of the common choice."""
         chosen = [common] * len(self._groups)
         start = best = self.rate(chosen) or 0.0
@@ -151,8 +151,8 @@ class Together:
         return self._here[batch]
 
 
-def _decision(whole: Decision, choice: Choice, able: Sequence[DrafterState], gain: float) -> Decision:
-    if choice == Choice(whole.drafter, whole.num_draft_tokens):
+def _decision(whole: Decision, choice: DraftSetting, able: Sequence[DrafterState], gain: float) -> Decision:
+    if choice == DraftSetting(whole.drafter, whole.num_draft_tokens):
         return whole
     told = f"{whole.explanation}; " + (
         f"apart from its batch, which gains {gain:.2f}x by that" if gain >= _WORTH_IT else "this is best for all groups"

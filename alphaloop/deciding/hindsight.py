@@ -20,12 +20,12 @@ from typing import Final
 
 from alphaloop.acceptance import EvidenceKey, Interval
 from alphaloop.cost import CostTable
-from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.decision import Choice
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
 from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.profile import logistic
-from alphaloop.deciding.recollection import Place, Recollection
 
 _NUM_DRAWS: Final = 200
 _LEAST_TRIALS: Final = 1.0
@@ -37,8 +37,8 @@ class Case:
 
     wanted: EvidenceKey  #: without a drafter
     batch: int
-    was: Choice
-    would: Choice
+    was: DraftSetting
+    would: DraftSetting
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Compared:
     num_untested_tokens: int = 0  #: would have been drafted for at a position that no draft of the task has reached
     was_draws: list[float] = field(default_factory=lambda: [0.0] * _NUM_DRAWS)
     would_draws: list[float] = field(default_factory=lambda: [0.0] * _NUM_DRAWS)
-    ways: Counter[tuple[Choice, Choice]] = field(default_factory=Counter)  #: tokens by (was, would)
+    ways: Counter[tuple[DraftSetting, DraftSetting]] = field(default_factory=Counter)  #: tokens by (was, would)
 
     @property
     def ratio(self) -> Interval | None:
@@ -86,27 +86,36 @@ class Compared:
 
     def __add__(self, other: Compared) -> Compared:
         return Compared(
-            self.num_jobs + other.num_jobs, self.num_tokens + other.num_tokens,
-            self.num_same_jobs + other.num_same_jobs, self.measured_s + other.measured_s, self.was_s + other.was_s,
-            self.would_s + other.would_s, self.num_untested_tokens + other.num_untested_tokens,
+            self.num_jobs + other.num_jobs,
+            self.num_tokens + other.num_tokens,
+            self.num_same_jobs + other.num_same_jobs,
+            self.measured_s + other.measured_s,
+            self.was_s + other.was_s,
+            self.would_s + other.would_s,
+            self.num_untested_tokens + other.num_untested_tokens,
             [a + b for a, b in zip(self.was_draws, other.was_draws, strict=True)],
-            [a + b for a, b in zip(self.would_draws, other.would_draws, strict=True)], self.ways + other.ways,
-        )  # fmt: skip
+            [a + b for a, b in zip(self.would_draws, other.would_draws, strict=True)],
+            self.ways + other.ways,
+        )
 
 
 class Hindsight:
     """Compares day by day. Every number it draws comes from `seed`."""
 
-    def __init__(self, recollection: Recollection, limits: PolicyLimits, seed: int) -> None:
-        self.recollection: Final = recollection
+    def __init__(self, snapshot: EvidenceSnapshot, limits: PolicyLimits, seed: int) -> None:
+        self.snapshot: Final = snapshot
         self.limits: Final = limits
         self._seed = seed
         self._drawn: dict[tuple[str, str], list[list[float]]] = {}
 
     def compare(
-        self, cases: Mapping[Case, Tally], drafters: Sequence[DrafterState], costs: CostTable, at: datetime,
+        self,
+        cases: Mapping[Case, Tally],
+        drafters: Sequence[DrafterState],
+        costs: CostTable,
+        at: datetime,
         into: dict[str, Compared],
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Add the cases, by task, as known `at`; returns the jobs left out, whose cost nobody measured."""
         left_out = 0
         day = _Day(self, cases, drafters, costs, at)
@@ -147,9 +156,13 @@ class _Day:
     """What is believed at the end of one day, each belief made once."""
 
     def __init__(
-        self, hindsight: Hindsight, cases: Iterable[Case], drafters: Sequence[DrafterState], costs: CostTable,
+        self,
+        hindsight: Hindsight,
+        cases: Iterable[Case],
+        drafters: Sequence[DrafterState],
+        costs: CostTable,
         at: datetime,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._hindsight, self._costs, self._at = hindsight, costs, at
         longest = Counter[str]()
         for case in cases:
@@ -160,10 +173,10 @@ class _Day:
         self._drafters = {
             d.name: replace(d, max_draft_tokens=max(d.max_draft_tokens, longest[d.name])) for d in drafters
         }
-        self._beliefs: dict[tuple[EvidenceKey, str], Belief] = {}
-        self._drawn: dict[tuple[EvidenceKey, Choice], list[float]] = {}
+        self._posteriors: dict[tuple[EvidenceKey, str], Posterior] = {}
+        self._drawn: dict[tuple[EvidenceKey, DraftSetting], list[float]] = {}
 
-    def price(self, case: Case, tally: Tally, choice: Choice) -> tuple[float, list[float]] | None:
+    def price(self, case: Case, tally: Tally, choice: DraftSetting) -> tuple[float, list[float]] | None:
         """Seconds of the device for the jobs of the case, and the same for every draw; None without a cost."""
         prompt, output = tally.num_prompt_tokens / tally.num_jobs, tally.num_tokens / tally.num_jobs
         here = self._costs.rounds(case.batch, JobSize(prompt, output).context)
@@ -177,14 +190,14 @@ class _Day:
         name, k = choice.drafter, choice.num_draft_tokens
         if name not in self._drafters:
             return None
-        belief = self._belief(case.wanted, name)
-        ms = expected_round_ms(here, name, belief, k, belief.longest_proposed(case.batch)[k])
+        posterior = self._posterior(case.wanted, name)
+        ms = expected_round_ms(here, name, posterior, k, posterior.longest_proposed(case.batch)[k])
         if ms is None:
             return None
         reading_s += tally.num_jobs * self._drafters[name].reading_ms(self._costs, prompt) / 1000
         rounds_s = tally.num_tokens * ms / 1000 / case.batch
-        drawn = self._tokens(case.wanted, choice, belief)
-        return reading_s + rounds_s / belief.tokens[k], [reading_s + rounds_s / tokens for tokens in drawn]
+        drawn = self._tokens(case.wanted, choice, posterior)
+        return reading_s + rounds_s / posterior.tokens[k], [reading_s + rounds_s / tokens for tokens in drawn]
 
     def is_tested(self, case: Case) -> bool:
         """Whether a draft of the task has ever reached the last position that would be drafted."""
@@ -192,20 +205,20 @@ class _Day:
             return True
         drafter, k = self._drafters[case.would.drafter], case.would.num_draft_tokens
         place = Place(case.wanted.task, drafter.name, drafter.revision)
-        leaves = self._hindsight.recollection.leaves(place, self._at)
+        leaves = self._hindsight.snapshot.leaves(place, self._at)
         return sum(m.all.trials[k - 1] for m in leaves.values() if len(m.all.trials) >= k) >= _LEAST_TRIALS
 
-    def _belief(self, wanted: EvidenceKey, name: str) -> Belief:
-        if (wanted, name) not in self._beliefs:
-            self._beliefs[wanted, name] = self._hindsight.recollection.belief(
+    def _posterior(self, wanted: EvidenceKey, name: str) -> Posterior:
+        if (wanted, name) not in self._posteriors:
+            self._posteriors[wanted, name] = self._hindsight.snapshot.posterior(
                 wanted, self._drafters[name], self._at, self._hindsight.limits
             )
-        return self._beliefs[wanted, name]
+        return self._posteriors[wanted, name]
 
-    def _tokens(self, wanted: EvidenceKey, choice: Choice, belief: Belief) -> list[float]:
+    def _tokens(self, wanted: EvidenceKey, choice: DraftSetting, posterior: Posterior) -> list[float]:
         """Tokens a round, drawn from the belief."""
         if (wanted, choice) not in self._drawn:
-            profile, found = belief.profile, []
+            profile, found = posterior.profile, []
             common = math.sqrt(profile.common_var)
             own = [math.sqrt(v) for v in profile.own_var[: choice.num_draft_tokens]]
             for row in self._hindsight.numbers(wanted.task, choice.drafter or "", 1 + len(profile.mean)):

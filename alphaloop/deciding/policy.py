@@ -11,27 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from alphaloop.cost import CostTable
-from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.decision import Choice, Decision, DecisionContext, Reason
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget, control_due, worth_trying
 from alphaloop.deciding.goodput import Alternative, DrafterState, lengths_by_batch, noise_between, weigh
 from alphaloop.deciding.guards import fit, refused
+from alphaloop.deciding.inference import PairPosterior
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Aim
-from alphaloop.deciding.posterior import PairBelief
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
 
-__all__ = ["Choice", "Decision", "DecisionContext", "ExplorationBudget", "Reason", "decide"]
+__all__ = ["Decision", "DecisionContext", "DraftSetting", "ExplorationBudget", "Reason", "decide"]
 
 
 def decide(
-    beliefs: Mapping[str, Belief],
+    posteriors: Mapping[str, Posterior],
     drafters: Sequence[DrafterState],
     costs: CostTable,
     context: DecisionContext,
     limits: PolicyLimits,
     *,
-    incumbent: Choice | None = None,
+    incumbent: DraftSetting | None = None,
     budget: ExplorationBudget | None = None,
 ) -> Decision:
     """Choose how to decode one batch.
@@ -39,26 +39,29 @@ def decide(
     `beliefs` are by drafter name; a drafter without one is believed to be as `limits` say of an unknown pair.
     `incumbent` and `budget` are `kept` and `budget` of the task's last decision. Without a budget nothing is explored.
     """
-    beliefs = _with_unknown(beliefs, drafters, limits)
-    if fixed := _fixed_by_caller(beliefs, drafters, costs, context):
+    posteriors = _with_unknown(posteriors, drafters, limits)
+    if fixed := _fixed_by_caller(posteriors, drafters, costs, context):
         return fixed
     if refusal := refused(context, drafters, limits):
         return _vanilla(refusal.reason, refusal.explanation)
     able, refusal = fit(context, drafters, costs)
     if not able:
         return _vanilla(refusal.reason, refusal.explanation)
-    alternatives = weigh(beliefs, able, costs, context.batch, context.size, context.objective)
+    alternatives = weigh(posteriors, able, costs, context.batch, context.size, context.objective)
     if len(alternatives) < 2:
         return _vanilla(Reason.NO_COSTS, f"no cost was measured for a batch of {context.batch}", alternatives)
-    chosen, reason, told = _choose(alternatives, beliefs, limits, incumbent)
+    chosen, reason, told = _choose(alternatives, posteriors, limits, incumbent)
     decision = _decision(chosen, reason, told, able, alternatives)
     if budget is not None:
-        decision = _explore(decision, chosen, able, beliefs, budget, context, limits)
-    return _with_lengths(decision, able, beliefs, costs, context)
+        decision = _explore(decision, chosen, able, posteriors, budget, context, limits)
+    return _with_lengths(decision, able, posteriors, costs, context)
 
 
 def _choose(
-    alternatives: Sequence[Alternative], beliefs: Mapping[str, Belief], limits: PolicyLimits, incumbent: Choice | None
+    alternatives: Sequence[Alternative],
+    posteriors: Mapping[str, Posterior],
+    limits: PolicyLimits,
+    incumbent: DraftSetting | None,
 ) -> tuple[Alternative, Reason, str]:
     """The best by expectation; what runs already, while the gain is within its noise and small.
 
@@ -69,43 +72,52 @@ def _choose(
     best = alternatives[0]
     if best.drafter is not None and best.chance <= vanilla.chance and best.speedup < limits.min_speedup:
         best = vanilla
-    running = next((a for a in alternatives if incumbent == Choice(a.drafter, a.num_draft_tokens)), None)
+    running = next((a for a in alternatives if incumbent == DraftSetting(a.drafter, a.num_draft_tokens)), None)
     if running is not None and running is not best and running.chance >= best.chance:
         gain = math.log(best.speedup / running.speedup)
-        noise = noise_between(best, running, beliefs)
+        noise = noise_between(best, running, posteriors)
         if gain <= min(noise / 2, math.log1p(limits.switch_gain)):
             told = f"{_named(running)} stays: {_named(best)} at {_expected(best)} is not faster beyond noise"
             is_loss = running.drafter is not None and running.speedup < 1
             if not is_loss:
-                return running, _reason(running, best, vanilla, beliefs, limits), told
+                return running, _reason(running, best, vanilla, posteriors, limits), told
     if best.drafter is not None:
-        return best, _reason(best, best, vanilla, beliefs, limits), f"{_expected(best)} with {_named(best)}"
+        return best, _reason(best, best, vanilla, posteriors, limits), f"{_expected(best)} with {_named(best)}"
     rival = next(a for a in alternatives if a.drafter is not None)
     told = f"best alternative {_named(rival)}: {_expected(rival)}"
-    return vanilla, _reason(vanilla, rival, vanilla, beliefs, limits), told
+    return vanilla, _reason(vanilla, rival, vanilla, posteriors, limits), told
 
 
 def _reason(
-    chosen: Alternative, best: Alternative, vanilla: Alternative, beliefs: Mapping[str, Belief], limits: PolicyLimits
+    chosen: Alternative,
+    best: Alternative,
+    vanilla: Alternative,
+    posteriors: Mapping[str, Posterior],
+    limits: PolicyLimits,
 ) -> Reason:
     if chosen.drafter is not None:
         if chosen.chance > vanilla.chance:
             return Reason.ON_TARGET
-        return Reason.FASTER if beliefs[chosen.drafter].jobs >= limits.min_jobs else Reason.NO_HISTORY
+        return Reason.FASTER if posteriors[chosen.drafter].jobs >= limits.min_jobs else Reason.NO_HISTORY
     if best.chance < chosen.chance and best.speedup >= limits.min_speedup:
         return Reason.ON_TARGET
-    if all(belief.jobs < limits.min_jobs for belief in beliefs.values()):
+    if all(posterior.jobs < limits.min_jobs for posterior in posteriors.values()):
         return Reason.NO_HISTORY
     return Reason.UNCERTAIN if best.speedup >= limits.min_speedup else Reason.NOT_FASTER
 
 
 def _explore(
-    decision: Decision, chosen: Alternative, able: Sequence[DrafterState], beliefs: Mapping[str, Belief],
-    budget: ExplorationBudget, context: DecisionContext, limits: PolicyLimits,
-) -> Decision:  # fmt: skip
+    decision: Decision,
+    chosen: Alternative,
+    able: Sequence[DrafterState],
+    posteriors: Mapping[str, Posterior],
+    budget: ExplorationBudget,
+    context: DecisionContext,
+    limits: PolicyLimits,
+) -> Decision:
     """Obey the choice, or spend from the budget on what could change it or on a control."""
     num_tokens = context.num_tokens
-    is_cold = all(beliefs[drafter.name].jobs < limits.min_jobs for drafter in able)
+    is_cold = all(posteriors[drafter.name].jobs < limits.min_jobs for drafter in able)
     budget = budget.after(context.batch, num_tokens, limits, is_cold=is_cold)
     if budget.unseen is not None and (new := [d.name for d in able if d.name not in budget.unseen]):
         budget = replace(budget, unseen={**budget.unseen, **dict.fromkeys(new, 0.0)})
@@ -114,24 +126,26 @@ def _explore(
         if lost is not None:
             return replace(
                 _vanilla(Reason.CONTROL, f"control against: {decision.explanation}", decision.alternatives),
-                kept=decision.kept, budget=budget.paid_control(lost).used(None),
-            )  # fmt: skip
+                kept=decision.kept,
+                budget=budget.paid_control(lost).used(None),
+            )
     scored = {drafter.name for drafter in able if drafter.is_scored}
     unknown = [a for a in decision.alternatives if a.drafter not in scored]
-    kin = {drafter.name: drafter.kin for drafter in able if drafter.kin}
-    trial = worth_trying(chosen, unknown, beliefs, budget, limits, context.batch, num_tokens, kin)
+    shared_weights = {drafter.name: drafter.shared_weights for drafter in able if drafter.shared_weights}
+    trial = worth_trying(chosen, unknown, posteriors, budget, limits, context.batch, num_tokens, shared_weights)
     if trial is None:
         return replace(decision, budget=budget.used(chosen.drafter))
     tried = trial.alternative
     told = f"{_named(tried)} {trial.why}; {_named(chosen)} is expected at {chosen.speedup:.2f}x"
     return replace(
         _decision(tried, Reason.EXPLORING, told, able, decision.alternatives),
-        kept=decision.kept, budget=budget.paid(trial.loss).used(tried.drafter),
-    )  # fmt: skip
+        kept=decision.kept,
+        budget=budget.paid(trial.loss).used(tried.drafter),
+    )
 
 
 def _fixed_by_caller(
-    beliefs: Mapping[str, Belief], drafters: Sequence[DrafterState], costs: CostTable, context: DecisionContext
+    posteriors: Mapping[str, Posterior], drafters: Sequence[DrafterState], costs: CostTable, context: DecisionContext
 ) -> Decision | None:
     """Probes, controls and forced modes; None when the policy is free to choose. A probe may use a stale drafter."""
     if context.purpose is Purpose.CONTROL:
@@ -149,17 +163,17 @@ def _fixed_by_caller(
     able, _ = fit(context, drafters, costs)
     if not able:
         return None
-    weighed = weigh(beliefs, able, costs, context.batch, context.size, context.objective)
+    weighed = weigh(posteriors, able, costs, context.batch, context.size, context.objective)
     best = next((a for a in weighed if a.drafter is not None), None)
     drafter = next((d for d in able if best and d.name == best.drafter), able[0])
-    k = best.num_draft_tokens if best else _usual_length(beliefs[drafter.name], drafter)
+    k = best.num_draft_tokens if best else _usual_length(posteriors[drafter.name], drafter)
     return _speculative(drafter, k, Reason.FORCED, "speculative was asked for", weighed)
 
 
-def _usual_length(belief: Belief, drafter: DrafterState) -> int:
+def _usual_length(posterior: Posterior, drafter: DrafterState) -> int:
     """Without costs: as far as a draft is expected to be accepted more often than not."""
     through = 1.0
-    for i, s in enumerate(belief.through[: drafter.max_draft_tokens]):
+    for i, s in enumerate(posterior.through[: drafter.max_draft_tokens]):
         through *= s
         if through < 0.5:
             return max(i, 1)
@@ -167,27 +181,30 @@ def _usual_length(belief: Belief, drafter: DrafterState) -> int:
 
 
 def _with_unknown(
-    beliefs: Mapping[str, Belief], drafters: Sequence[DrafterState], limits: PolicyLimits
-) -> Mapping[str, Belief]:
-    unknown = [drafter for drafter in drafters if drafter.name not in beliefs]
+    posteriors: Mapping[str, Posterior], drafters: Sequence[DrafterState], limits: PolicyLimits
+) -> Mapping[str, Posterior]:
+    unknown = [drafter for drafter in drafters if drafter.name not in posteriors]
     if not unknown:
-        return beliefs
+        return posteriors
     return {
-        **beliefs,
-        **{drafter.name: PairBelief.of_drafter(drafter, limits).for_a_task() for drafter in unknown},
+        **posteriors,
+        **{drafter.name: PairPosterior.of_drafter(drafter, limits).for_a_task() for drafter in unknown},
     }
 
 
 def _with_lengths(
-    decision: Decision, able: Sequence[DrafterState], beliefs: Mapping[str, Belief], costs: CostTable,
+    decision: Decision,
+    able: Sequence[DrafterState],
+    posteriors: Mapping[str, Posterior],
+    costs: CostTable,
     context: DecisionContext,
-) -> Decision:  # fmt: skip
+) -> Decision:
     if decision.drafter is None or context.batch < 2 or context.objective.aim is not Aim.THROUGHPUT:
         return decision
     drafter = next(d for d in able if d.name == decision.drafter)
     lengths = lengths_by_batch(
-        beliefs[drafter.name], drafter, costs, context.batch, decision.num_draft_tokens, context.size
-    )  # fmt: skip
+        posteriors[drafter.name], drafter, costs, context.batch, decision.num_draft_tokens, context.size
+    )
     return replace(decision, num_draft_tokens_by_batch=lengths)
 
 
@@ -195,7 +212,7 @@ def _decision(
     chosen: Alternative, reason: Reason, told: str, able: Sequence[DrafterState], alternatives: tuple[Alternative, ...]
 ) -> Decision:
     if chosen.drafter is None:
-        return replace(_vanilla(reason, told, alternatives), kept=Choice())
+        return replace(_vanilla(reason, told, alternatives), kept=DraftSetting())
     drafter = next(d for d in able if d.name == chosen.drafter)
     return _speculative(drafter, chosen.num_draft_tokens, reason, told, alternatives)
 
@@ -208,9 +225,15 @@ def _speculative(
     drafter: DrafterState, k: int, reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()
 ) -> Decision:
     return Decision(
-        Mode.SPECULATIVE, drafter.name, drafter.revision, k, reason, explanation, alternatives,
-        kept=Choice(drafter.name, k),
-    )  # fmt: skip
+        Mode.SPECULATIVE,
+        drafter.name,
+        drafter.revision,
+        k,
+        reason,
+        explanation,
+        alternatives,
+        kept=DraftSetting(drafter.name, k),
+    )
 
 
 def _named(alternative: Alternative) -> str:

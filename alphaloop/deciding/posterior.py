@@ -1,256 +1,103 @@
-"""From what is remembered to what is believed, borrowing strength.
-
-A belief is handed down pair (all tasks) → task → sampling bucket → prompt bucket → segment. On every step it widens by
-how much such groups differ, and what the siblings saw counts by as much as they resemble. The widths are learned from
-the spread between groups (empirical Bayes; method of moments of DerSimonian and Laird 1986), a few groups' worth of
-prior keeping them sane. Batches are not split by segment until that spread is beyond chance.
-"""
+"""What is believed of one drafter: tokens a round at every k, how sure that is, and what a draft holds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.belief import Belief
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.memory import Memory, current
-from alphaloop.deciding.profile import Counts, Profile, clamped, fitted, total
-from alphaloop.deciding.trust import design_effect, effective
+from alphaloop.deciding.profile import Profile
 
-#: Standard deviation (logits) between siblings before any was compared.
-_SAMPLING_SPREAD: Final = 0.5
-_PROMPT_SPREAD: Final = 0.25
-_SEGMENT_SPREAD: Final = 0.5
-#: Groups' worth of the prior spread in a learned one.
-_PRIOR_GROUPS: Final = 2.0
-#: Chances worth of the parent in a reach, which only the costs rest on.
-_REACH_CHANCES: Final = 20.0
+#: Gauss–Hermite nodes and weights for δ, three points.
+_NODES: Final = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 
 
 @dataclass(frozen=True, slots=True)
-class PairBelief:
-    """What any task may expect of a drafter for this target: learned from all tasks together."""
+class Posterior:
+    """What is believed of a drafter for one wanted key; tuples by k from 0 (`tokens`) or by position (the others)."""
 
     profile: Profile
-    spread: float  #: standard deviation between tasks, logits
-    reach: tuple[float, ...]
-    offered: tuple[float, ...] = ()  #: as a belief's; empty: as `reach`
+    reach: tuple[float, ...]  #: P(a token is proposed at i | accepted through i - 1)
+    jobs: float  #: effective jobs of this task behind it
+    design_effect: float
+    kept: float = 1.0  #: share of the older evidence's weight that the last jobs left it
+    #: P(a token is proposed at i | proposed through i - 1), whatever becomes of them; empty: as `reach`. Drafters that
+    #: look before they propose go further where they are right, so what a draft holds does not follow from `reach`.
+    offered: tuple[float, ...] = ()
+    tokens: tuple[float, ...] = field(init=False)  #: expected tokens a round at k
+    common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together
+    slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: ∂tokens/∂ε_i · sd(ε_i), i = 1..k
+    tokens_sd: tuple[float, ...] = field(init=False)  #: of tokens at k
+    proposed: tuple[float, ...] = field(init=False)  #: mean tokens proposed a round at k
 
-    @classmethod
-    def unknown(
-        cls, max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0, offers: Sequence[float] = (),
-        through: Sequence[float] = (),
-    ) -> PairBelief:  # fmt: skip
-        """Nothing was seen of the pair. `offers` and `through` as a `DrafterState`'s."""
-        expected = _lasting(through or (acceptance,), max_draft_tokens)
-        offered = _lasting(offers, max_draft_tokens)
-        # What comes through was offered: behind an accepted token at least as often as that is expected.
-        reach = tuple(map(max, offered, expected))
-        return cls(Profile.around(expected, 0.5 * spread), spread, reach, offered)
+    def __post_init__(self) -> None:
+        at_nodes = [_tokens(self.profile.probabilities(z)) for z, _ in _NODES]
+        weights = [w for _, w in _NODES]
+        tokens, common = [], []
+        for values in zip(*at_nodes, strict=True):
+            mean = sum(w * v for w, v in zip(weights, values, strict=True))
+            tokens.append(mean)
+            common.append(math.sqrt(max(0.0, sum(w * (v - mean) ** 2 for w, v in zip(weights, values, strict=True)))))
+        slopes = _slopes(self.profile)
+        variance = [c * c + sum(s * s for s in row) for c, row in zip(common, slopes, strict=True)]
+        proposed, through = [0.0], 1.0
+        for r in self.offered or self.reach:
+            through *= r
+            proposed.append(proposed[-1] + through)
+        for name, value in (
+            ("tokens", tuple(tokens)),
+            ("common_sd", tuple(common)),
+            ("slopes", slopes),
+            ("tokens_sd", tuple(math.sqrt(v) for v in variance)),
+            ("proposed", tuple(proposed)),
+        ):
+            object.__setattr__(self, name, value)
 
-    def for_a_task(self) -> Belief:
-        """What is believed of a task that nothing is known of."""
-        return Belief(self.profile.widened(self.spread), self.reach, 0.0, 1.0, offered=self.offered)
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """α_i: what is accepted of what is proposed."""
+        return tuple(min(1.0, s / r) if r > 0 else 0.0 for s, r in zip(self.through, self.reach, strict=True))
 
-    @classmethod
-    def of(
-        cls, tasks: Iterable[EvidenceSums], max_draft_tokens: int, acceptance: float = 0.5, spread: float = 1.0,
-        offers: Sequence[float] = (), through: Sequence[float] = (),
-    ) -> PairBelief:  # fmt: skip
-        """From the sums of each task. Their number may be cut to the latest few hundred; order does not matter."""
-        prior = cls.unknown(max_draft_tokens, acceptance, spread, offers, through)
-        sums = [task for task in tasks if task.jobs > 0]
-        if not sums:
-            return prior
-        groups = [effective(task, design_effect([task])) for task in sums]
-        between = _spread(prior.profile, groups, spread)
-        pooled = prior.profile.updated(_pooled(prior.profile, groups, between))
-        reach, offered = prior.reach, prior.offered
-        for task in sums:
-            reach, offered = _reach(task, reach), _offered(task, offered)
-        return cls(pooled, between, reach, offered)
+    @property
+    def through(self) -> tuple[float, ...]:
+        """s_i = reach_i · α_i."""
+        return self.profile.probabilities()
 
-    @classmethod
-    def of_drafter(cls, drafter: DrafterState, limits: PolicyLimits, tasks: Iterable[EvidenceSums] = ()) -> PairBelief:
-        """Of `drafter`, from the sums of each task; without any, what nothing known comes to."""
-        return cls.of(
-            tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers, drafter.through
-        )
+    @property
+    def max_draft_tokens(self) -> int:
+        """The largest k that `tokens` knows."""
+        return len(self.reach)
 
+    def longest_proposed(self, batch: int) -> tuple[float, ...]:
+        """Mean tokens of the longest of `batch` proposals by k, from 0: Σ_{i≤k} 1 - (1 - P(one has i tokens))^batch."""
+        if batch == 1:
+            return self.proposed
+        longest, total, before = [0.0], 0.0, 0.0
+        for proposed in self.proposed[1:]:
+            total += 1 - (1 - (proposed - before)) ** batch
+            longest.append(total)
+            before = proposed
+        return tuple(longest)
 
-def believe(
-    leaves: Mapping[EvidenceKey, Memory], wanted: EvidenceKey, max_draft_tokens: int, pair: PairBelief
-) -> Belief:
-    """The belief for `wanted`.
-
-    `leaves` are what is remembered of one drafter revision in one task, faded to one moment; keys of other drafters,
-    tasks or gates must not be among them. Nothing remembered gives the pair's belief, widened for one task.
-    """
-    sums, kept = current(leaves)
-    deff = design_effect(sums.values())
-    counts = {key: effective(leaf, deff) for key, leaf in sums.items()}
-    profile, within = pair.profile.widened(pair.spread), dict(counts)
-    levels = (
-        (_same_sampling, _SAMPLING_SPREAD), (_same_prompts, _PROMPT_SPREAD), (_same_segment, _SEGMENT_SPREAD),
-    )  # fmt: skip
-    for name_of, prior_spread in levels:
-        groups: dict[str, list[Counts]] = {}
-        for key, seen in within.items():
-            groups.setdefault(name_of(key), []).append(seen)
-        totals = {name: total(members) for name, members in groups.items()}
-        mine = name_of(wanted)
-        if name_of is _same_segment and totals.keys() <= {mine}:
-            prior_spread = 0.0  # most tasks have none
-        spread = _spread(profile, list(totals.values()), prior_spread)
-        siblings = [total for name, total in totals.items() if name != mine]
-        profile = profile.updated(_pooled(profile, siblings, spread)).widened(spread)
-        within = {key: seen for key, seen in within.items() if name_of(key) == mine}
-    profile = profile.updated(total(within.values()))
-    reach, offered = pair.reach, pair.offered or pair.reach
-    for near in (False, True):
-        for key in sorted(sums, key=lambda key: key == wanted):
-            if (key in within) == near:
-                reach, offered = _reach(sums[key], reach), _offered(sums[key], offered)
-    jobs = sum(leaf.jobs for leaf in sums.values())
-    jobs_w2 = sum(leaf.jobs_w2 for leaf in sums.values())
-    return Belief(
-        _sized(profile, max_draft_tokens),
-        _lasting(reach, max_draft_tokens),
-        jobs**2 / jobs_w2 if jobs_w2 > 0 else 0.0,
-        deff,
-        kept,
-        _lasting(offered, max_draft_tokens),
-    )
+    def tokens_moved(self, logits: float) -> tuple[float, ...]:
+        """Expected tokens a round by k, from 0, if every position were better by so many logits."""
+        return _tokens(self.profile.moved(logits))
 
 
-def believe_all(
-    memories: Mapping[EvidenceKey, Memory],
-    wanted: EvidenceKey,
-    drafters: Sequence[DrafterState],
-    limits: PolicyLimits,
-    pairs: Mapping[str, PairBelief] | None = None,
-) -> dict[str, Belief]:
-    """Beliefs by drafter name, for a batch of `wanted` (its drafter's fields are not looked at).
-
-    `memories` are of one task, faded to one moment; what belongs to other targets, engines or gates, or to other
-    revisions of a drafter, is left out. `pairs` by drafter name are what all tasks say; without, nothing is known.
-    """
-    found = {}
-    for drafter in drafters:
-        mine = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
-        leaves = {key: memory for key, memory in memories.items() if _same_pair(key, mine)}
-        pair = (pairs or {}).get(drafter.name) or PairBelief.of_drafter(drafter, limits)
-        found[drafter.name] = believe(leaves, mine, drafter.max_draft_tokens, pair)
-    return found
+def _tokens(probabilities: Sequence[float]) -> tuple[float, ...]:
+    """Expected tokens a round by k, from 0: 1 + Σ_{i≤k} Π_{j≤i} s_j."""
+    tokens, through = [1.0], 1.0
+    for s in probabilities:
+        through *= s
+        tokens.append(tokens[-1] + through)
+    return tuple(tokens)
 
 
-def splits_by_segment(leaves: Mapping[EvidenceKey, Memory]) -> bool:
-    """Whether segments of one task differ in acceptance beyond chance, so that they are worth deciding apart."""
-    sums, _ = current(leaves)
-    deff = design_effect(sums.values())
-    groups: dict[str, list[Counts]] = {}
-    for key, leaf in sums.items():
-        groups.setdefault(key.segment, []).append(effective(leaf, deff))
-    totals = [total(members) for members in groups.values()]
-    positions = max((len(total.chances) for total in totals), default=0)
-    return _spread(Profile.around((0.5,) * positions, 1.0), totals, 0.0) > 0
-
-
-def _pooled(profile: Profile, groups: Sequence[Counts], spread: float) -> Counts:
-    """What groups that differ by `spread` say of their common centre: each by no more than 1/spread²."""
-    return total(group.scaled(1 / (1 + _information(profile, group) * spread**2)) for group in groups)
-
-
-def _spread(profile: Profile, groups: Sequence[Counts], prior: float) -> float:
-    """Standard deviation between groups (logits); without a prior, 0 unless it is beyond chance at 95 %."""
-    groups = [group for group in groups if any(group.chances)]
-    if len(groups) < 2:
-        return prior
-    centre = profile.updated(total(groups)).probabilities()
-    shifts, weights = [], []
-    for group in groups:
-        h = sum(n * p * (1 - p) for n, p in zip(group.chances, centre, strict=False))
-        score = sum(a - n * p for a, n, p in zip(group.accepts, group.chances, centre, strict=False))
-        if h > 0:
-            shifts.append(clamped(score / h))
-            weights.append(h)
-    if len(shifts) < 2:
-        return prior
-    weight, degrees = sum(weights), len(shifts) - 1
-    mean = sum(w * d for w, d in zip(weights, shifts, strict=True)) / weight
-    q = sum(w * (d - mean) ** 2 for w, d in zip(weights, shifts, strict=True))
-    scale = weight - sum(w * w for w in weights) / weight
-    seen = max(0.0, q - degrees) / scale if scale > 0 else 0.0
-    if prior == 0:
-        # χ² at 95 % by Wilson and Hilferty 1931.
-        beyond_chance = degrees * (1 - 2 / (9 * degrees) + 1.645 * math.sqrt(2 / (9 * degrees))) ** 3
-        return math.sqrt(seen) if q > beyond_chance else 0.0
-    return math.sqrt((_PRIOR_GROUPS * prior**2 + degrees * seen) / (_PRIOR_GROUPS + degrees))
-
-
-def _information(profile: Profile, counts: Counts) -> float:
-    return sum(n * p * (1 - p) for n, p in zip(counts.chances, profile.probabilities(), strict=False))
-
-
-def _reach(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
-    found: list[float] = []
-    for i in range(max(len(parent), len(sums.chances))):
-        expected = parent[i] if i < len(parent) else found[-1] if found else 1.0
-        trials, chances = (sums.trials[i], sums.chances[i]) if i < len(sums.chances) else (0.0, 0.0)
-        found.append(min(1.0, (trials + _REACH_CHANCES * expected) / (chances + _REACH_CHANCES)))
-    return tuple(found)
-
-
-def _offered(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
-    """How often a token is proposed behind those proposed before it.
-
-    Proposals are not counted by what k allowed, only what was accepted is (`chances`): a draft length is taken to have
-    ended as large a share of the proposals.
-    """
-    found: list[float] = []
-    for i in range(max(len(parent), len(sums.chances))):
-        expected = parent[i] if i < len(parent) else found[-1] if found else 1.0
-        proposed, allowed = (sums.proposed[i], sums.chances[i]) if i < len(sums.chances) else (0.0, 0.0)
-        if i and allowed:
-            through = sums.accepts[i - 1]
-            allowed = sums.proposed[i - 1] * (min(1.0, allowed / through) if through > 0 else 1.0)
-        if i and not allowed:
-            expected = min(expected, found[-1])  # a draft that was never allowed to go on ends as it did before
-        found.append(min(1.0, (proposed + _REACH_CHANCES * expected) / (allowed + _REACH_CHANCES)))
-    return tuple(found)
-
-
-def _lasting(values: Sequence[float], size: int) -> tuple[float, ...]:
-    """So many values, the last one again where there are fewer."""
-    last = values[-1] if values else 1.0
-    return (*values, *(last,) * size)[:size]
-
-
-def _sized(profile: Profile, size: int) -> Profile:
-    return Profile(
-        fitted(profile.mean, size, last=True), profile.common_var,
-        fitted(profile.own_var, size, last=True), fitted(profile.loading, size, last=True),
-    )  # fmt: skip
-
-
-def _same_pair(key: EvidenceKey, other: EvidenceKey) -> bool:
-    return (key.task, key.target_revision, key.engine, key.drafter, key.draft_revision, key.gate) == (
-        other.task, other.target_revision, other.engine, other.drafter, other.draft_revision, other.gate
-    )  # fmt: skip
-
-
-def _same_sampling(key: EvidenceKey) -> str:
-    return key.sampling_bucket
-
-
-def _same_prompts(key: EvidenceKey) -> str:
-    return key.prompt_bucket
-
-
-def _same_segment(key: EvidenceKey) -> str:
-    return key.segment
+def _slopes(profile: Profile) -> tuple[tuple[float, ...], ...]:
+    """At each k, by how many tokens a standard deviation of each position's own part moves a round."""
+    s = profile.probabilities()
+    tokens = _tokens(s)
+    # ∂Π_{j≤n} s_j / ∂logit s_i = (1 - s_i) · Π: the tokens from position i on.
+    own = [math.sqrt(v) * (1 - x) for v, x in zip(profile.own_var, s, strict=True)]
+    return tuple(tuple(own[i] * (tokens[k] - tokens[i]) for i in range(k)) for k in range(len(s) + 1))

@@ -17,14 +17,14 @@ from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Choice, Decision, DecisionContext, Reason
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Objective
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.recollection import Place, Recollection
 from alphaloop.messages import Decoding, Purpose
 
 #: What was decided by the job or by the moment, and is not known of history beyond that.
@@ -65,9 +65,9 @@ class PastJob:
         return EngineName(self.device, self.key.engine, self.key.target_revision)
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> DraftSetting:
         """What it was decoded with."""
-        return Choice(self.key.drafter or None, self.num_draft_tokens)
+        return DraftSetting(self.key.drafter or None, self.num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,18 @@ class Replay:
     """One engine's jobs, decided again under `rules`. `drafters` may be exchanged while it goes on."""
 
     def __init__(
-        self, recollection: Recollection, costs: CostTable, rules: Rules, rng: random.Random,
-        *, was: Rules | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        snapshot: EvidenceSnapshot,
+        costs: CostTable,
+        rules: Rules,
+        rng: random.Random,
+        *,
+        was: Rules | None = None,
+    ) -> None:
         """`was` are the rules of then, which say what a forced mode came from: the task, or the job itself."""
         self.drafters: Sequence[DrafterState] = ()
         self.num_batches = 0
-        self._recollection = recollection
+        self._snapshot = snapshot
         self._costs = costs
         self._rules = rules
         self._was = was or rules
@@ -124,7 +129,7 @@ class Replay:
         self._open: dict[tuple[object, ...], _Batch] = {}
         self._noted: dict[UUID, Decision] = {}
         self._noted_at: datetime | None = None
-        self._kept: dict[_Kind, Choice | None] = {}
+        self._kept: dict[_Kind, DraftSetting | None] = {}
         self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
 
     def decide(self, job: PastJob) -> Decision | None:
@@ -164,8 +169,8 @@ class Replay:
         kind = _Kind(key.task, key.sampling_bucket, key.prompt_bucket, job.batch_size)
         wanted = replace(key, drafter="", draft_revision="", gate="")
         limits, subject = self._rules.limits, (key.task, key.sampling_bucket)
-        beliefs = {d.name: self._recollection.belief(wanted, d, at, limits) for d in self.drafters}
-        usual = self._recollection.lengths(key.task, self.drafters, at)
+        posteriors = {d.name: self._snapshot.posterior(wanted, d, at, limits) for d in self.drafters}
+        usual = self._snapshot.lengths(key.task, self.drafters, at)
         context = DecisionContext(
             task=key.task,
             batch=job.batch_size,
@@ -174,13 +179,18 @@ class Replay:
             decoding=task.decoding,
             prompt_tokens=float(job.num_prompt_tokens),
             objective=task.objective,
-            control_jobs=self._recollection.lengths(key.task, (), at).jobs,
+            control_jobs=self._snapshot.lengths(key.task, (), at).jobs,
             known_output_jobs=usual.jobs,
         )
         decision = decide(
-            beliefs, self.drafters, self._costs, context, limits,
-            incumbent=self._kept.get(kind), budget=self._budget(subject),
-        )  # fmt: skip
+            posteriors,
+            self.drafters,
+            self._costs,
+            context,
+            limits,
+            incumbent=self._kept.get(kind),
+            budget=self._budget(subject),
+        )
         if decision.kept is not None:
             self._kept[kind] = decision.kept
         if decision.budget is not None:
@@ -190,6 +200,6 @@ class Replay:
     def _budget(self, subject: tuple[str, str]) -> ExplorationBudget:
         if subject not in self._budgets:
             task = subject[0]
-            used = [d.name for d in self.drafters if self._recollection.knows(Place(task, d.name, d.revision))]
+            used = [d.name for d in self.drafters if self._snapshot.knows(Place(task, d.name, d.revision))]
             self._budgets[subject] = ExplorationBudget(unseen=dict.fromkeys(used, 0.0) or None)
         return self._budgets[subject]

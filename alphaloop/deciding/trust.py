@@ -28,13 +28,13 @@ def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: flo
     information H keeps 1 / (1 + H · max(0, d² - z²·v)).
     """
     score = information = before = 0.0
-    for lately, everything in leaves:
-        jobs, jobs_w2 = everything.jobs - lately.jobs, everything.jobs_w2 - lately.jobs_w2
-        if jobs <= 1e-9 or jobs_w2 <= 1e-12 or lately.jobs <= 0:
+    for recent, everything in leaves:
+        jobs, jobs_w2 = everything.jobs - recent.jobs, everything.jobs_w2 - recent.jobs_w2
+        if jobs <= 1e-9 or jobs_w2 <= 1e-12 or recent.jobs <= 0:
             continue
-        newer = lately.effective_jobs / lately.jobs / deff
+        newer = recent.effective_jobs / recent.jobs / deff
         older = jobs / jobs_w2 / deff
-        counts = zip(lately.accepts, lately.chances, everything.accepts, everything.chances, strict=False)
+        counts = zip(recent.accepts, recent.chances, everything.accepts, everything.chances, strict=False)
         for a, n, x, m in counts:
             m -= n
             if n <= 0 or m <= 1e-9:

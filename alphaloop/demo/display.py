@@ -65,10 +65,13 @@ class TrafficProgress:
         )
         for task, counted in self.by_task.items():
             shown.add_row(
-                task, f"{counted.done}/{counted.total}",
-                ProgressBar(total=counted.total, completed=counted.done, width=24), str(counted.speculative),
-                str(counted.tokens), rate(counted.tokens / counted.device_s if counted.device_s else None),
-            )  # fmt: skip
+                task,
+                f"{counted.done}/{counted.total}",
+                ProgressBar(total=counted.total, completed=counted.done, width=24),
+                str(counted.speculative),
+                str(counted.tokens),
+                rate(counted.tokens / counted.device_s if counted.device_s else None),
+            )
         total = sum(counted.total for counted in self.by_task.values())
         tokens = sum(counted.tokens for counted in self.by_task.values())
         seconds = time.monotonic() - self.started
@@ -82,16 +85,30 @@ class TrafficProgress:
 def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int]) -> Table:
     """One row a task, from the report's own figures, for a terminal of 100 columns."""
     shown = table(
-        "task", "jobs", "mode", "k", "α₁ [95 %]", "α [95 %]", "tok/s", "control", "reason",
+        "task",
+        "jobs",
+        "mode",
+        "k",
+        "α₁ [95 %]",
+        "α [95 %]",
+        "tok/s",
+        "control",
+        "reason",
         right=["jobs", "k", "tok/s", "control"],
-    )  # fmt: skip
+    )
     for line in lines:
         if line["task"] in num_sent:
             shown.add_row(
-                line["task"], str(line["num_jobs"]), _mode(line), str(line["num_draft_tokens"] or "-"),
-                _estimate(line["alpha_1"]), _estimate(line["alpha"]), rate(line["tokens_per_s"]),
-                rate(line["control_tokens_per_s"]), str(line["reason"]).replace("_", " ") or "-",
-            )  # fmt: skip
+                line["task"],
+                str(line["num_jobs"]),
+                _mode(line),
+                str(line["num_draft_tokens"] or "-"),
+                _estimate(line["alpha_1"]),
+                _estimate(line["alpha"]),
+                rate(line["tokens_per_s"]),
+                rate(line["control_tokens_per_s"]),
+                str(line["reason"]).replace("_", " ") or "-",
+            )
     return shown
 
 

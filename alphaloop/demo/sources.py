@@ -75,9 +75,12 @@ def functions(module: str, tree: ast.Module, source: str) -> Iterator[Function]:
             continue
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         yield Function(
-            module, node.name, f"def {node.name}({ast.unparse(arguments)}){returns}:", docstring,
+            module,
+            node.name,
+            f"def {node.name}({ast.unparse(arguments)}){returns}:",
+            docstring,
             "\n".join(lines[node.body[1].lineno - 1 : node.end_lineno]),
-        )  # fmt: skip
+        )
 
 
 def module_doc(module: str, tree: ast.Module) -> ModuleDoc | None:

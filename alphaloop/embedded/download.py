@@ -93,9 +93,13 @@ def _fetch_once(url: str, part: Path, deadline: Deadline, on_progress: OnProgres
 
 
 def _copy(
-    answer: http.client.HTTPResponse, file: IO[bytes], done: int, total: int | None, deadline: Deadline,
+    answer: http.client.HTTPResponse,
+    file: IO[bytes],
+    done: int,
+    total: int | None,
+    deadline: Deadline,
     on_progress: OnProgress,
-) -> int:  # fmt: skip
+) -> int:
     on_progress(done, total)
     while chunk := answer.read1(_CHUNK_BYTES):
         file.write(chunk)

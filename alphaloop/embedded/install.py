@@ -61,9 +61,13 @@ def find_kafka_home(settings: Settings, *, cache: Path | None = None) -> Path | 
 
 
 def install_kafka(
-    version: str, *, mirrors: Sequence[str], cache: Path | None = None, deadline_s: float | None = None,
+    version: str,
+    *,
+    mirrors: Sequence[str],
+    cache: Path | None = None,
+    deadline_s: float | None = None,
     on_progress: OnProgress = lambda done, total: None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Fetch, check and unpack a release; its home. Nothing is done when it is there already.
 
     `mirrors` are tried in order: `MIRROR/VERSION/kafka_2.13-VERSION.tgz` and the `.sha512` beside it. Raises

@@ -73,10 +73,17 @@ class EmbeddedKafka:
     """
 
     def __init__(
-        self, home: Path, data_dir: Path, *, port: int = 0, heap_mb: int = 384, java: Path | None = None,
-        log_dir: Path | None = None, start_timeout_s: float = 60.0,
+        self,
+        home: Path,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        heap_mb: int = 384,
+        java: Path | None = None,
+        log_dir: Path | None = None,
+        start_timeout_s: float = 60.0,
         properties: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._properties = properties
         self._home = home.expanduser().absolute()
         self._folder = data_dir.expanduser().absolute()
@@ -176,9 +183,11 @@ class EmbeddedKafka:
             if text and not text.startswith("-")
         )
         tool = self._child(
-            "kafka-storage", java, "kafka.tools.StorageTool",
+            "kafka-storage",
+            java,
+            "kafka.tools.StorageTool",
             ["format", "--cluster-id", cluster_id, "--config", str(properties)],
-        )  # fmt: skip
+        )
         tool.start()
         if (code := tool.wait(_FORMAT_TIMEOUT_S)) != 0:
             raise tool.failed(f"ended with code {code}")
@@ -187,11 +196,18 @@ class EmbeddedKafka:
         self, name: str, java: Path, main_class: str, arguments: list[str], lock: FolderLock | None = None
     ) -> ChildProcess:
         command: list[str | Path] = [
-            java, f"-Xms{min(128, self._heap_mb)}m", f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC",
-            "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true",
+            java,
+            f"-Xms{min(128, self._heap_mb)}m",
+            f"-Xmx{self._heap_mb}m",
+            "-XX:+UseSerialGC",
+            "-XX:+ExitOnOutOfMemoryError",
+            "-Djava.awt.headless=true",
             f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
-            "-cp", f"{self._home / 'libs'}/*", main_class, *arguments,
-        ]  # fmt: skip
+            "-cp",
+            f"{self._home / 'libs'}/*",
+            main_class,
+            *arguments,
+        ]
         env = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
         return ChildProcess(name, command, log=self._log, env=env, lock=lock)
 

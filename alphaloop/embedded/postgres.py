@@ -40,9 +40,14 @@ class EmbeddedPostgres:
     """
 
     def __init__(
-        self, data_dir: Path, *, port: int = 0, durable: bool = True, log_dir: Path | None = None,
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        durable: bool = True,
+        log_dir: Path | None = None,
         start_timeout_s: float = 60.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder = data_dir.expanduser().absolute()
         self._cluster = self._folder / "data"
         self._port = port
@@ -84,9 +89,15 @@ class EmbeddedPostgres:
         for option in options:
             command += ["-c", option]
         self._process = ChildProcess(
-            "PostgreSQL", command, log=self._log, stop_signal=signal.SIGINT, grace_s=20.0, run_as=account,
-            keep_search=keep_search, lock=lock,
-        )  # fmt: skip
+            "PostgreSQL",
+            command,
+            log=self._log,
+            stop_signal=signal.SIGINT,
+            grace_s=20.0,
+            run_as=account,
+            keep_search=keep_search,
+            lock=lock,
+        )
         self._process.start()
         self._process.wait_until(
             lambda: _answers(_url(password, port, "postgres")), self._start_timeout_s, hint=_hint(account)
@@ -142,12 +153,24 @@ class EmbeddedPostgres:
         initdb = ChildProcess(
             "initdb",
             [
-                binaries / "initdb", "-D", fresh, "-U", _ROLE, "--pwfile", password_file, "--auth=scram-sha-256",
-                "--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C",
+                binaries / "initdb",
+                "-D",
+                fresh,
+                "-U",
+                _ROLE,
+                "--pwfile",
+                password_file,
+                "--auth=scram-sha-256",
+                "--encoding=UTF8",
+                "--locale-provider=builtin",
+                "--builtin-locale=C.UTF-8",
+                "--locale=C",
                 *([] if self._durable else ["--no-sync"]),
             ],
-            log=self._log, run_as=account, keep_search=keep_search,
-        )  # fmt: skip
+            log=self._log,
+            run_as=account,
+            keep_search=keep_search,
+        )
         try:
             initdb.start()
             if (code := initdb.wait(_INITDB_TIMEOUT_S)) != 0:

@@ -29,10 +29,18 @@ class ChildProcess:
     """One server behind its guard, in a session of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(
-        self, name: str, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None,
-        stop_signal: signal.Signals = signal.SIGTERM, grace_s: float = 20.0, run_as: Account | None = None,
-        keep_search: bool = False, lock: FolderLock | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        grace_s: float = 20.0,
+        run_as: Account | None = None,
+        keep_search: bool = False,
+        lock: FolderLock | None = None,
+    ) -> None:
         self.name = name
         self.log = log
         self.pid: int | None = None

@@ -78,9 +78,10 @@ class EmbeddedStack:
         broker: EmbeddedKafka | EmbeddedTansu | None = None
         if needs_database:
             postgres = EmbeddedPostgres(
-                self._folder / "postgres", log_dir=self._folder / "logs",
+                self._folder / "postgres",
+                log_dir=self._folder / "logs",
                 start_timeout_s=settings.embedded.start_timeout_s,
-            )  # fmt: skip
+            )
             exits.callback(postgres.stop)
             with self._told("PostgreSQL 18"):
                 url = postgres.start()
@@ -107,9 +108,13 @@ class EmbeddedStack:
             home, java = find_kafka_home(self._settings), find_java()
             if home is not None and java is not None:
                 return EmbeddedKafka(
-                    home, self._folder / "kafka", heap_mb=embedded.kafka_heap_mb, java=java, log_dir=logs,
+                    home,
+                    self._folder / "kafka",
+                    heap_mb=embedded.kafka_heap_mb,
+                    java=java,
+                    log_dir=logs,
                     start_timeout_s=embedded.start_timeout_s,
-                )  # fmt: skip
+                )
             if embedded.broker == "kafka":
                 raise StartFailed(
                     "embedded.broker is kafka, but no "

@@ -49,11 +49,19 @@ class EmbeddedTansu:
         self._process = ChildProcess(
             "Tansu",
             [
-                program, "broker", "--silent", "--listener-url", address, "--advertised-listener-url", address,
-                "--storage-engine", "memory://tansu/",
+                program,
+                "broker",
+                "--silent",
+                "--listener-url",
+                address,
+                "--advertised-listener-url",
+                address,
+                "--storage-engine",
+                "memory://tansu/",
             ],
-            log=self._log, grace_s=5.0,
-        )  # fmt: skip
+            log=self._log,
+            grace_s=5.0,
+        )
         self._process.start()
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
         self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)

@@ -73,9 +73,13 @@ class Consumer:
         self._commits = Commits(self._client)
 
     def subscribe(
-        self, patterns: Sequence[str], *, on_assign: PartitionsCallback, on_revoke: PartitionsCallback,
+        self,
+        patterns: Sequence[str],
+        *,
+        on_assign: PartitionsCallback,
+        on_revoke: PartitionsCallback,
         on_lost: PartitionsCallback,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Join the group for topics and `^patterns`; the callbacks run inside `poll` and `close`.
 
         `on_assign` runs once its partitions can be paused, `on_revoke` while its partitions can still be committed;

@@ -51,9 +51,15 @@ class Producer:
         return self._pending.total()
 
     def send(
-        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = (),
-        partition: int | None = None, on_delivery: OnDelivery | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
         """Hand one message to the client; it is stored only when `flush` returns or `on_delivery` got None.
 
         A full buffer is waited out for `kafka.request_timeout_s`, serving delivery reports meanwhile. Raises

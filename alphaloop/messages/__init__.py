@@ -9,7 +9,23 @@ from alphaloop.messages.job import Decoding, Job, Purpose
 from alphaloop.messages.result import DecodingReport, Failure, Mode, Result, Status, Timings, Usage
 
 __all__ = [
-    "Body", "ChatMessage", "DeadLetter", "Decoding", "DecodingReport", "Failure", "Job", "Mode", "Origin", "Purpose",
-    "Result", "Status", "Timings", "Usage", "dead_letter", "derived_job_id", "encode_job", "parse_job",
+    "Body",
+    "ChatMessage",
+    "DeadLetter",
+    "Decoding",
+    "DecodingReport",
+    "Failure",
+    "Job",
+    "Mode",
+    "Origin",
+    "Purpose",
+    "Result",
+    "Status",
+    "Timings",
+    "Usage",
+    "dead_letter",
+    "derived_job_id",
+    "encode_job",
+    "parse_job",
     "payload_digest",
-]  # fmt: skip
+]

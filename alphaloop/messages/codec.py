@@ -46,8 +46,9 @@ def parse_job(
     if fields.setdefault("task", task) != task and isinstance(fields["task"], str):
         raise InvalidField(
             f"expected {task!r}, the task of topic {origin.topic}, found {fields['task'][:100]!r}",
-            field="task", hint="send the job to the topic of its task, or leave the field out",
-        )  # fmt: skip
+            field="task",
+            hint="send the job to the topic of its task, or leave the field out",
+        )
     fields.setdefault("job_id", derived_job_id(origin))
     try:
         return Job.model_validate(fields)
@@ -112,9 +113,11 @@ def _depths(root: Any) -> Iterator[int]:
     while level:
         yield depth
         level = [
-            child for node in level for child in (node.values() if isinstance(node, dict) else node)
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
             if isinstance(child, dict | list)
-        ]  # fmt: skip
+        ]
         depth += 1
 
 

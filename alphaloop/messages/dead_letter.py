@@ -39,9 +39,15 @@ class DeadLetter:
 
 
 def dead_letter(
-    error: MessageError, origin: Origin, *, group: str, num_deliveries: int, key: bytes | None, value: bytes | None,
+    error: MessageError,
+    origin: Origin,
+    *,
+    group: str,
+    num_deliveries: int,
+    key: bytes | None,
+    value: bytes | None,
     headers: Headers,
-) -> DeadLetter:  # fmt: skip
+) -> DeadLetter:
     """Build the dead letter of a refused message.
 
     Headers of an earlier refusal are replaced, so a letter sent back and refused again carries its latest reason.

@@ -23,8 +23,23 @@ from alphaloop.settings.models import (
 from alphaloop.settings.override import overridden
 
 __all__ = [
-    "DraftModelDrafterSettings", "DrafterSettings", "EmbeddedSettings", "KafkaSettings", "LogSettings",
-    "LookupDrafterSettings", "ModelSettings", "PolicySettings", "PostgresSettings", "SchedulerSettings", "Settings",
-    "TargetSettings", "TaskSettings", "WorkerSettings", "default_data_dir", "find_configs", "load_settings",
-    "overridden", "read_tasks",
-]  # fmt: skip
+    "DraftModelDrafterSettings",
+    "DrafterSettings",
+    "EmbeddedSettings",
+    "KafkaSettings",
+    "LogSettings",
+    "LookupDrafterSettings",
+    "ModelSettings",
+    "PolicySettings",
+    "PostgresSettings",
+    "SchedulerSettings",
+    "Settings",
+    "TargetSettings",
+    "TaskSettings",
+    "WorkerSettings",
+    "default_data_dir",
+    "find_configs",
+    "load_settings",
+    "overridden",
+    "read_tasks",
+]

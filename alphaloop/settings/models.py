@@ -52,9 +52,14 @@ class LookupDrafterSettings(Section):
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """As it is decided about."""
         return DrafterState(
-            name, revision, self.max_draft_tokens, is_stale, offers=lookup_prior.OFFERED, through=lookup_prior.THROUGH,
+            name,
+            revision,
+            self.max_draft_tokens,
+            is_stale,
+            offers=lookup_prior.OFFERED,
+            through=lookup_prior.THROUGH,
             is_scored=self.shadow_share > 0,
-        )  # fmt: skip
+        )
 
 
 class DraftModelDrafterSettings(Section):
@@ -80,9 +85,13 @@ class DraftModelDrafterSettings(Section):
         # Chains of the same weights over the same reading of a prompt; trees hold other tokens.
         same = (self.source, self.revision, self.dtype, self.max_prompt_tokens)
         return DrafterState(
-            name, revision, self.max_draft_tokens, is_stale, max_prompt_tokens=self.max_prompt_tokens,
-            kin=repr(same) if self.num_branches == 1 else "",
-        )  # fmt: skip
+            name,
+            revision,
+            self.max_draft_tokens,
+            is_stale,
+            max_prompt_tokens=self.max_prompt_tokens,
+            shared_weights=repr(same) if self.num_branches == 1 else "",
+        )
 
 
 def _method(given: Any) -> Any:

@@ -21,9 +21,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.memory import Memory
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.database import Database
-from alphaloop.store.packed_memory import pack, unpack
+from alphaloop.store.packed_evidence import pack, unpack
 from alphaloop.tables import acceptance_state
 from alphaloop.tables.state import KEY
 
@@ -58,24 +58,31 @@ class StateRow(NamedTuple):
     def key(self) -> EvidenceKey:
         """What the row is about."""
         return EvidenceKey(
-            self.task, self.pair.target_revision, self.pair.engine, self.sampling_bucket, self.prompt_bucket,
-            self.segment, self.pair.drafter, self.pair.draft_revision, self.gate,
-        )  # fmt: skip
+            self.task,
+            self.pair.target_revision,
+            self.pair.engine,
+            self.sampling_bucket,
+            self.prompt_bucket,
+            self.segment,
+            self.pair.drafter,
+            self.pair.draft_revision,
+            self.gate,
+        )
 
     @property
-    def memory(self) -> Memory:
+    def evidence(self) -> KeyEvidence:
         """What is remembered, as of `as_of`."""
         return unpack(self.packed, self.as_of)
 
 
 #: One drafter at a time: an index finds its rows, and what they share is not sent with each of them.
 _OF_PAIR: Final = """
-    SELECT task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, memory FROM acceptance_state
+    SELECT task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
 """
 _OF_TASK: Final = """
     SELECT target_revision, engine, drafter, draft_revision,
-           task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, memory
+           task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence
     FROM acceptance_state WHERE task = %s
     ORDER BY target_revision, engine, drafter, draft_revision, gate, segment, sampling_bucket, prompt_bucket
 """
@@ -109,10 +116,8 @@ class AcceptanceStateStore:
             is_all = since is None or seen < since
             changed, more = ("", ()) if is_all else (" AND changed_in >= %s", (since,))
             rows = [
-                StateRow(pair, *row)
-                for pair in pairs
-                for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
-            ]  # fmt: skip
+                StateRow(pair, *row) for pair in pairs for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
+            ]
         return Look(rows, seen, is_all)
 
     def of_task(self, task: str) -> list[StateRow]:
@@ -149,11 +154,11 @@ def add_jobs(connection: Connection, jobs: Iterable[tuple[EvidenceKey, EvidenceS
     standing = _standing(connection, keys)
     changed = []
     for key in keys:
-        memory = standing[key].with_job(together(by_key[key], half_life), half_life)
+        evidence = standing[key].with_job(together(by_key[key], half_life), half_life)
         where = {f"at_{name}": getattr(key, name) for name in KEY}
         changed.append(
-            {**where, "until": memory.all.as_of, "num_more": len(by_key[key]), "new_memory": pack(memory)}
-        )  # fmt: skip
+            {**where, "until": evidence.all.as_of, "num_more": len(by_key[key]), "new_evidence": pack(evidence)}
+        )
     connection.execute(_CHANGE, changed)
 
 
@@ -171,7 +176,7 @@ _CHANGE: Final = (
     .values(
         as_of=bindparam("until"),
         num_jobs=_state.num_jobs + bindparam("num_more"),
-        memory=bindparam("new_memory"),
+        evidence=bindparam("new_evidence"),
         changed_in=THIS_TRANSACTION,
     )
 )
@@ -183,15 +188,15 @@ def _lock(connection: Connection, keys: Sequence[EvidenceKey], as_of: Mapping[Ev
     statement = missing.on_conflict_do_update(
         index_elements=list(KEY), set_={"num_jobs": _state.num_jobs}, where=false()
     )
-    rows = [{**asdict(key), "as_of": as_of[key], "num_jobs": 0, "memory": b""} for key in keys]
+    rows = [{**asdict(key), "as_of": as_of[key], "num_jobs": 0, "evidence": b""} for key in keys]
     connection.execute(statement, rows)
 
 
-def _standing(connection: Connection, keys: Sequence[EvidenceKey]) -> dict[EvidenceKey, Memory]:
+def _standing(connection: Connection, keys: Sequence[EvidenceKey]) -> dict[EvidenceKey, KeyEvidence]:
     columns = [_state[name] for name in KEY]
-    query = select(*columns, _state.as_of, _state.memory).where(tuple_(*columns).in_([_place(key) for key in keys]))
+    query = select(*columns, _state.as_of, _state.evidence).where(tuple_(*columns).in_([_place(key) for key in keys]))
     return {
-        EvidenceKey(**{name: getattr(row, name) for name in KEY}): unpack(row.memory, row.as_of)
+        EvidenceKey(**{name: getattr(row, name) for name in KEY}): unpack(row.evidence, row.as_of)
         for row in connection.execute(query)
     }
 

@@ -18,11 +18,11 @@ from sqlalchemy import Connection, insert, literal, select, text
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import SUMS, EvidenceSums
-from alphaloop.deciding.memory import Memory
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
 from alphaloop.store.acceptance_state import THIS_TRANSACTION
 from alphaloop.store.database import Database
-from alphaloop.store.packed_memory import pack
+from alphaloop.store.packed_evidence import pack
 from alphaloop.tables import acceptance_hourly, acceptance_state
 
 #: Hours older than so many half-lives weigh less than half a percent.
@@ -61,7 +61,7 @@ def fill_from_hours(database: Database, half_life: timedelta, now: datetime) -> 
         return len(rows)
 
 
-def memory_of(hours: Sequence[EvidenceSums], half_life: timedelta) -> Memory:
+def evidence_of(hours: Sequence[EvidenceSums], half_life: timedelta) -> KeyEvidence:
     """What would be remembered of the jobs of these hours, earliest first."""
     left = float(NUM_RECENT)
     recent: list[EvidenceSums] = []
@@ -74,10 +74,10 @@ def memory_of(hours: Sequence[EvidenceSums], half_life: timedelta) -> Memory:
             rest = _part(hour, (hour.jobs - taken) / hour.jobs)
             until = max(older.as_of, rest.as_of)
             older = older.faded(until, half_life) + rest.faded(until, half_life)
-    memory = Memory(older, EvidenceSums(older.as_of))
+    evidence = KeyEvidence(older, EvidenceSums(older.as_of))
     for part in reversed(recent):
-        memory = memory.with_job(part, half_life)
-    return memory
+        evidence = evidence.with_job(part, half_life)
+    return evidence
 
 
 def sums_of_hour(row: Any, *, until: datetime) -> EvidenceSums:
@@ -124,13 +124,13 @@ def _product(accepts: float, chances: float, accepts_sq: float, chances_sq: floa
 
 
 def _row(key: tuple[str, ...], hours: Sequence[EvidenceSums], half_life: timedelta) -> dict[str, Any]:
-    memory = memory_of(hours, half_life)
+    evidence = evidence_of(hours, half_life)
     num_jobs = round(sum(hour.jobs for hour in hours))
     return {
         **dict(zip(_KEY, key, strict=True)),
-        "as_of": memory.all.as_of,
+        "as_of": evidence.all.as_of,
         "num_jobs": num_jobs,
-        "memory": pack(memory),
+        "evidence": pack(evidence),
     }
 
 

@@ -12,7 +12,7 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.store.database import Database
 from alphaloop.tables import exploration_budgets
 
-_SUMS: Final = ("balance", "control", "earned", "spent")
+_SUMS: Final = ("balance", "control", "accrued", "spent")
 
 
 class BudgetSubject(NamedTuple):

@@ -12,7 +12,7 @@ from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.store.acceptance_state import together
-from alphaloop.store.packed_memory import unpack
+from alphaloop.store.packed_evidence import unpack
 from alphaloop.tables import acceptance_state
 from alphaloop.tables.state import KEY
 
@@ -48,19 +48,26 @@ class ChoiceFigures:
         rival = None
         if row.rival_num_draft_tokens is not None:
             rival = Weighed(
-                row.rival_drafter, row.rival_num_draft_tokens, row.rival_speedup, row.rival_speedup_low,
+                row.rival_drafter,
+                row.rival_num_draft_tokens,
+                row.rival_speedup,
+                row.rival_speedup_low,
                 row.rival_speedup_high,
-            )  # fmt: skip
+            )
         return cls(
-            row.tokens_per_round, row.round_ms,
-            Weighed(row.to_drafter, row.to_num_draft_tokens, row.speedup, row.speedup_low, row.speedup_high), rival,
-            row.jobs, tuple(row.trials), tuple(row.accepts),
-        )  # fmt: skip
+            row.tokens_per_round,
+            row.round_ms,
+            Weighed(row.to_drafter, row.to_num_draft_tokens, row.speedup, row.speedup_low, row.speedup_high),
+            rival,
+            row.jobs,
+            tuple(row.trials),
+            tuple(row.accepts),
+        )
 
 
 def figures_of(
     connection: Connection, task: str, target_revision: str, decision: Decision, half_life: timedelta
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The columns of decisions that tell what the decision was made on; none where nothing was weighed."""
     chosen = next((a for a in decision.alternatives if _is(a, decision.drafter, decision.num_draft_tokens)), None)
     if chosen is None:
@@ -90,12 +97,16 @@ def _is(alternative: Alternative, drafter: str | None, num_draft_tokens: int) ->
 
 
 def _evidence(
-    connection: Connection, task: str, target_revision: str, drafter: str, draft_revision: str | None,
+    connection: Connection,
+    task: str,
+    target_revision: str,
+    drafter: str,
+    draft_revision: str | None,
     half_life: timedelta,
-) -> EvidenceSums | None:  # fmt: skip
+) -> EvidenceSums | None:
     """Of all keys of the task; where the revision is not said, of the engine and revision that were used last."""
     state = acceptance_state.c
-    query = select(*(state[name] for name in KEY), state.as_of, state.memory).where(
+    query = select(*(state[name] for name in KEY), state.as_of, state.evidence).where(
         state.target_revision == target_revision, state.drafter == drafter, state.task == task, state.gate == ""
     )
     if draft_revision is not None:
@@ -105,4 +116,4 @@ def _evidence(
         return None
     newest = max(rows, key=lambda row: row.as_of)
     mine = [row for row in rows if (row.engine, row.draft_revision) == (newest.engine, newest.draft_revision)]
-    return together([unpack(row.memory, row.as_of).all for row in mine], half_life)
+    return together([unpack(row.evidence, row.as_of).all for row in mine], half_life)

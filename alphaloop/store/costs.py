@@ -26,23 +26,37 @@ class CostStore:
         """What was measured for the target and for `drafters` (name → revision); empty if nothing was."""
         costs = cost_profiles.c
         query = select(
-            costs.drafter, costs.batch, costs.width, costs.median_ms, costs.num_samples, costs.context, costs.kind,
-            costs.correction, costs.num_corrections,
+            costs.drafter,
+            costs.batch,
+            costs.width,
+            costs.median_ms,
+            costs.num_samples,
+            costs.context,
+            costs.kind,
+            costs.correction,
+            costs.num_corrections,
         ).where(
             costs.device == device,
             costs.engine == engine,
             costs.target_revision == target_revision,
             tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *drafters.items()]),
-        )  # fmt: skip
+        )
         with self._database.begin() as connection:
             rows = connection.execute(query).all()
         return CostTable(
             CostPoint(
-                row.drafter or None, row.batch, row.width, row.median_ms, row.num_samples, row.context,
-                CostKind(row.kind), row.correction, row.num_corrections,
+                row.drafter or None,
+                row.batch,
+                row.width,
+                row.median_ms,
+                row.num_samples,
+                row.context,
+                CostKind(row.kind),
+                row.correction,
+                row.num_corrections,
             )
             for row in rows
-        )  # fmt: skip
+        )
 
     def save(
         self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
@@ -103,9 +117,13 @@ class CostStore:
 
     @staticmethod
     def _save(
-        connection: Connection, device: str, engine: str, target_revision: str, drafters: Mapping[str, str],
+        connection: Connection,
+        device: str,
+        engine: str,
+        target_revision: str,
+        drafters: Mapping[str, str],
         points: Iterable[CostPoint],
-    ) -> None:  # fmt: skip
+    ) -> None:
         rows = [
             {
                 **_key(device, engine, target_revision, drafters, point),

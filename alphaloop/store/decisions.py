@@ -17,15 +17,21 @@ from alphaloop.tables import decisions
 #: A batch decoded this way says nothing about what the policy would choose.
 NOT_A_CHOICE: Final = frozenset(
     {
-        Reason.EXPLORING, Reason.CONTROL, Reason.PROBE, Reason.FORCED,
+        Reason.EXPLORING,
+        Reason.CONTROL,
+        Reason.PROBE,
+        Reason.FORCED,
         # These come and go with the jobs that happen to make up a batch.
-        Reason.SWITCHED_OFF, Reason.NO_MEMORY, Reason.FIRST_TOKENS, Reason.CANNOT_SERVE,
+        Reason.SWITCHED_OFF,
+        Reason.NO_MEMORY,
+        Reason.FIRST_TOKENS,
+        Reason.CANNOT_SERVE,
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LoggedSetting:
     """Mode, drafter and draft length."""
 
     mode: str
@@ -43,8 +49,8 @@ class DecisionChange:
     device: str
     sampling_bucket: str
     batch: int
-    before: Choice | None
-    after: Choice
+    before: LoggedSetting | None
+    after: LoggedSetting
     reason: str
     explanation: str
     owner: str
@@ -59,9 +65,15 @@ class DecisionLog:
         self._half_life = half_life
 
     def record_change(
-        self, task: str, target_revision: str, device: str, sampling_bucket: str, batch: int, decision: Decision,
+        self,
+        task: str,
+        target_revision: str,
+        device: str,
+        sampling_bucket: str,
+        batch: int,
+        decision: Decision,
         owner: str,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Log the decision if it, or its reason, differs from the last choice logged; returns whether it was logged.
 
         Vanilla for want of history and vanilla for want of gain are different news to whoever reads the log.
@@ -71,7 +83,7 @@ class DecisionLog:
         if decision.reason in NOT_A_CHOICE:
             return False
         subject = (task, target_revision, device, sampling_bucket)
-        choice = Choice(decision.mode, decision.drafter, decision.num_draft_tokens)
+        choice = LoggedSetting(decision.mode, decision.drafter, decision.num_draft_tokens)
         with self._database.begin() as connection:
             if _last_choice(connection, *subject) == (choice, decision.reason):
                 return False
@@ -104,11 +116,11 @@ class DecisionLog:
 
     def last_choice(
         self, task: str, target_revision: str, device: str, sampling_bucket: str, *, until: datetime | None = None
-    ) -> deciding.Choice | None:
+    ) -> deciding.DraftSetting | None:
         """What was chosen last for these, up to a moment; None if nothing ever was."""
         with self._database.begin() as connection:
             last = _last_choice(connection, task, target_revision, device, sampling_bucket, until)
-        return deciding.Choice(last[0].drafter, last[0].num_draft_tokens) if last else None
+        return deciding.DraftSetting(last[0].drafter, last[0].num_draft_tokens) if last else None
 
     def latest(self, task: str, limit: int = 20, *, until: datetime | None = None) -> list[DecisionChange]:
         """The last changes of a task's choice, up to a moment, newest first."""
@@ -120,18 +132,31 @@ class DecisionLog:
 
 
 def _change(row: Any) -> DecisionChange:
-    before = Choice(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
+    before = LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
     return DecisionChange(
-        row.decided_at, row.task, row.target_revision, row.device, row.sampling_bucket, row.batch, before,
-        Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason, row.explanation, row.owner,
+        row.decided_at,
+        row.task,
+        row.target_revision,
+        row.device,
+        row.sampling_bucket,
+        row.batch,
+        before,
+        LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
+        row.reason,
+        row.explanation,
+        row.owner,
         ChoiceFigures.of_row(row),
-    )  # fmt: skip
+    )
 
 
 def _last_choice(
-    connection: Connection, task: str, target_revision: str, device: str, sampling_bucket: str,
+    connection: Connection,
+    task: str,
+    target_revision: str,
+    device: str,
+    sampling_bucket: str,
     until: datetime | None = None,
-) -> tuple[Choice, str] | None:  # fmt: skip
+) -> tuple[LoggedSetting, str] | None:
     query = (
         select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens, decisions.c.reason)
         .where(
@@ -146,4 +171,4 @@ def _last_choice(
     if until is not None:
         query = query.where(decisions.c.decided_at <= until)
     row = connection.execute(query).first()
-    return (Choice(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason) if row else None
+    return (LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason) if row else None

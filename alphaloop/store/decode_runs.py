@@ -50,9 +50,13 @@ class DecodeRun:
     def evidence(self) -> EvidenceSums:
         """What the run adds to what is remembered of its key."""
         return EvidenceSums.of_job(
-            self.counts, self.num_draft_tokens, self.decoded_at, self.num_tokens, self.num_prompt_tokens,
+            self.counts,
+            self.num_draft_tokens,
+            self.decoded_at,
+            self.num_tokens,
+            self.num_prompt_tokens,
             self.chances or None,
-        )  # fmt: skip
+        )
 
     @property
     def is_evidence(self) -> bool:
@@ -81,9 +85,13 @@ class ShadowRun:
     def evidence(self) -> EvidenceSums:
         """What it adds to what is remembered of its key."""
         sums = EvidenceSums.of_job(
-            self.counts, self.num_draft_tokens, self.decoded_at, self.counts.num_tokens, self.num_prompt_tokens,
+            self.counts,
+            self.num_draft_tokens,
+            self.decoded_at,
+            self.counts.num_tokens,
+            self.num_prompt_tokens,
             self.chances or None,
-        )  # fmt: skip
+        )
         whole = self.num_output_tokens
         return replace(sums, output_tokens=float(whole), output_tokens_sq=float(whole**2))
 

@@ -118,14 +118,30 @@ class DraftRegistry:
         """Every draft known, by name, then by age."""
         drafts = draft_revisions.c
         query = select(
-            drafts.drafter, drafts.draft_revision, drafts.target_revision, drafts.status, drafts.status_reason,
-            drafts.registered_at, drafts.status_changed_at, drafts.parent_revision, drafts.trained_on, drafts.figures,
-        ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)  # fmt: skip
+            drafts.drafter,
+            drafts.draft_revision,
+            drafts.target_revision,
+            drafts.status,
+            drafts.status_reason,
+            drafts.registered_at,
+            drafts.status_changed_at,
+            drafts.parent_revision,
+            drafts.trained_on,
+            drafts.figures,
+        ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)
         with self._database.begin() as connection:
             return [
                 DraftRevision(
-                    row.drafter, row.draft_revision, row.target_revision, DraftStatus(row.status), row.status_reason,
-                    row.registered_at, row.status_changed_at, row.parent_revision, row.trained_on, row.figures,
+                    row.drafter,
+                    row.draft_revision,
+                    row.target_revision,
+                    DraftStatus(row.status),
+                    row.status_reason,
+                    row.registered_at,
+                    row.status_changed_at,
+                    row.parent_revision,
+                    row.trained_on,
+                    row.figures,
                 )
                 for row in connection.execute(query)
-            ]  # fmt: skip
+            ]

@@ -70,24 +70,33 @@ class DriftStore:
         with self._database.begin() as connection:
             return [
                 OpenEvent(
-                    row.id, DriftSubject(row.task, row.drafter, row.draft_revision, row.target_revision),
-                    row.cause, row.verdict, row.opened_at, row.evidence,
+                    row.id,
+                    DriftSubject(row.task, row.drafter, row.draft_revision, row.target_revision),
+                    row.cause,
+                    row.verdict,
+                    row.opened_at,
+                    row.evidence,
                 )
                 for row in connection.execute(query)
-            ]  # fmt: skip
+            ]
 
     def open(self, subject: DriftSubject, cause: str, verdict: str, evidence: Mapping[str, Any], now: datetime) -> bool:
         """Open an event; False when the same one is open already."""
         statement = (
             insert(drift_events)
             .values(
-                task=subject.task, drafter=subject.drafter, draft_revision=subject.draft_revision,
-                target_revision=subject.target_revision, cause=cause, verdict=verdict, evidence=dict(evidence),
+                task=subject.task,
+                drafter=subject.drafter,
+                draft_revision=subject.draft_revision,
+                target_revision=subject.target_revision,
+                cause=cause,
+                verdict=verdict,
+                evidence=dict(evidence),
                 opened_at=now,
             )
             .on_conflict_do_nothing()
             .returning(drift_events.c.id)
-        )  # fmt: skip
+        )
         with self._database.begin() as connection:
             return connection.execute(statement).first() is not None
 

@@ -179,9 +179,14 @@ def _insert_or_lock(connection: Connection, requests: Sequence[ClaimRequest]) ->
     remaining = func.extract("epoch", jobs.c.lease_expires_at - func.clock_timestamp())
     # The update changes nothing: unlike DO NOTHING it locks the row that stands and returns it in the same breath.
     upsert = statement.on_conflict_do_update(index_elements=["job_id"], set_={"attempt": jobs.c.attempt}).returning(
-        jobs.c.job_id, jobs.c.payload_sha256, jobs.c.status, jobs.c.attempt, jobs.c.owner,
-        cast(jobs.c.outcome, Text).label("outcome"), remaining.label("lease_s"),
-    )  # fmt: skip
+        jobs.c.job_id,
+        jobs.c.payload_sha256,
+        jobs.c.status,
+        jobs.c.attempt,
+        jobs.c.owner,
+        cast(jobs.c.outcome, Text).label("outcome"),
+        remaining.label("lease_s"),
+    )
     rows = [
         {
             "job_id": request.job_id,

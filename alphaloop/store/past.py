@@ -15,9 +15,9 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.memory import Memory
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
-from alphaloop.store.backfill import NUM_HALF_LIVES, memory_of, sums_of_hour
+from alphaloop.store.backfill import NUM_HALF_LIVES, evidence_of, sums_of_hour
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import SHADOW, DecodeRun
 from alphaloop.tables import acceptance_hourly, decode_runs
@@ -36,9 +36,9 @@ class PastStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def memories(
+    def evidence_by_key(
         self, target_revision: str, engine: str, until: datetime, half_life: timedelta, *, task: str | None = None
-    ) -> dict[EvidenceKey, Memory]:
+    ) -> dict[EvidenceKey, KeyEvidence]:
         """What was remembered at `until`: of `task` by key, of other tasks by drafter alone; of all by key without one.
 
         Hours tell less than jobs: alphaloop.store.backfill says what is taken to be likely. In hours that are over
@@ -47,11 +47,14 @@ class PastStore:
         hour = _start_of_hour(until)
         hours = acceptance_hourly.c
         within = (
-            hours.target_revision == target_revision, hours.engine == engine, hours.purpose != Purpose.CONTROL,
-            hours.bucket > until - NUM_HALF_LIVES * half_life, hours.bucket < hour,
-        )  # fmt: skip
+            hours.target_revision == target_revision,
+            hours.engine == engine,
+            hours.purpose != Purpose.CONTROL,
+            hours.bucket > until - NUM_HALF_LIVES * half_life,
+            hours.bucket < hour,
+        )
         by_hour = select(acceptance_hourly).where(*within).order_by(*(hours[name] for name in _KEY), hours.bucket)
-        found: dict[EvidenceKey, Memory] = {}
+        found: dict[EvidenceKey, KeyEvidence] = {}
         with self._database.begin() as connection:
             queries = [by_hour if task is None else by_hour.where(hours.task == task)]
             if task is not None:
@@ -59,11 +62,11 @@ class PastStore:
             for query in queries:
                 rows = connection.execute(query.execution_options(yield_per=2000))
                 for key, of_it in groupby(rows, _key):
-                    found[key] = memory_of([sums_of_hour(row, until=until) for row in of_it], half_life)
+                    found[key] = evidence_of([sums_of_hour(row, until=until) for row in of_it], half_life)
         for run in self.runs(hour, until, task=task):
             if (run.key.target_revision, run.key.engine) == (target_revision, engine) and run.is_evidence:
-                memory = found.get(run.key) or Memory.empty(run.decoded_at)
-                found[run.key] = memory.with_job(run.evidence, half_life)
+                evidence = found.get(run.key) or KeyEvidence.empty(run.decoded_at)
+                found[run.key] = evidence.with_job(run.evidence, half_life)
         return found
 
     def runs(self, since: datetime, until: datetime, *, task: str | None = None) -> Iterator[DecodeRun]:

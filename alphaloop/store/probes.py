@@ -142,10 +142,21 @@ class ProbeStore:
         same = ("schedule_id", "scheduled_for", "task", "probe_set", "position")
         query = (
             select(
-                probe.c.scheduled_for, probe.c.task, probe.c.probe_set, probe.c.position,
-                run.c.drafter, run.c.draft_revision, run.c.target_revision, run.c.engine, run.c.num_draft_tokens,
-                run.c.trials, run.c.accepts, run.c.num_tokens, run.c.device_s,
-                twin_run.c.num_tokens.label("control_tokens"), twin_run.c.device_s.label("control_device_s"),
+                probe.c.scheduled_for,
+                probe.c.task,
+                probe.c.probe_set,
+                probe.c.position,
+                run.c.drafter,
+                run.c.draft_revision,
+                run.c.target_revision,
+                run.c.engine,
+                run.c.num_draft_tokens,
+                run.c.trials,
+                run.c.accepts,
+                run.c.num_tokens,
+                run.c.device_s,
+                twin_run.c.num_tokens.label("control_tokens"),
+                twin_run.c.device_s.label("control_device_s"),
             )
             .join(run, and_(run.c.job_id == probe.c.job_id, run.c.drafter == probe.c.drafter))
             .outerjoin(twin, and_(*(twin.c[name] == probe.c[name] for name in same), twin.c.purpose == "control"))
@@ -154,7 +165,7 @@ class ProbeStore:
             )
             .where(probe.c.purpose == "probe", probe.c.scheduled_for > since)
             .order_by(probe.c.scheduled_for, probe.c.task, probe.c.position, probe.c.drafter)
-        )  # fmt: skip
+        )
         with self._database.begin() as connection:
             return [
                 ProbeResult(**{**row, "trials": tuple(row["trials"]), "accepts": tuple(row["accepts"])})

@@ -35,9 +35,14 @@ class ReportStore:
     def save(self, report: StoredReport) -> None:
         """Keep a report."""
         statement = insert(reports).values(
-            created_at=report.created_at, covers_from=report.covers_from, covers_to=report.covers_to,
-            summary=report.summary, content=dict(report.content), text=report.text, html=report.html,
-        )  # fmt: skip
+            created_at=report.created_at,
+            covers_from=report.covers_from,
+            covers_to=report.covers_to,
+            summary=report.summary,
+            content=dict(report.content),
+            text=report.text,
+            html=report.html,
+        )
         with self._database.begin() as connection:
             connection.execute(statement)
 

@@ -39,31 +39,49 @@ class TrafficStore:
         self._database = database
 
     def ways(
-        self, task: str, target_revision: str, engine: str, device: str, sampling_bucket: str, since: datetime,
-        until: datetime, *, max_jobs: int = MAX_JOBS,
-    ) -> list[WayDecoded]:  # fmt: skip
+        self,
+        task: str,
+        target_revision: str,
+        engine: str,
+        device: str,
+        sampling_bucket: str,
+        since: datetime,
+        until: datetime,
+        *,
+        max_jobs: int = MAX_JOBS,
+    ) -> list[WayDecoded]:
         """The traffic decoded in (since, until], of it the last `max_jobs`; the ways with most tokens first."""
         runs = decode_runs.c
         ways = ("mode", "drafter", "num_draft_tokens", "reason")
         last = (
             select(*(runs[name] for name in ways), runs.num_tokens, runs.device_s)
             .where(
-                runs.task == task, runs.purpose == Purpose.TRAFFIC, runs.decoded_at > since, runs.decoded_at <= until,
-                runs.target_revision == target_revision, runs.engine == engine, runs.device == device,
+                runs.task == task,
+                runs.purpose == Purpose.TRAFFIC,
+                runs.decoded_at > since,
+                runs.decoded_at <= until,
+                runs.target_revision == target_revision,
+                runs.engine == engine,
+                runs.device == device,
                 runs.sampling_bucket == sampling_bucket,
             )
             .order_by(runs.decoded_at.desc())
             .limit(max_jobs)
             .subquery()
-        )  # fmt: skip
+        )
         tokens, seconds = cast(last.c.num_tokens, Double), last.c.device_s
         query = (
             select(
-                *(last.c[name] for name in ways), func.count(), cast(func.sum(last.c.num_tokens), BigInteger),
-                func.sum(seconds), func.sum(tokens * tokens), func.sum(seconds * seconds), func.sum(tokens * seconds),
+                *(last.c[name] for name in ways),
+                func.count(),
+                cast(func.sum(last.c.num_tokens), BigInteger),
+                func.sum(seconds),
+                func.sum(tokens * tokens),
+                func.sum(seconds * seconds),
+                func.sum(tokens * seconds),
             )
             .group_by(*(last.c[name] for name in ways))
             .order_by(func.sum(last.c.num_tokens).desc())
-        )  # fmt: skip
+        )
         with self._database.begin() as connection:
             return [WayDecoded(*tuple[Any, ...](row)) for row in connection.execute(query)]

@@ -9,7 +9,21 @@ from alphaloop.tables.metadata import metadata
 from alphaloop.tables.state import acceptance_state, exploration_budgets
 
 __all__ = [
-    "acceptance_daily", "acceptance_hourly", "acceptance_state", "cancellations", "cost_profiles", "decisions",
-    "decode_runs", "draft_revisions", "drift_events", "exploration_budgets", "jobs", "metadata", "outbox",
-    "probe_runs", "probe_sets", "reports", "schedule_runs",
-]  # fmt: skip
+    "acceptance_daily",
+    "acceptance_hourly",
+    "acceptance_state",
+    "cancellations",
+    "cost_profiles",
+    "decisions",
+    "decode_runs",
+    "draft_revisions",
+    "drift_events",
+    "exploration_budgets",
+    "jobs",
+    "metadata",
+    "outbox",
+    "probe_runs",
+    "probe_sets",
+    "reports",
+    "schedule_runs",
+]

@@ -68,11 +68,17 @@ drift_events: Final = Table(
     CheckConstraint("closed_at IS NULL OR closed_at >= opened_at", name="closed_after_opened"),
     # One open event a subject: the test that finds the same drift again changes nothing.
     Index(
-        "uq_drift_events_open", "task", "drafter", "draft_revision", "target_revision", "cause",
-        unique=True, postgresql_where=text("closed_at IS NULL"),
+        "uq_drift_events_open",
+        "task",
+        "drafter",
+        "draft_revision",
+        "target_revision",
+        "cause",
+        unique=True,
+        postgresql_where=text("closed_at IS NULL"),
     ),
     comment="Drift found, its cause, and when it was over",
-)  # fmt: skip
+)
 
 draft_revisions: Final = Table(
     "draft_revisions",

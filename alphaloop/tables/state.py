@@ -10,9 +10,16 @@ from alphaloop.tables.metadata import NOW, evidence_key, instant, metadata
 
 #: Wide keys first: a worker reads the rows of its own target, engine and drafts, and of nothing else.
 KEY: Final = (
-    "target_revision", "engine", "drafter", "draft_revision", "gate", "task", "segment", "sampling_bucket",
+    "target_revision",
+    "engine",
+    "drafter",
+    "draft_revision",
+    "gate",
+    "task",
+    "segment",
+    "sampling_bucket",
     "prompt_bucket",
-)  # fmt: skip
+)
 
 acceptance_state: Final = Table(
     "acceptance_state",
@@ -21,7 +28,7 @@ acceptance_state: Final = Table(
     instant("as_of", "When the last of its jobs ended: the moment at which the sums weigh"),
     Column("num_jobs", BigInteger, nullable=False, comment="Jobs ever added"),
     Column(
-        "memory",
+        "evidence",
         LargeBinary,
         nullable=False,
         comment="alphaloop.deciding.evidence.Memory, packed: the view evidence_now unpacks it",
@@ -45,7 +52,7 @@ exploration_budgets: Final = Table(
     Column("sampling_bucket", Text, primary_key=True, comment="Sampling settings it is for"),
     Column("balance", Double, nullable=False, comment="Tokens that exploration may still be expected to lose"),
     Column("control", Double, nullable=False, comment="Tokens that controls may still be expected to lose"),
-    Column("earned", Double, nullable=False, comment="Ever put by, both together"),
+    Column("accrued", Double, nullable=False, comment="Ever put by, both together"),
     Column("spent", Double, nullable=False, comment="Ever spent, both together"),
     instant("changed_at", "When a worker last changed it", server_default=NOW),
     comment="What a task may still lose to exploration and controls: one for all workers, kept over restarts",

@@ -35,16 +35,20 @@ def load() -> Run:
             step = engine.step()
             finished |= {generation.job_id: generation for generation in step.finished}
             draft_s, verify_s, overhead_s = (
-                draft_s + step.draft_s, verify_s + step.verify_s, overhead_s + step.overhead_s
-            )  # fmt: skip
+                draft_s + step.draft_s,
+                verify_s + step.verify_s,
+                overhead_s + step.overhead_s,
+            )
         in_order = [finished[job.job_id] for job in jobs]
         return {
             "tokens": [generation.token_ids for generation in in_order],
             "rounds": sum(generation.counts.rounds for generation in in_order),
             "accepts": sum(generation.counts.num_accepted for generation in in_order),
             "trials": sum(generation.counts.num_trials for generation in in_order),
-            "draft_s": draft_s, "verify_s": verify_s, "overhead_s": overhead_s,
-        }  # fmt: skip
+            "draft_s": draft_s,
+            "verify_s": verify_s,
+            "overhead_s": overhead_s,
+        }
 
     return run
 

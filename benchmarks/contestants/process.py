@@ -23,9 +23,13 @@ class Contestant:
             [python, "-m", f"benchmarks.contestants.{module}"] if python == sys.executable else [python, str(file)]
         )
         self._process = subprocess.Popen(
-            [*command, *arguments], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            [*command, *arguments],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
             text=True,
-        )  # fmt: skip
+        )
 
     def wait_until_ready(self) -> None:
         """Until the model is loaded."""

@@ -48,9 +48,14 @@ def load() -> Run:
             more["assistant_model"] = assistant
         with torch.inference_mode():
             output = model.generate(
-                token_ids, attention_mask=mask, max_new_tokens=request["max_tokens"], do_sample=False,
-                eos_token_id=end if request["stop_at_end"] else None, pad_token_id=pad, **more,
-            )  # fmt: skip
+                token_ids,
+                attention_mask=mask,
+                max_new_tokens=request["max_tokens"],
+                do_sample=False,
+                eos_token_id=end if request["stop_at_end"] else None,
+                pad_token_id=pad,
+                **more,
+            )
         return {"tokens": [row[longest:].tolist() for row in output]}
 
     return run

@@ -102,7 +102,7 @@ def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules
     best = played.oracle_ms(oracle)
     vanilla = float(played.fixed_ms(None, 0).sum())
     judge = _Judge(played, oracle, best, vanilla)
-    setting = Setting(scenario, device.points(scenario.believed), device, cache(partial(_best_lengths, played)), seed)
+    setting = Setting(scenario, device.points(scenario.inferred), device, cache(partial(_best_lengths, played)), seed)
     actions = {action_name(*action): action for action in scenario.actions}
     scores = {}
     for name in rules:
@@ -149,9 +149,15 @@ class _Judge:
         moments = np.maximum(np.linspace(0, len(excess), NUM_POINTS + 1).astype(int)[1:] - 1, 0)
         regret = np.cumsum(excess)[moments] / best
         return Score(
-            best / total, best / (total - excused), self._vanilla / total, share, lost / best, self._flaps(trace),
-            self._cold(trace), tuple(float(r) for r in regret),
-        )  # fmt: skip
+            best / total,
+            best / (total - excused),
+            self._vanilla / total,
+            share,
+            lost / best,
+            self._flaps(trace),
+            self._cold(trace),
+            tuple(float(r) for r in regret),
+        )
 
     def _flaps(self, trace: Trace) -> float:
         flaps = 0

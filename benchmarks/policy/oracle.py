@@ -54,8 +54,16 @@ def _expected(
         cell_of = np.full(num_batches, number)
         needed, drafts, noise = draw_rounds(scenario, tasks, cell_of, phase.batch, rng)
         block = Block(
-            0, phase, True, tasks, tuple(cell for cell, _, _ in cells), cell_of, needed, drafts, noise,
+            0,
+            phase,
+            True,
+            tasks,
+            tuple(cell for cell, _, _ in cells),
+            cell_of,
+            needed,
+            drafts,
+            noise,
             np.zeros(num_batches),
-        )  # fmt: skip
+        )
         rows.append([replay(block, device, scenario.draft_tokens, *action).ms.mean() for action in scenario.actions])
     return np.array(rows)

@@ -198,9 +198,7 @@ def _play_rounds(played: Played, rule: RoundRule) -> Trace:
             table, costs[block.step] = real_costs(stream.device, block, stream.scenario.draft_tokens)
             read[block.step] = read_ms(block, table, rule.drafter)
         rule.begin(batch, block.drafts[rule.drafter], index)
-        took = play_rounds(
-            block, costs[block.step], index, rule.drafter, lengths=rule.lengths, observe=rule.follow
-        )  # fmt: skip
+        took = play_rounds(block, costs[block.step], index, rule.drafter, lengths=rule.lengths, observe=rule.follow)
         ms.append(took + float(read[block.step][index]))
     none = np.zeros(len(ms), dtype=np.int64)
     return Trace(np.array(ms), none, none - 1)

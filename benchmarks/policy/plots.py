@@ -74,9 +74,15 @@ def goodput_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) ->
                 size = 7 if name == "ours" else 5
                 axes.plot([ratio.low, ratio.high], [y, y], color=COLOURS[name], linewidth=1.2)
                 axes.plot(
-                    [ratio.mean], [y], MARKERS[name], color=COLOURS[name], markersize=size, zorder=3 + (name == "ours"),
-                    label=LABELS.get(name, name) if y == 0 else None, markeredgewidth=1.6 if name == "vanilla" else 0,
-                )  # fmt: skip
+                    [ratio.mean],
+                    [y],
+                    MARKERS[name],
+                    color=COLOURS[name],
+                    markersize=size,
+                    zorder=3 + (name == "ours"),
+                    label=LABELS.get(name, name) if y == 0 else None,
+                    markeredgewidth=1.6 if name == "vanilla" else 0,
+                )
         axes.set_yticks(range(len(rows)), [scenario.name for scenario in rows])
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.axvline(1.0, color=MUTED, linewidth=0.8)
@@ -112,9 +118,14 @@ def _panel(axes: Axes, scenario: Scenario, scores: Scores) -> None:
         x = np.linspace(0, 1, len(mean) + 1)
         width = 2.0 if name == "ours" else 1.1
         axes.plot(
-            x, [0, *mean], color=COLOURS[name], linewidth=width, label=LABELS.get(name, name),
-            zorder=3 + (name == "ours"), linestyle=":" if name == "vanilla" else "-",
-        )  # fmt: skip
+            x,
+            [0, *mean],
+            color=COLOURS[name],
+            linewidth=width,
+            label=LABELS.get(name, name),
+            zorder=3 + (name == "ours"),
+            linestyle=":" if name == "vanilla" else "-",
+        )
         if name == "ours":
             low, high = np.percentile(lost, [2.5, 97.5], axis=0)
             axes.fill_between(x, [0, *low], [0, *high], color=COLOURS[name], alpha=0.15, linewidth=0)

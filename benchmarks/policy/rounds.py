@@ -210,9 +210,14 @@ class Round:
 
 
 def play_rounds(
-    block: Block, costs: Costs, index: int, drafter: str, *,
-    lengths: Callable[[Sequence[int], Sequence[int]], tuple[int, Sequence[int]]], observe: Callable[[Round], None],
-) -> float:  # fmt: skip
+    block: Block,
+    costs: Costs,
+    index: int,
+    drafter: str,
+    *,
+    lengths: Callable[[Sequence[int], Sequence[int]], tuple[int, Sequence[int]]],
+    observe: Callable[[Round], None],
+) -> float:
     """Decode one batch round by round; milliseconds without its prompts.
 
     `lengths(jobs, numbers)` says for the running jobs, which stand before their so-manieth round, how many tokens are

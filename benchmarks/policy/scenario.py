@@ -126,7 +126,7 @@ class Scenario(_Part):
     draft_tokens: dict[str, int]  #: drafter → longest draft
     tasks: dict[str, Task]
     phases: tuple[Phase, ...]
-    believed: dict[str, float] = {}  #: calibrated times over the true ones of the first phase
+    inferred: dict[str, float] = {}  #: calibrated times over the true ones of the first phase
     scored_free: tuple[str, ...] = ("lookup",)  #: drafters that finished texts are replayed to
     survival_more: int = 0  #: draft tokens beyond the best single k with which the survival rule does best
     new_task: str | None = None  #: the one whose cold start is judged

@@ -152,9 +152,15 @@ def draw_rounds(
 
 
 def _draw_block(
-    scenario: Scenario, phase: Phase, is_start: bool, tasks: dict[str, Task], num_jobs: int, time: tuple[float, float],
-    step: int, rng: np.random.Generator,
-) -> Block:  # fmt: skip
+    scenario: Scenario,
+    phase: Phase,
+    is_start: bool,
+    tasks: dict[str, Task],
+    num_jobs: int,
+    time: tuple[float, float],
+    step: int,
+    rng: np.random.Generator,
+) -> Block:
     cells = cells_of(tasks)
     num_batches = max(1, num_jobs // phase.batch)
     shares = np.array([share for _, share, _ in cells])

@@ -15,14 +15,14 @@ from alphaloop.kafka.records import Record
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings
 from benchmarks.workload.blocks import Block
-from worker import outcomes
-from worker.batching import batch_key
-from worker.claiming import ClaimedJob
-from worker.costs import LiveCosts
-from worker.deciding import Decider
+from worker.costs.live import LiveCosts
+from worker.deciding.decider import Decider
 from worker.engine import Engine, Generation, PreparedJob, Sampling
-from worker.intake import Delivery
-from worker.validation import ReadyJob
+from worker.intake.polling import Delivery
+from worker.intake.validation import ReadyJob
+from worker.jobs import outcomes
+from worker.jobs.batching import batch_key
+from worker.jobs.claiming import ClaimedJob
 
 ADAPTIVE: Final = "alphaloop"
 
@@ -74,9 +74,15 @@ class Contest:
     """
 
     def __init__(
-        self, engine: Engine, decider: Decider, costs: LiveCosts, statics: Sequence[Setting], *, max_tokens: int,
+        self,
+        engine: Engine,
+        decider: Decider,
+        costs: LiveCosts,
+        statics: Sequence[Setting],
+        *,
+        max_tokens: int,
         rng: random.Random,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine = engine
         self._decider = decider
         self._costs = costs
@@ -149,13 +155,11 @@ class Contest:
         now = datetime.now(UTC)
         self._decider.remember(
             [
-                outcomes.succeeded(
-                    _claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now
-                )
+                outcomes.succeeded(_claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now)
                 for generation in generations
                 for job, decision in [by_id[generation.job_id]]
             ]
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _played(

@@ -28,7 +28,7 @@ KEY = {
 PRIMARY_KEY = (
     "target_revision", "engine", "drafter", "draft_revision", "gate", "task", "segment", "sampling_bucket",
     "prompt_bucket",
-)  # fmt: skip
+)
 
 # Sums are never negative, so the sign bit of a double is 0, and its bits are a bigint's.
 UNPACK = """
@@ -59,7 +59,7 @@ VIEW = """
         sums[9 + half + 2 * positions:8 + half + 3 * positions] AS trials_lately,
         sums[9 + half + 3 * positions:8 + half + 4 * positions] AS accepts_lately
     FROM acceptance_state,
-        LATERAL (SELECT unpack_doubles(memory) AS sums) AS unpacked,
+        LATERAL (SELECT unpack_doubles(evidence) AS sums) AS unpacked,
         LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 8) / 9 AS positions) AS lengths
 """
 VIEW_COMMENTS = {
@@ -100,7 +100,7 @@ def upgrade() -> None:
         ),
         Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
         Column(
-            "memory",
+            "evidence",
             LargeBinary(),
             nullable=False,
             comment="alphaloop.deciding.evidence.Memory, packed: the view evidence_now unpacks it",
@@ -115,7 +115,7 @@ def upgrade() -> None:
         postgresql_with={"toast_tuple_target": 8160},
         comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
     )
-    op.execute("ALTER TABLE acceptance_state ALTER COLUMN memory SET STORAGE EXTERNAL")
+    op.execute("ALTER TABLE acceptance_state ALTER COLUMN evidence SET STORAGE EXTERNAL")
     op.create_index("ix_acceptance_state_changed_in", "acceptance_state", ["changed_in"])
     op.execute(UNPACK)
     op.execute(

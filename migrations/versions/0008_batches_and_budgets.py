@@ -44,7 +44,7 @@ def upgrade() -> None:
         Column("sampling_bucket", Text(), nullable=False, primary_key=True, comment="Sampling settings it is for"),
         Column("balance", Double(), nullable=False, comment="Tokens that exploration may still be expected to lose"),
         Column("control", Double(), nullable=False, comment="Tokens that controls may still be expected to lose"),
-        Column("earned", Double(), nullable=False, comment="Ever put by, both together"),
+        Column("accrued", Double(), nullable=False, comment="Ever put by, both together"),
         Column("spent", Double(), nullable=False, comment="Ever spent, both together"),
         Column(
             "changed_at",
@@ -71,5 +71,5 @@ def _name_reasons(now: int) -> None:
         op.alter_column(
             table, "reason", existing_type=Text(), existing_nullable=False, comment=comments[now],
             existing_comment=comments[1 - now],
-        )  # fmt: skip
+        )
     op.execute(text(f"COMMENT ON COLUMN decision_log.reason IS '{VIEW[now]}'"))

@@ -12,7 +12,7 @@ from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import OpenEvent
 from scheduler.counts import Counts
 from scheduler.estimates import Acceptance, Speed, acceptance, alpha_over_time, speed_of_jobs, speed_of_pairs
-from scheduler.facts import Choice, SentProbes
+from scheduler.facts import SentProbes, SettingInForce
 from scheduler.report.data import (
     DraftLine,
     DriftLine,
@@ -28,25 +28,39 @@ MAX_POINTS: Final = 24
 
 
 def build_report(
-    counts: Counts, choices: Mapping[str, Choice], drafts: Sequence[DraftRevision], events: Sequence[OpenEvent],
-    sent: SentProbes, *, opened: int, closed: int,
-) -> Report:  # fmt: skip
+    counts: Counts,
+    choices: Mapping[str, SettingInForce],
+    drafts: Sequence[DraftRevision],
+    events: Sequence[OpenEvent],
+    sent: SentProbes,
+    *,
+    opened: int,
+    closed: int,
+) -> Report:
     """Everything one run found, `events` being the drift that is open after it."""
     tasks = tuple(_task_line(counts, task, choices.get(task)) for task in sorted({*counts.tasks, *choices}))
     drift = tuple(
         DriftLine(
-            task=e.subject.task, drafter=e.subject.drafter, draft_revision=e.subject.draft_revision,
-            cause=e.cause, verdict=e.verdict, opened_at=e.opened_at,
+            task=e.subject.task,
+            drafter=e.subject.drafter,
+            draft_revision=e.subject.draft_revision,
+            cause=e.cause,
+            verdict=e.verdict,
+            opened_at=e.opened_at,
         )
         for e in events
-    )  # fmt: skip
+    )
     draft_lines = tuple(
         DraftLine(
-            drafter=d.drafter, draft_revision=d.draft_revision, target_revision=d.target_revision, status=d.status,
-            status_reason=d.status_reason, status_changed_at=d.status_changed_at,
+            drafter=d.drafter,
+            draft_revision=d.draft_revision,
+            target_revision=d.target_revision,
+            status=d.status,
+            status_reason=d.status_reason,
+            status_changed_at=d.status_changed_at,
         )
         for d in drafts
-    )  # fmt: skip
+    )
     return Report(
         created_at=counts.now,
         covers_from=counts.since,
@@ -58,8 +72,11 @@ def build_report(
         closed=closed,
         probes=tuple(
             ProbeLine(
-                task=due.task, drafter=due.drafter, num_draft_tokens=due.num_draft_tokens,
-                num_probes=sent.num_probes[due.task, due.drafter], last_probed=due.last_probed,
+                task=due.task,
+                drafter=due.drafter,
+                num_draft_tokens=due.num_draft_tokens,
+                num_probes=sent.num_probes[due.task, due.drafter],
+                last_probed=due.last_probed,
             )
             for due in sent.chosen
         ),
@@ -68,10 +85,10 @@ def build_report(
         num_probe_sets=sent.num_probe_sets,
         drafts=draft_lines,
         history=_history(counts),
-    )  # fmt: skip
+    )
 
 
-def _task_line(counts: Counts, task: str, choice: Choice | None) -> TaskLine:
+def _task_line(counts: Counts, task: str, choice: SettingInForce | None) -> TaskLine:
     num_jobs = sum(len(jobs) for stream, jobs in counts.streams.items() if stream.task == task)
     choice = choice or _choice_seen(counts, task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
@@ -112,7 +129,7 @@ def _evidence(counts: Counts, task: str, drafter: str) -> dict[str, object]:
     }
 
 
-def _choice_seen(counts: Counts, task: str) -> Choice | None:
+def _choice_seen(counts: Counts, task: str) -> SettingInForce | None:
     """What the newest job of a task was decoded with, where no decision is on record."""
     seen = [
         (job, stream)
@@ -125,7 +142,7 @@ def _choice_seen(counts: Counts, task: str) -> Choice | None:
         return None
     job, stream = max(seen, key=lambda s: s[0].decoded_at)
     mode = "speculative" if stream.drafter else "vanilla"
-    return Choice(mode, stream.drafter or None, job.num_draft_tokens, job.reason, "")
+    return SettingInForce(mode, stream.drafter or None, job.num_draft_tokens, job.reason, "")
 
 
 def _most_tried(counts: Counts, task: str) -> str | None:
@@ -149,7 +166,7 @@ def _history(counts: Counts) -> dict[str, tuple[HistoryPoint, ...]]:
         points = tuple(
             HistoryPoint(start=p.start, num_jobs=p.num_jobs, alpha_1=Estimate.of(p.alpha))
             for p in alpha_over_time(jobs, step)
-        )  # fmt: skip
+        )
         if points:
             found[task] = points
     return found

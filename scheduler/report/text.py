@@ -81,7 +81,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         aligned = (
             cell.rjust(width) if i in RIGHT else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )  # fmt: skip
+        )
         lines.append(gap.join(aligned))
     lines.insert(1, "-" * min(WIDTH, max(len(line.rstrip()) for line in lines)))
     return lines

@@ -57,9 +57,14 @@ def secured(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     }
     with EmbeddedKafka(kafka_home, folder / "kafka", properties=properties):
         yield KafkaSettings(
-            bootstrap_servers=f"127.0.0.1:{port}", security_protocol="SASL_SSL", sasl_mechanism="PLAIN",
-            sasl_username="alice", sasl_password=SecretStr(PASSWORD), ssl_ca_location=cert, session_timeout_ms=6000,
-        )  # fmt: skip
+            bootstrap_servers=f"127.0.0.1:{port}",
+            security_protocol="SASL_SSL",
+            sasl_mechanism="PLAIN",
+            sasl_username="alice",
+            sasl_password=SecretStr(PASSWORD),
+            ssl_ca_location=cert,
+            session_timeout_ms=6000,
+        )
 
 
 def test_the_right_password_produces_and_consumes(secured: KafkaSettings) -> None:

@@ -16,7 +16,7 @@ from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, lookup_decision, make_job
-from worker.calibration import calibrate, plan
+from worker.costs.calibration import calibrate, plan
 from worker.engine import Engine, Generation, Sampling
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)

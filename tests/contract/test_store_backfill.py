@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import SUMS, EvidenceSums
-from alphaloop.deciding.memory import Memory
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.backfill import fill_from_hours
@@ -35,15 +35,15 @@ def write(database: Database, runs: list[DecodeRun]) -> None:
         insert_runs(connection, [(f"job-{number}", 1, run) for number, run in enumerate(runs)])
 
 
-def remembered(database: Database) -> dict[EvidenceKey, Memory]:
-    return {row.key: row.memory for row in AcceptanceStateStore(database).look(TARGET, ENGINE, SERVED).rows}
+def evidence_cache(database: Database) -> dict[EvidenceKey, KeyEvidence]:
+    return {row.key: row.evidence for row in AcceptanceStateStore(database).look(TARGET, ENGINE, SERVED).rows}
 
 
-def in_turn(runs: list[DecodeRun]) -> Memory:
-    memory = Memory.empty(runs[0].decoded_at)
+def in_turn(runs: list[DecodeRun]) -> KeyEvidence:
+    evidence = KeyEvidence.empty(runs[0].decoded_at)
     for run in runs:
-        memory = memory.with_job(run.evidence, HALF_LIFE)
-    return memory
+        evidence = evidence.with_job(run.evidence, HALF_LIFE)
+    return evidence
 
 
 def assert_near(found: EvidenceSums, expected: EvidenceSums, *, rel: float) -> None:
@@ -64,28 +64,29 @@ def test_jobs_of_a_day_are_remembered_as_if_they_had_been_added_one_by_one(
             runs.append(decode_run(counts, at=NOW - timedelta(hours=23 - hour, minutes=59 - minute)))
     write(database, runs)
     assert fill_from_hours(database, HALF_LIFE, NOW) == 1
-    ((key, memory),) = remembered(database).items()
+    ((key, evidence),) = evidence_cache(database).items()
     assert key == runs[0].key
     expected = in_turn(runs)
-    until = max(memory.all.as_of, expected.all.as_of)
-    memory, expected = memory.faded(until, HALF_LIFE), expected.faded(until, HALF_LIFE)
-    assert_near(memory.all, expected.all, rel=0.02)
-    assert memory.lately.jobs == pytest.approx(expected.lately.jobs, rel=0.1)
-    assert memory.lately.accepts[0] / memory.lately.trials[0] == pytest.approx(0.8, abs=0.2)
+    until = max(evidence.all.as_of, expected.all.as_of)
+    evidence, expected = evidence.faded(until, HALF_LIFE), expected.faded(until, HALF_LIFE)
+    assert_near(evidence.all, expected.all, rel=0.02)
+    assert evidence.recent.jobs == pytest.approx(expected.recent.jobs, rel=0.1)
+    assert evidence.recent.accepts[0] / evidence.recent.trials[0] == pytest.approx(0.8, abs=0.2)
 
 
 def test_keys_stay_apart_and_controls_stay_out(database: Database, rng: random.Random) -> None:
     counts = simulated_counts(rng, [0.5, 0.5], 10)
     runs = [
-        decode_run(counts, at=NOW), decode_run(counts, at=NOW, purpose=Purpose.PROBE),
+        decode_run(counts, at=NOW),
+        decode_run(counts, at=NOW, purpose=Purpose.PROBE),
         decode_run(counts, at=NOW, task="chat", prompt_bucket="<=1024"),
         decode_run(vanilla_counts(7), mode=Mode.VANILLA, at=NOW),
         decode_run(vanilla_counts(7), mode=Mode.VANILLA, purpose=Purpose.CONTROL, task="chat", at=NOW),
         decode_run(counts, task="old", at=NOW - timedelta(days=40)),
-    ]  # fmt: skip
+    ]
     write(database, runs)
     fill_from_hours(database, HALF_LIFE, NOW)
-    found = {key: memory.all.jobs for key, memory in remembered(database).items()}
+    found = {key: evidence.all.jobs for key, evidence in evidence_cache(database).items()}
     assert found == pytest.approx({runs[0].key: 2.0, runs[2].key: 1.0, runs[3].key: 1.0})
 
 
@@ -96,10 +97,10 @@ def test_one_job_is_remembered_exactly(database: Database, rng: random.Random) -
             run = decode_run(counts, at=NOW + timedelta(seconds=number))
             insert_runs(connection, [("a", 1, run)])
         fill_from_hours(database, HALF_LIFE, NOW)
-        (memory,) = remembered(database).values()
-        job = run.evidence.faded(memory.all.as_of, timedelta(days=10**6))
-        assert memory.lately == memory.all
-        assert_near(memory.all, job, rel=1e-6)
+        (evidence,) = evidence_cache(database).values()
+        job = run.evidence.faded(evidence.all.as_of, timedelta(days=10**6))
+        assert evidence.recent == evidence.all
+        assert_near(evidence.all, job, rel=1e-6)
 
 
 def test_busy_hours_long_ago_do_not_count_as_recent(database: Database, rng: random.Random) -> None:
@@ -107,9 +108,9 @@ def test_busy_hours_long_ago_do_not_count_as_recent(database: Database, rng: ran
     runs += [decode_run(simulated_counts(rng, [0.9], 10), at=NOW) for _ in range(100)]
     write(database, runs)
     fill_from_hours(database, HALF_LIFE, NOW)
-    (memory,) = remembered(database).values()
-    assert memory.lately.jobs < 40
-    assert memory.lately.accepts[0] / memory.lately.trials[0] > 0.8
+    (evidence,) = evidence_cache(database).values()
+    assert evidence.recent.jobs < 40
+    assert evidence.recent.accepts[0] / evidence.recent.trials[0] > 0.8
 
 
 def test_it_is_done_once_and_only_where_it_is_needed(database: Database, rng: random.Random) -> None:

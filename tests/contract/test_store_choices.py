@@ -20,7 +20,7 @@ from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.choice_figures import ChoiceFigures, Weighed
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import NOT_A_CHOICE, Choice, DecisionLog
+from alphaloop.store.decisions import NOT_A_CHOICE, DecisionLog, DraftSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 
 pytestmark = pytest.mark.postgres
@@ -57,10 +57,12 @@ def test_costs_of_another_device_engine_target_or_draft_are_not_mine(database: D
 def test_every_kind_of_point_comes_back_as_it_was_stored(database: Database) -> None:
     costs, drafters = CostStore(database), {"lookup": "r1"}
     points = (
-        CostPoint(None, 1, 1, 30.0, 5), CostPoint(None, 1, 1, 36.1, 5, 2048),
-        CostPoint(None, 1, 512, 101.7, 3, 0, CostKind.PREFILL), CostPoint("lookup", 4, 9, 0.1, 5, 2048),
+        CostPoint(None, 1, 1, 30.0, 5),
+        CostPoint(None, 1, 1, 36.1, 5, 2048),
+        CostPoint(None, 1, 512, 101.7, 3, 0, CostKind.PREFILL),
+        CostPoint("lookup", 4, 9, 0.1, 5, 2048),
         CostPoint("lookup", 1, 512, 0.2, 3, 0, CostKind.PREFILL),
-    )  # fmt: skip
+    )
     costs.save("cpu", "e", "t", drafters, points)
     assert set(costs.load("cpu", "e", "t", drafters).points) == set(points)
 
@@ -103,10 +105,10 @@ def test_only_changes_are_logged(database: Database) -> None:
     assert told == [True, False, True, False, True, False, True]
     changes = log.latest("code")
     assert [(change.before, change.after) for change in changes[::-1]] == [
-        (None, Choice("vanilla", None, 0)),
-        (Choice("vanilla", None, 0), Choice("speculative", "lookup", 4)),
-        (Choice("speculative", "lookup", 4), Choice("speculative", "lookup", 3)),
-        (Choice("speculative", "lookup", 3), Choice("vanilla", None, 0)),
+        (None, DraftSetting("vanilla", None, 0)),
+        (DraftSetting("vanilla", None, 0), DraftSetting("speculative", "lookup", 4)),
+        (DraftSetting("speculative", "lookup", 4), DraftSetting("speculative", "lookup", 3)),
+        (DraftSetting("speculative", "lookup", 3), DraftSetting("vanilla", None, 0)),
     ]
     assert (changes[1].reason, changes[1].explanation, changes[1].batch) == ("faster", "1.7x vanilla expected", 4)
     assert log.latest("code", limit=1) == changes[:1]

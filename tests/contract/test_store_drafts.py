@@ -13,9 +13,7 @@ FIGURES = {"alpha_by_position": [0.5, 0.4], "overlap": 0.37}
 
 
 def register(drafts: DraftRegistry, *, trained_on: str = "3 texts") -> DraftStatus:
-    return drafts.register_trained(
-        "small", "d1", "t1", parent_revision="t1", trained_on=trained_on, figures=FIGURES
-    )  # fmt: skip
+    return drafts.register_trained("small", "d1", "t1", parent_revision="t1", trained_on=trained_on, figures=FIGURES)
 
 
 def test_a_trained_draft_is_a_candidate_with_its_figures(database: Database) -> None:

@@ -36,9 +36,16 @@ def history(database: Database, rng: random.Random) -> History:
 def probe_run(position: int, purpose: str = "probe", *, at: datetime = NOW, probe_set: str = "v") -> ProbeRun:
     drafter = "lookup" if purpose == "probe" else None
     return ProbeRun(
-        f"{purpose}-{position}-{at.isoformat()}", "measure", at, "code", probe_set, position, purpose, drafter,
+        f"{purpose}-{position}-{at.isoformat()}",
+        "measure",
+        at,
+        "code",
+        probe_set,
+        position,
+        purpose,
+        drafter,
         3 if drafter else None,
-    )  # fmt: skip
+    )
 
 
 class TestProbeSets:

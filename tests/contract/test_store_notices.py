@@ -17,7 +17,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.notices import Listener
-from worker.watch import Watch
+from worker.deciding.watch import Watch
 
 pytestmark = pytest.mark.postgres
 

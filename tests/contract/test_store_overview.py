@@ -61,8 +61,12 @@ def fill(database: Database, rng: random.Random) -> Database:
         claim_request(job_id, task=run.key.task, purpose=Purpose(run.purpose), batch_id="night")
         for job_id, run in zip(ids, runs, strict=True)
     ]
-    jobs.claim([*requests, claim_request("bad"), claim_request("nul"), claim_request("running")], owner="w1",
-               lease_s=60, max_attempts=3)  # fmt: skip
+    jobs.claim(
+        [*requests, claim_request("bad"), claim_request("nul"), claim_request("running")],
+        owner="w1",
+        lease_s=60,
+        max_attempts=3,
+    )
     done = [outcome(i, text="NUL \x00", task=run.key.task, run=run) for i, run in zip(ids, runs, strict=True)]
     plain = runs[-1]
     lookup = replace(plain.key, drafter="lookup", draft_revision="draft-1")

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.memory import Memory
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, ShadowRun, insert_runs
@@ -36,19 +36,19 @@ def write(database: Database, runs: list[DecodeRun]) -> None:
             add_jobs(connection, [(run.key, run.evidence)], HALF_LIFE)
 
 
-def remembered(database: Database, task: str) -> dict[EvidenceKey, Memory]:
-    return {row.key: row.memory for row in AcceptanceStateStore(database).of_task(task)}
+def evidence_cache(database: Database, task: str) -> dict[EvidenceKey, KeyEvidence]:
+    return {row.key: row.evidence for row in AcceptanceStateStore(database).of_task(task)}
 
 
 def test_the_hour_that_was_open_is_made_again_job_by_job(database: Database, rng: random.Random) -> None:
     write(database, some_runs(rng, "code", NOON))
-    then = remembered(database, "code")
+    then = evidence_cache(database, "code")
     write(database, some_runs(rng, "code", NOON + 30 * MINUTE))
     past = PastStore(database)
-    assert past.memories(TARGET, ENGINE, NOON + 25 * MINUTE, HALF_LIFE, task="code") == then
-    assert past.memories(TARGET, ENGINE, NOON + 55 * MINUTE, HALF_LIFE) == remembered(database, "code")
-    assert past.memories(TARGET, ENGINE, NOON - MINUTE, HALF_LIFE, task="code") == {}
-    assert past.memories("another", ENGINE, NOON + 55 * MINUTE, HALF_LIFE, task="code") == {}
+    assert past.evidence_by_key(TARGET, ENGINE, NOON + 25 * MINUTE, HALF_LIFE, task="code") == then
+    assert past.evidence_by_key(TARGET, ENGINE, NOON + 55 * MINUTE, HALF_LIFE) == evidence_cache(database, "code")
+    assert past.evidence_by_key(TARGET, ENGINE, NOON - MINUTE, HALF_LIFE, task="code") == {}
+    assert past.evidence_by_key("another", ENGINE, NOON + 55 * MINUTE, HALF_LIFE, task="code") == {}
 
 
 def test_hours_that_are_over_are_made_again_from_their_sums(database: Database, rng: random.Random) -> None:
@@ -57,13 +57,13 @@ def test_hours_that_are_over_are_made_again_from_their_sums(database: Database, 
         write(database, some_runs(rng, task, NOON - 180 * MINUTE))
         write(database, some_runs(rng, task, NOON))
     until = NOON + 90 * MINUTE
-    found = PastStore(database).memories(TARGET, ENGINE, until, HALF_LIFE, task="code")
-    ((key, memory),) = remembered(database, "code").items()
-    again, exact = (one.all.faded(until, HALF_LIFE) for one in (found[key], memory))
+    found = PastStore(database).evidence_by_key(TARGET, ENGINE, until, HALF_LIFE, task="code")
+    ((key, evidence),) = evidence_cache(database, "code").items()
+    again, exact = (one.all.faded(until, HALF_LIFE) for one in (found[key], evidence))
     assert again.jobs == pytest.approx(exact.jobs, rel=0.01)
     for name in ("trials", "accepts", "chances", "proposed"):
         assert getattr(again, name) == pytest.approx(getattr(exact, name), rel=0.01)
-    (other,) = (memory for place, memory in found.items() if place.task == "chat")
+    (other,) = (evidence for place, evidence in found.items() if place.task == "chat")
     assert other.all.faded(until, HALF_LIFE).jobs == pytest.approx(exact.jobs, rel=0.1)
 
 

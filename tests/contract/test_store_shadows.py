@@ -34,9 +34,13 @@ def record(database: Database, rng: random.Random, num_jobs: int, at: datetime) 
         run = decode_run(vanilla_counts(NUM_OUTPUT), mode=Mode.VANILLA, at=at)
         counts = simulated_counts(rng, [0.8, 0.5], 10)
         shadow = ShadowRun(
-            replace(run.key, drafter="lookup", draft_revision="draft-1"), 2, counts, run.num_prompt_tokens,
-            run.num_tokens, run.decoded_at,
-        )  # fmt: skip
+            replace(run.key, drafter="lookup", draft_revision="draft-1"),
+            2,
+            counts,
+            run.num_prompt_tokens,
+            run.num_tokens,
+            run.decoded_at,
+        )
         outcomes.record([replace(outcome(job_id, run=run), shadows=(shadow,))], owner="w1")
         found.append(counts)
     return found
@@ -72,9 +76,14 @@ def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Databa
     run = decode_run(simulated_counts(rng, [0.8, 0.5], 10))
     chances = (run.counts.trials[0], run.counts.trials[1], 0, 0)
     shadow = ShadowRun(
-        replace(run.key, drafter="gated", draft_revision="draft-1"), 4, run.counts, run.num_prompt_tokens,
-        run.num_tokens, run.decoded_at, chances,
-    )  # fmt: skip
+        replace(run.key, drafter="gated", draft_revision="draft-1"),
+        4,
+        run.counts,
+        run.num_prompt_tokens,
+        run.num_tokens,
+        run.decoded_at,
+        chances,
+    )
     OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1")
     look = AcceptanceStateStore(database).look(TARGET, run.key.engine, {"gated": "draft-1"})
     (row,) = (row for row in look.rows if row.pair.drafter == "gated")
@@ -100,9 +109,13 @@ def test_a_lost_claim_adds_no_shadow(database: Database, rng: random.Random) -> 
     record(database, rng, 1, datetime.now(UTC))
     run = decode_run(vanilla_counts(9), mode=Mode.VANILLA)
     shadow = ShadowRun(
-        replace(run.key, drafter="lookup", draft_revision="draft-1"), 2, simulated_counts(rng, [0.5], 3), 1, 9,
+        replace(run.key, drafter="lookup", draft_revision="draft-1"),
+        2,
+        simulated_counts(rng, [0.5], 3),
+        1,
+        9,
         run.decoded_at,
-    )  # fmt: skip
+    )
     assert OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1") == []
     with database.begin() as connection:
         assert connection.execute(text("SELECT num_jobs FROM acceptance_hourly WHERE mode = 'shadow'")).all() == [(1,)]

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import SUMS, EvidenceSums
-from alphaloop.deciding.memory import Memory
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, together
@@ -23,7 +23,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.packed_memory import pack, unpack
+from alphaloop.store.packed_evidence import pack, unpack
 from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
@@ -47,12 +47,12 @@ def record(database: Database, *runs: DecodeRun, half_life: timedelta = HALF_LIF
     assert len(OutcomeStore(database, half_life=half_life).record(recorded, owner="w")) == len(runs)
 
 
-def remembered(state: AcceptanceStateStore) -> dict[EvidenceKey, Memory]:
-    return {row.key: row.memory for row in state.look(TARGET, ENGINE, SERVED).rows}
+def evidence_cache(state: AcceptanceStateStore) -> dict[EvidenceKey, KeyEvidence]:
+    return {row.key: row.evidence for row in state.look(TARGET, ENGINE, SERVED).rows}
 
 
-def assert_same(found: Memory, expected: Memory) -> None:
-    for sums, others in ((found.all, expected.all), (found.lately, expected.lately)):
+def assert_same(found: KeyEvidence, expected: KeyEvidence) -> None:
+    for sums, others in ((found.all, expected.all), (found.recent, expected.recent)):
         assert sums.as_of == others.as_of
         for name in SUMS:
             one, other = getattr(sums, name), getattr(others, name)
@@ -91,18 +91,18 @@ def test_rows_hold_what_the_same_jobs_give_in_memory(
     database: Database, state: AcceptanceStateStore, rng: random.Random
 ) -> None:
     """Of batches in any order of time, new keys and old ones, and k that grows and shrinks."""
-    expected: dict[EvidenceKey, Memory] = {}
+    expected: dict[EvidenceKey, KeyEvidence] = {}
     num_jobs: dict[EvidenceKey, int] = {}
     for batch in random_runs(rng, 25):
         record(database, *batch)
         for key, jobs in by_key(batch).items():
             added = together(jobs, HALF_LIFE)
-            expected[key] = expected.get(key, Memory.empty(added.as_of)).with_job(added, HALF_LIFE)
+            expected[key] = expected.get(key, KeyEvidence.empty(added.as_of)).with_job(added, HALF_LIFE)
             num_jobs[key] = num_jobs.get(key, 0) + len(jobs)
-    found = remembered(state)
+    found = evidence_cache(state)
     assert found.keys() == expected.keys()
-    for key, memory in expected.items():
-        assert_same(found[key], memory)
+    for key, evidence in expected.items():
+        assert_same(found[key], evidence)
     assert {row.key: row.num_jobs for row in state.look(TARGET, ENGINE, SERVED).rows} == num_jobs
 
 
@@ -114,17 +114,17 @@ def test_the_sum_of_everything_does_not_depend_on_the_order(
     runs = [decode_run(vanilla_counts(rng.randint(2, 50)), mode=Mode.VANILLA, at=at) for at in times]
     for run in runs:
         record(database, run)
-    for key, memory in remembered(state).items():
+    for key, evidence in evidence_cache(state).items():
         whole = together(by_key(runs)[key], HALF_LIFE)
-        assert_same(Memory(memory.all, whole), Memory(whole, whole))
+        assert_same(KeyEvidence(evidence.all, whole), KeyEvidence(whole, whole))
 
 
 def test_controls_are_no_evidence_and_probes_are(database: Database, state: AcceptanceStateStore) -> None:
     record(database, decode_run(vanilla_counts(9), mode=Mode.VANILLA, purpose=Purpose.CONTROL))
-    assert remembered(state) == {}
+    assert evidence_cache(state) == {}
     probe = decode_run(simulated_counts(random.Random(1), [0.5], 5), purpose=Purpose.PROBE)
     record(database, probe)
-    assert remembered(state).keys() == {probe.key}
+    assert evidence_cache(state).keys() == {probe.key}
 
 
 def test_an_outcome_that_is_not_recorded_is_not_remembered(database: Database, state: AcceptanceStateStore) -> None:
@@ -133,7 +133,7 @@ def test_an_outcome_that_is_not_recorded_is_not_remembered(database: Database, s
     with pytest.raises(StoreError, match="tokens_add_up"):
         OutcomeStore(database).record([outcome("a", run=wrong)], owner="w")
     assert OutcomeStore(database).record([outcome("a", 2, run=wrong)], owner="w") == []
-    assert remembered(state) == {}
+    assert evidence_cache(state) == {}
 
 
 def test_another_half_life_holds_from_then_on(database: Database, state: AcceptanceStateStore) -> None:
@@ -142,22 +142,25 @@ def test_another_half_life_holds_from_then_on(database: Database, state: Accepta
     record(database, run)
     record(database, replace(run, decoded_at=NOW + timedelta(days=3)))
     record(database, replace(run, decoded_at=NOW + timedelta(days=4)), half_life=timedelta(days=1))
-    (memory,) = remembered(state).values()
+    (evidence,) = evidence_cache(state).values()
     weights = (0.25, 0.5, 1.0)
-    assert memory.all.jobs == pytest.approx(sum(weights))
-    assert memory.all.jobs_w2 == pytest.approx(sum(w * w for w in weights))
+    assert evidence.all.jobs == pytest.approx(sum(weights))
+    assert evidence.all.jobs_w2 == pytest.approx(sum(w * w for w in weights))
 
 
 def test_a_look_finds_what_is_served_and_nothing_else(database: Database, state: AcceptanceStateStore) -> None:
     counts = simulated_counts(random.Random(1), [0.5], 5)
     served = [
-        decode_run(counts), decode_run(counts, task="chat", segment="gold"),
+        decode_run(counts),
+        decode_run(counts, task="chat", segment="gold"),
         decode_run(vanilla_counts(3), mode=Mode.VANILLA),
-    ]  # fmt: skip
+    ]
     others = [
-        decode_run(counts, target="target-2"), decode_run(counts, engine="engine-2"),
-        decode_run(counts, revision="draft-2"), decode_run(counts, drafter="small", revision="draft-1"),
-    ]  # fmt: skip
+        decode_run(counts, target="target-2"),
+        decode_run(counts, engine="engine-2"),
+        decode_run(counts, revision="draft-2"),
+        decode_run(counts, drafter="small", revision="draft-1"),
+    ]
     record(database, *served, *others)
     look = state.look(TARGET, ENGINE, SERVED)
     assert look.is_all
@@ -208,7 +211,7 @@ def test_workers_that_share_keys_lose_nothing_and_do_not_deadlock(
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(work, order) for order in (tasks, tasks[::-1], tasks[2:] + tasks[:2])]:
             future.result(60)
-    found = {key.task: memory.all.jobs for key, memory in remembered(state).items()}
+    found = {key.task: evidence.all.jobs for key, evidence in evidence_cache(state).items()}
     halves = {tasks[0]: 1, tasks[-1]: 1, tasks[2]: 1}
     expected = {task: 3.0 * rounds - halves.get(task, 0) * rounds / 2 for task in tasks}
     assert found == pytest.approx(expected)
@@ -233,7 +236,7 @@ def test_keys_are_locked_in_one_order_whatever_order_runs_come_in(
             wait_until_blocked(database)
             assert set(connection.execute(lock, {"tasks": ["b", "c"]}).scalars()) == {"b", "c"}
         waiting.result(30)
-    assert {key.task: memory.all.jobs for key, memory in remembered(state).items()} == pytest.approx(
+    assert {key.task: evidence.all.jobs for key, evidence in evidence_cache(state).items()} == pytest.approx(
         dict.fromkeys("abc", 2.0), rel=1e-3
     )
 
@@ -242,7 +245,7 @@ def test_what_nobody_adds_to_any_more_is_dropped(database: Database, state: Acce
     for task, days in (("old", 100), ("young", 10)):
         record(database, decode_run(vanilla_counts(3), mode=Mode.VANILLA, task=task, at=NOW - timedelta(days=days)))
     assert state.drop_before(NOW - timedelta(days=90)) == 1
-    assert [key.task for key in remembered(state)] == ["young"]
+    assert [key.task for key in evidence_cache(state)] == ["young"]
 
 
 def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateStore, rng: random.Random) -> None:
@@ -251,22 +254,22 @@ def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateSto
     names = ("trials", "accepts", "trials_lately", "accepts_lately")
     with database.begin() as connection:
         rows = connection.execute(text("SELECT * FROM evidence_now")).all()
-    found = remembered(state)
+    found = evidence_cache(state)
     assert len(rows) == len(found)
     for row in rows:
         key = EvidenceKey(**{name: getattr(row, name) for name in EvidenceKey.__slots__})
-        memory = found[key]
-        assert (row.jobs, row.jobs_lately, row.rounds) == (memory.all.jobs, memory.lately.jobs, memory.all.rounds)
-        assert row.mean_output_tokens == pytest.approx(memory.all.mean_output_tokens)
-        lists = [memory.all.trials, memory.all.accepts, memory.lately.trials, memory.lately.accepts]
+        evidence = found[key]
+        assert (row.jobs, row.jobs_lately, row.rounds) == (evidence.all.jobs, evidence.recent.jobs, evidence.all.rounds)
+        assert row.mean_output_tokens == pytest.approx(evidence.all.mean_output_tokens)
+        lists = [evidence.all.trials, evidence.all.accepts, evidence.recent.trials, evidence.recent.accepts]
         assert [list(getattr(row, name)) for name in names] == [list(values) for values in lists]
 
 
 def test_bytes_that_no_memory_packs_to_are_refused() -> None:
-    memory = Memory.empty(NOW)
-    assert unpack(b"", NOW) == unpack(pack(memory), NOW) == memory
+    evidence = KeyEvidence.empty(NOW)
+    assert unpack(b"", NOW) == unpack(pack(evidence), NOW) == evidence
     with pytest.raises(StoreError, match="found 136 bytes"):
-        unpack(pack(memory) + bytes(8), NOW)
+        unpack(pack(evidence) + bytes(8), NOW)
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 12, 64])
@@ -275,5 +278,5 @@ def test_drafts_of_every_length_fit(
 ) -> None:
     run = decode_run(simulated_counts(rng, [0.97] * num_draft_tokens, 40), at=NOW)
     record(database, run)
-    (memory,) = remembered(state).values()
-    assert_same(memory, Memory.empty(NOW).with_job(run.evidence, HALF_LIFE))
+    (evidence,) = evidence_cache(state).values()
+    assert_same(evidence, KeyEvidence.empty(NOW).with_job(run.evidence, HALF_LIFE))

@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
-from alphaloop.deciding.decision import Choice, Decision, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import StoreUnavailable
@@ -31,12 +31,12 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import claim_request, outcome, simulated_counts, vanilla_counts
-from worker.batching import BatchKey, batch_key
-from worker.choices import BatchKind, Budgets, Choices
-from worker.costs import open_costs
-from worker.deciding import Decider
+from worker.costs.live import open_costs
+from worker.deciding.decider import Decider
+from worker.deciding.evidence_cache import EvidenceCache
+from worker.deciding.incumbents import BatchKind, Budgets, Incumbents
 from worker.engine import PreparedJob, Sampling
-from worker.remembered import Remembered
+from worker.jobs.batching import BatchKey, batch_key
 
 pytestmark = pytest.mark.postgres
 
@@ -51,25 +51,39 @@ class Worker:
     """What assembly.py makes of a decider, and what it remembers."""
 
     def __init__(
-        self, database: Database, seed: int, limits: PolicyLimits = NO_EXPLORATION, *, earned_every_s: float = 0.0
+        self, database: Database, seed: int, limits: PolicyLimits = NO_EXPLORATION, *, accrued_every_s: float = 0.0
     ) -> None:
         self.now_s = 1000.0
         identity = ENGINE.identity
-        self.remembered = Remembered(
-            AcceptanceStateStore(database), DraftRegistry(database), target_revision=identity.target_revision,
-            engine=identity.engine, drafters={LOOKUP.name: LOOKUP.revision}, half_life=HALF_LIFE,
-        )  # fmt: skip
-        self.remembered.look()
-        self.choices = Choices(DecisionLog(database), identity, "w")
+        self.evidence_cache = EvidenceCache(
+            AcceptanceStateStore(database),
+            DraftRegistry(database),
+            target_revision=identity.target_revision,
+            engine=identity.engine,
+            drafters={LOOKUP.name: LOOKUP.revision},
+            half_life=HALF_LIFE,
+        )
+        self.evidence_cache.look()
+        self.incumbents = Incumbents(DecisionLog(database), identity, "w")
         self.budgets = Budgets(
-            BudgetStore(database), HistoryStore(database), self.remembered, identity, {LOOKUP.name: LOOKUP.revision},
-            earned_every_s=earned_every_s, clock=lambda: self.now_s,
-        )  # fmt: skip
+            BudgetStore(database),
+            HistoryStore(database),
+            self.evidence_cache,
+            identity,
+            {LOOKUP.name: LOOKUP.revision},
+            accrued_every_s=accrued_every_s,
+            clock=lambda: self.now_s,
+        )
         self.decider = Decider(
-            ENGINE, self.remembered, self.choices, self.budgets,
-            costs=open_costs(WorkerSettings(calibration_samples=1), ENGINE, CostStore(database)), limits=limits,
-            now=lambda: datetime.now(UTC), rng=random.Random(seed),
-        )  # fmt: skip
+            ENGINE,
+            self.evidence_cache,
+            self.incumbents,
+            self.budgets,
+            costs=open_costs(WorkerSettings(calibration_samples=1), ENGINE, CostStore(database)),
+            limits=limits,
+            now=lambda: datetime.now(UTC),
+            rng=random.Random(seed),
+        )
 
     def decide(self, task: str, num_jobs: int = 2) -> Decision:
         key, jobs = asked(task, num_jobs)
@@ -91,23 +105,45 @@ def asked(
 
 
 def run(
-    task: str, rng: random.Random, alpha: float | None, *, at: datetime | None = None, num_prompt_tokens: int = 40,
+    task: str,
+    rng: random.Random,
+    alpha: float | None,
+    *,
+    at: datetime | None = None,
+    num_prompt_tokens: int = 40,
     segment: str = "",
-) -> DecodeRun:  # fmt: skip
+) -> DecodeRun:
     """A traffic job of this engine; without an alpha, decoded vanilla."""
     speculative = alpha is not None
     counts = simulated_counts(rng, [alpha] * 4, 20) if alpha is not None else vanilla_counts(50)
     identity = ENGINE.identity
     key = EvidenceKey(
-        task, identity.target_revision, identity.engine, "greedy", prompt_bucket(num_prompt_tokens), segment,
-        LOOKUP.name if speculative else "", LOOKUP.revision if speculative else "",
-    )  # fmt: skip
+        task,
+        identity.target_revision,
+        identity.engine,
+        "greedy",
+        prompt_bucket(num_prompt_tokens),
+        segment,
+        LOOKUP.name if speculative else "",
+        LOOKUP.revision if speculative else "",
+    )
     return DecodeRun(
-        key=key, purpose="traffic", mode=Mode.SPECULATIVE if speculative else Mode.VANILLA,
-        num_draft_tokens=4 if speculative else 0, reason="faster", device=identity.device, counts=counts,
-        num_prompt_tokens=num_prompt_tokens, num_tokens=counts.num_tokens, batch_size=1, queue_s=0.0,
-        time_to_first_token_s=0.1, wall_s=1.0, device_s=1.0, decoded_at=at or datetime.now(UTC),
-    )  # fmt: skip
+        key=key,
+        purpose="traffic",
+        mode=Mode.SPECULATIVE if speculative else Mode.VANILLA,
+        num_draft_tokens=4 if speculative else 0,
+        reason="faster",
+        device=identity.device,
+        counts=counts,
+        num_prompt_tokens=num_prompt_tokens,
+        num_tokens=counts.num_tokens,
+        batch_size=1,
+        queue_s=0.0,
+        time_to_first_token_s=0.1,
+        wall_s=1.0,
+        device_s=1.0,
+        decoded_at=at or datetime.now(UTC),
+    )
 
 
 def record(database: Database, *runs: DecodeRun) -> list[Outcome]:
@@ -222,14 +258,16 @@ def test_segments_that_do_not_differ_are_decided_together(database: Database, se
 def test_a_restarted_worker_goes_on_with_the_choice_that_was_logged(database: Database, seed: int) -> None:
     identity, log = ENGINE.identity, DecisionLog(database)
     kind = BatchKind("code", "greedy", "<=256", 2)
-    assert Choices(log, identity, "w").incumbent(kind) is None
-    chosen = Decision(Mode.SPECULATIVE, LOOKUP.name, LOOKUP.revision, 3, Reason.FASTER, "", kept=Choice(LOOKUP.name, 3))
-    before = Choices(log, identity, "w")
+    assert Incumbents(log, identity, "w").incumbent(kind) is None
+    chosen = Decision(
+        Mode.SPECULATIVE, LOOKUP.name, LOOKUP.revision, 3, Reason.FASTER, "", kept=DraftSetting(LOOKUP.name, 3)
+    )
+    before = Incumbents(log, identity, "w")
     before.keep(kind, chosen)
-    explored = Decision(Mode.VANILLA, None, None, 0, Reason.CONTROL, "", kept=Choice(LOOKUP.name, 3))
+    explored = Decision(Mode.VANILLA, None, None, 0, Reason.CONTROL, "", kept=DraftSetting(LOOKUP.name, 3))
     before.keep(kind, explored)
-    assert before.incumbent(kind) == Choices(log, identity, "w2").incumbent(kind) == Choice(LOOKUP.name, 3)
-    assert Choices(log, identity, "w2").incumbent(kind._replace(task="chat")) is None
+    assert before.incumbent(kind) == Incumbents(log, identity, "w2").incumbent(kind) == DraftSetting(LOOKUP.name, 3)
+    assert Incumbents(log, identity, "w2").incumbent(kind._replace(task="chat")) is None
     assert len(log.latest("code")) == 1
 
 
@@ -255,14 +293,14 @@ def test_what_was_saved_up_outlives_a_worker_and_is_spent_once(
     for _ in range(3):
         first.decide("code")
     saved = first.budgets.of("code", "greedy")
-    assert saved.balance == saved.earned > 0
+    assert saved.balance == saved.accrued > 0
     assert Worker(database, seed, saving).budgets.of("code", "greedy").balance == pytest.approx(saved.balance)
     # One that runs beside the first spends from the same budget; the first learns of it with its next batch.
     spent = second.budgets.of("code", "greedy").paid(saved.balance)
     second.budgets.keep("code", "greedy", spent)
     first.decide("code")
     left = first.budgets.of("code", "greedy")
-    assert left.balance == pytest.approx(left.earned - saved.balance)
+    assert left.balance == pytest.approx(left.accrued - saved.balance)
     assert left.spent == pytest.approx(saved.balance)
 
 
@@ -271,26 +309,26 @@ def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
 ) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
     limits = PolicyLimits(explore_share=0.05, control_share=0.0)
-    worker = Worker(database, seed, limits, earned_every_s=5.0)
+    worker = Worker(database, seed, limits, accrued_every_s=5.0)
 
     def stored() -> ExplorationBudget:
         return Worker(database, seed, limits).budgets.of("code", "greedy")
 
     worker.decide("code")
-    first = stored().earned
+    first = stored().accrued
     assert first > 0
     for _ in range(3):
         worker.decide("code")
-    assert stored().earned == first
+    assert stored().accrued == first
     worker.now_s += 5.0
     worker.decide("code")
-    assert stored().earned == pytest.approx(5 * first)
+    assert stored().accrued == pytest.approx(5 * first)
     worker.decide("code")
     worker.budgets.keep("code", "greedy", worker.budgets.of("code", "greedy").paid(1.0))
-    assert (stored().earned, stored().spent) == pytest.approx((6 * first, 1.0))
+    assert (stored().accrued, stored().spent) == pytest.approx((6 * first, 1.0))
     worker.decide("code")
     worker.decider.save()
-    assert stored().earned == pytest.approx(7 * first)
+    assert stored().accrued == pytest.approx(7 * first)
 
 
 def test_a_cold_task_has_its_first_credit_once(database: Database, seed: int) -> None:
@@ -300,8 +338,8 @@ def test_a_cold_task_has_its_first_credit_once(database: Database, seed: int) ->
     for _ in range(3):
         worker = Worker(database, seed, limits)
         worker.decide("code")
-        earned = worker.budgets.of("code", "greedy").earned
-        assert credit < earned < 1.5 * credit
+        accrued = worker.budgets.of("code", "greedy").accrued
+        assert credit < accrued < 1.5 * credit
 
 
 def test_a_budget_that_cannot_be_stored_is_stored_with_the_next_batch(
@@ -315,10 +353,10 @@ def test_a_budget_that_cannot_be_stored_is_stored_with_the_next_batch(
         worker.decide("code")
     assert tries
     stored = Worker(database, seed, limits).budgets.of("code", "greedy")
-    assert stored.earned < worker.budgets.of("code", "greedy").earned
+    assert stored.accrued < worker.budgets.of("code", "greedy").accrued
     worker.decide("code")
     stored = Worker(database, seed, limits).budgets.of("code", "greedy")
-    assert stored.earned == pytest.approx(worker.budgets.of("code", "greedy").earned)
+    assert stored.accrued == pytest.approx(worker.budgets.of("code", "greedy").accrued)
 
 
 def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, seed: int, rng: random.Random) -> None:

@@ -54,9 +54,12 @@ def test_calibrate_measures_stores_and_prints(
         "--json",
     ]
     environment = {
-        **os.environ, "DATABASE_URL": database_url.get_secret_value(), "ALPHALOOP_DATA_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        **os.environ,
+        "DATABASE_URL": database_url.get_secret_value(),
+        "ALPHALOOP_DATA_DIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
     ran = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
     )

@@ -26,10 +26,18 @@ OPTIONS = ("--dtype=float64", "--batch-size=4", "--max-draft-tokens=5", "--devic
 def draft(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of a third of the tiny one's size, its embeddings padded and shared with the head."""
     config = transformers.LlamaConfig.from_pretrained(tiny_models["llama"])
-    config.update({
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 400,
-        "num_key_value_heads": 1, "max_position_embeddings": 512, "tie_word_embeddings": True,
-    })  # fmt: skip
+    config.update(
+        {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "vocab_size": 400,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 512,
+            "tie_word_embeddings": True,
+        }
+    )
     folder = tmp_path_factory.mktemp("draft")
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
@@ -124,8 +132,11 @@ def test_the_command_becomes_the_check(tiny_models: dict[str, Path], draft: Path
     command = [sys.executable, "-m", "alphaloop.cli", "check-pair", str(tiny_models["llama"]), str(draft)]
     done = subprocess.run(
         [*command, "--dtype", "float32", "--draft-dtype", "float64", "--context-length", "64", "--json"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
     assert found["dtype"]["verdict"] == "warning"

@@ -68,10 +68,15 @@ class Responder:
             producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)
         elif prompt != SILENT:
             result = Result(
-                job_id=job.job_id, status=Status.SUCCEEDED, task=job.task, custom_id=job.custom_id,
-                text=f"re: {prompt}", usage=Usage(prompt_tokens=2, completion_tokens=3, total_tokens=5), attempt=1,
+                job_id=job.job_id,
+                status=Status.SUCCEEDED,
+                task=job.task,
+                custom_id=job.custom_id,
+                text=f"re: {prompt}",
+                usage=Usage(prompt_tokens=2, completion_tokens=3, total_tokens=5),
+                attempt=1,
                 recorded_at=datetime.now(UTC),
-            )  # fmt: skip
+            )
             for _ in range(2):  # results are delivered at least once
                 producer.send(RESULTS, key=key, value=result.encode())
         producer.flush(10)
@@ -106,10 +111,15 @@ def test_results_come_back_in_the_order_of_the_input(cli: Cli, task: str, respon
         tmp_path / "jobs.jsonl",
         *({"id": f"line-{i}", "task": task, "prompt": f"prompt {i}", "source": "nowhere"} for i in range(20)),
         "nonsense",
-        {"custom_id": "batch-line", "method": "POST", "url": "/v1/chat/completions", "task": task,
-         "body": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 90}},
+        {
+            "custom_id": "batch-line",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "task": task,
+            "body": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 90},
+        },
         {"task": task, "prompt": REFUSED, "job_id": f"{task}-refused"},
-    )  # fmt: skip
+    )
     output = tmp_path / "results.jsonl"
     ran = cli(
         "enqueue", "--file", file, "--output", output, "--max-tokens", 7, "--segment", "gold", "--timeout", 60, "--json"
@@ -120,14 +130,19 @@ def test_results_come_back_in_the_order_of_the_input(cli: Cli, task: str, respon
     assert [row["custom_id"] for row in rows[:20]] == [f"line-{i}" for i in range(20)]
     assert [row["text"] for row in rows[:20]] == [f"re: prompt {i}" for i in range(20)]
     assert rows[20] == {
-        "line": f"{file}:21", "status": "invalid",
+        "line": f"{file}:21",
+        "status": "invalid",
         "error": {"code": "malformed_message", "message": rows[20]["error"]["message"]},
-    }  # fmt: skip
+    }
     assert rows[21]["text"] == "re: hello"
     assert (rows[22]["status"], rows[22]["error"]["field"]) == ("refused", "body.model")
     assert {key: ran.json[key] for key in ("sent", "invalid", "succeeded", "refused", "completion_tokens")} == {
-        "sent": 22, "invalid": 1, "succeeded": 21, "refused": 1, "completion_tokens": 63,
-    }  # fmt: skip
+        "sent": 22,
+        "invalid": 1,
+        "succeeded": 21,
+        "refused": 1,
+        "completion_tokens": 63,
+    }
     assert ran.json["tokens_per_s"] > 0
     assert {job.body.max_tokens for job in responder.jobs} == {7}
     assert {job.segment for job in responder.jobs} == {"gold"}

@@ -125,7 +125,7 @@ def test_explain_decides_as_a_worker_would(cli: Cli, environment: None, decoded:
     ran = cli("explain", "code", "--json")
     assert ran.code == 0
     told = ran.json
-    assert told["beliefs"]["lookup"]["jobs"] == pytest.approx(8, abs=0.1)
+    assert told["posteriors"]["lookup"]["jobs"] == pytest.approx(8, abs=0.1)
     decision = told["decision"]
     assert (decision["mode"], decision["drafter"], decision["reason"]) == ("speculative", "lookup", "faster")
     best = decision["alternatives"][0]
@@ -135,19 +135,19 @@ def test_explain_decides_as_a_worker_would(cli: Cli, environment: None, decoded:
     assert shown.startswith(f"code: lookup k={decision['num_draft_tokens']} (faster)")
     assert "vanilla" in shown
     # Counts and figures stand beside each other: what is believed lies within its bounds, what was seen adds up.
-    believed = told["beliefs"]["lookup"]
-    assert sum(believed["borrowed"].values()) == pytest.approx(1)
-    assert believed["borrowed"]["same_jobs"] > 0.5
+    inferred = told["posteriors"]["lookup"]
+    assert sum(inferred["borrowed"].values()) == pytest.approx(1)
+    assert inferred["borrowed"]["same_jobs"] > 0.5
     assert all(
         low <= mean <= high
         for low, mean, high in zip(
-            believed["acceptance_low"], believed["acceptance"], believed["acceptance_high"], strict=True
+            inferred["acceptance_low"], inferred["acceptance"], inferred["acceptance_high"], strict=True
         )
     )
     assert (told["measured"]["speculative"]["num_jobs"], told["measured"]["controls"]["num_jobs"]) == (8, 0)
     cold = cli("explain", "sql", "--json").json
     assert cold["decision"]["reason"] == "no_history"
-    assert cold["beliefs"]["lookup"]["jobs"] == 0
+    assert cold["posteriors"]["lookup"]["jobs"] == 0
     unknown = cli("explain", "nonesuch")
     assert (unknown.code, "code" in unknown.err.splitlines()[1]) == (1, True)
 
@@ -159,16 +159,17 @@ def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Dat
         connection.execute(text("UPDATE draft_revisions SET registered_at = now() - interval '9 days'"))
         runs = [
             decode_run(simulated_counts(rng, [alpha] * 3, 20), task="math", at=now - timedelta(days=days, minutes=i))
-            for days, alpha in ((6, 0.0), (2, 0.97)) for i in range(20)
-        ]  # fmt: skip
+            for days, alpha in ((6, 0.0), (2, 0.97))
+            for i in range(20)
+        ]
         insert_runs(connection, [(f"m{i}", 1, run) for i, run in enumerate(runs)])
     bad, good, none = (cli("explain", "math", "--at", ago, "--json").json for ago in ("5d", "1d", "8d"))
     assert (bad["decision"]["mode"], good["decision"]["mode"]) == ("vanilla", "speculative")
     # A day old each; what the good days contradict is forgotten.
-    assert all(10 < then["beliefs"]["lookup"]["seen"]["jobs"] < 25 for then in (bad, good))
-    assert bad["beliefs"]["lookup"]["acceptance"][0] < 0.2
-    assert good["beliefs"]["lookup"]["acceptance"][0] > 0.6
-    assert none["beliefs"]["lookup"]["jobs"] == 0
+    assert all(10 < then["posteriors"]["lookup"]["seen"]["jobs"] < 25 for then in (bad, good))
+    assert bad["posteriors"]["lookup"]["acceptance"][0] < 0.2
+    assert good["posteriors"]["lookup"]["acceptance"][0] > 0.6
+    assert none["posteriors"]["lookup"]["jobs"] == 0
     assert (bad["measured"]["all"]["num_jobs"], good["measured"]["all"]["num_jobs"]) == (20, 40)
     assert "made again from what is kept" in cli("explain", "math", "--at", "1d").out
     assert "no job of this task yet" in cli("explain", "sql", "--at", "1d").out
@@ -183,7 +184,7 @@ def test_explain_says_what_was_measured_and_why_the_choice_changed(
         insert_runs(connection, [(f"c{i}", 1, run) for i, run in enumerate(controls)])
         fast = connection.execute(
             text("SELECT sum(num_tokens) / sum(device_s) FROM decode_runs WHERE mode = 'speculative'")
-        ).scalar_one()  # fmt: skip
+        ).scalar_one()
     ways = (Alternative("lookup", 3, 2.5, 50.0, 2.1, 1.9, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
     chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "2.10x vanilla expected", ways)
     DecisionLog(decoded).record_change("code", TARGET, DEVICE, "greedy", 4, chosen, "w")
@@ -225,7 +226,7 @@ WRONG_EXPLAINS = [
     (("--at", "2999-01-01"), "--at: expected a time in the past"),
     (("--at", "1e400d"), "--at: expected a time, found"),
     (("--sampling", "hot"), "--sampling: expected a sampling bucket, found 'hot'"),
-]  # fmt: skip
+]
 
 
 def test_explain_refuses_what_cannot_be_asked(cli: Cli, environment: None) -> None:
@@ -240,7 +241,7 @@ def test_replay_decides_history_again_and_writes_nothing(cli: Cli, environment: 
         with decoded.begin() as connection:
             tables = connection.execute(
                 text("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
-            ).scalars()  # fmt: skip
+            ).scalars()
             rows = "SELECT count(*), sum(hashtextextended(t::text, 0)) FROM "
             return [connection.execute(text(f'{rows} "{name}" AS t')).one() for name in tables.all()]
 
@@ -290,7 +291,7 @@ WRONG_REPLAYS = [
     (("--set", "policy.explore_share.x=1"), "policy.explore_share.x: no such setting"),
     (("--set", "worker.batch_size=8"), "worker.batch_size: no decision of the past depends on it"),
     (("--configs", "/nonesuch"), "expected a folder of TOML files"),
-]  # fmt: skip
+]
 
 
 def test_replay_refuses_what_cannot_be_asked(cli: Cli, environment: None, decoded: Database) -> None:
@@ -311,9 +312,14 @@ def test_explain_before_any_calibration(cli: Cli, environment: None) -> None:
 
 @pytest.mark.kafka
 def test_status(
-    cli: Cli, environment: None, decoded: Database, kafka_settings: KafkaSettings, kafka_broker: str, fresh_prefix: str,
+    cli: Cli,
+    environment: None,
+    decoded: Database,
+    kafka_settings: KafkaSettings,
+    kafka_broker: str,
+    fresh_prefix: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_broker)
     monkeypatch.setenv("ALPHALOOP_KAFKA__GROUP_ID", fresh_prefix)
     ensure_topics(kafka_settings, [fresh_prefix])

@@ -34,9 +34,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def command(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "alphaloop.cli", "--data-dir", str(folder), *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         env={**os.environ, "COLUMNS": "100", **environment},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("end", ["down", "interrupt"])
@@ -88,10 +91,16 @@ def test_a_demo_whose_worker_cannot_start_says_so(folder: Path, tmp_path: Path) 
 def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
     # Of the costs, what no decision can be taken without is measured, and no more.
     process = command(
-        folder, "demo", "--jobs", "2", ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1", KAFKA_HOME=str(kafka_home),
-        ALPHALOOP_WORKER__CALIBRATION_SAMPLES="1", ALPHALOOP_WORKER__CALIBRATION_CONTEXTS="[64]",
+        folder,
+        "demo",
+        "--jobs",
+        "2",
+        ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1",
+        KAFKA_HOME=str(kafka_home),
+        ALPHALOOP_WORKER__CALIBRATION_SAMPLES="1",
+        ALPHALOOP_WORKER__CALIBRATION_CONTEXTS="[64]",
         ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
-    )  # fmt: skip
+    )
     shown, told = process.communicate(timeout=580)
     assert process.returncode == 0, told
     for task in TASKS:

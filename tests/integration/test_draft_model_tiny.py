@@ -24,7 +24,7 @@ from worker.decoding.drafters.draft_vocabulary import restrict_head
 from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import Choice
 from worker.engine import Sampling
 
 NUM_TOKENS: Final = 24
@@ -177,9 +177,16 @@ def test_a_ragged_batch_has_the_targets_texts(
         assert loop.num_accepted == loop.num_proposed
 
 
-@pytest.mark.parametrize("more", [
-    {"num_branches": 2}, {"min_probability": 0.2}, {"num_branches": 3}, {"max_prompt_tokens": 16},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_branches": 2},
+        {"min_probability": 0.2},
+        {"num_branches": 3},
+        {"max_prompt_tokens": 16},
+    ],
+    ids=str,
+)
 def test_the_engine_writes_the_same_with_branches_early_ends_and_half_read_prompts(
     tiny_models: dict[str, Path], tiny_engine: Callable[..., Any], rng: random.Random, more: dict[str, Any]
 ) -> None:
@@ -192,9 +199,13 @@ def test_the_engine_writes_the_same_with_branches_early_ends_and_half_read_promp
     dials = dict(more)
     most = dials.pop("max_prompt_tokens", None)
     made = DraftModelDrafter(
-        DrafterState("distorted", "r", 8, is_stale=False, max_prompt_tokens=most), LanguageModel(distorted, 512),
-        DraftTokens(384, 384, frozenset({0})), num_slots=4, context_length=512, **dials,
-    )  # fmt: skip
+        DrafterState("distorted", "r", 8, is_stale=False, max_prompt_tokens=most),
+        LanguageModel(distorted, 512),
+        DraftTokens(384, 384, frozenset({0})),
+        num_slots=4,
+        context_length=512,
+        **dials,
+    )
     engine = tiny_engine(num_slots=4, drafters={"distorted": made})
     jobs = [make_job(f"{rng.randrange(10**6)} lines of text", number, max_tokens=30) for number in range(6)]
     prepared = [engine.prepare(job, GREEDY) for job in jobs]

@@ -32,10 +32,20 @@ from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.run import Order, TrainingRun
 
 RECIPE: Final = Recipe(
-    num_layers=1, num_draft_tokens_known=200, num_texts=48, num_taught=20, num_held_out=16, max_prompt_tokens=8,
-    max_answer_tokens=24, batch_size=8, num_epochs=10, batch_tokens=256, learning_rate=3e-3, precision="float32",
+    num_layers=1,
+    num_draft_tokens_known=200,
+    num_texts=48,
+    num_taught=20,
+    num_held_out=16,
+    max_prompt_tokens=8,
+    max_answer_tokens=24,
+    batch_size=8,
+    num_epochs=10,
+    batch_tokens=256,
+    learning_rate=3e-3,
+    precision="float32",
     num_teacher_tokens=16,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +54,20 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any)
     import transformers
 
     config = transformers.LlamaConfig(
-        vocab_size=len(tiny_tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, initializer_range=0.15,
-        bos_token_id=None, pad_token_id=None, eos_token_id=tiny_tokenizer.eos_token_id, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=len(tiny_tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.15,
+        bos_token_id=None,
+        pad_token_id=None,
+        eos_token_id=tiny_tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = transformers.LlamaForCausalLM(config)
@@ -73,9 +93,12 @@ def settings(target_folder: Path, tmp_path: Path) -> Settings:
 
 
 def train(
-    settings: Settings, folder: Path, should_stop: Callable[[], bool] = lambda: False, recipe: Recipe = RECIPE,
+    settings: Settings,
+    folder: Path,
+    should_stop: Callable[[], bool] = lambda: False,
+    recipe: Recipe = RECIPE,
     **given: Path,
-) -> DraftCard | None:  # fmt: skip
+) -> DraftCard | None:
     run = TrainingRun(Order(settings, recipe, folder, "small", **given), Stages(), should_stop)  # type: ignore[arg-type]
     try:
         return run.make()
@@ -183,9 +206,7 @@ def test_ones_own_prompts_and_a_file_to_judge_with(settings: Settings, tmp_path:
     tasks = {"code": TaskSettings(), "sql": TaskSettings()}
     own = settings.model_copy(update={"tasks": tasks})
     recipe = RECIPE.model_copy(update={"num_draft_tokens_known": 0, "num_epochs": 1})
-    card = train(
-        own, tmp_path / "d", recipe=recipe, prompts=prompts("p", "code", 6), held_out=prompts("j", "sql", 3)
-    )  # fmt: skip
+    card = train(own, tmp_path / "d", recipe=recipe, prompts=prompts("p", "code", 6), held_out=prompts("j", "sql", 3))
     assert card is not None
     assert {task: measured.num_texts for task, measured in card.judgement.by_task.items()} == {"sql": 3}
     assert card.trained_on.startswith("6 texts, ")
@@ -216,9 +237,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     environment: Path, tmp_path: Path, finished: tuple[Path, DraftCard], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "small"
-    command = [
-        sys.executable, "-m", "alphaloop.cli", "draft", "train", str(folder), "--recipe", str(environment)
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "alphaloop.cli", "draft", "train", str(folder), "--recipe", str(environment)]
     texts = folder / ".training" / "texts"
     child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
@@ -249,9 +268,14 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
 
 @pytest.mark.postgres
 def test_a_trained_draft_is_registered_and_listed(
-    environment: Path, finished: tuple[Path, DraftCard], database_url: SecretStr, database: Database, cli: Cli,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    environment: Path,
+    finished: tuple[Path, DraftCard],
+    database_url: SecretStr,
+    database: Database,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     folder, card = finished
     monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
     assert main(["register", str(folder)]) == 0

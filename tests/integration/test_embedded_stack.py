@@ -132,9 +132,11 @@ def test_a_killed_stack_takes_its_servers_along_and_starts_again(kafka_home: Pat
             sys.stdin.read()
     """)
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         found = running_stack(tmp_path)

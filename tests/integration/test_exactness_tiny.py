@@ -46,9 +46,14 @@ class Bench:
 
 
 def make_bench(
-    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, num_slots: int,
-    rng: random.Random, **where: str,
-) -> Bench:  # fmt: skip
+    tiny_engine: Build,
+    tiny_models: dict[str, Path],
+    references: References,
+    family: str,
+    num_slots: int,
+    rng: random.Random,
+    **where: str,
+) -> Bench:
     """`where`: device and dtype."""
     other = "qwen2" if family == "llama" else "llama"
     scripts = {name: ScriptedDrafter(name, rng, is_tree=name == "tree") for name in ("chain", "tree")}
@@ -124,10 +129,11 @@ def test_eight_ragged_sequences_write_what_the_model_alone_writes(
     work = [
         (
             make_job(beginnings[i % 2] + some_text(rng, rng.randint(0, 60)), i, stream=i % 3 == 0),
-            replace(GREEDY, max_tokens=rng.randint(1, 40)), decided,
+            replace(GREEDY, max_tokens=rng.randint(1, 40)),
+            decided,
         )
         for i, decided in enumerate(decisions(rng, 18))
-    ]  # fmt: skip
+    ]
     # Read in two pieces alone, and in two and three pieces beside others.
     for place, num_tokens in ((0, PREFILL_CHUNK), (5, 2 * SHARED_CHUNK), (15, SHARED_CHUNK)):
         long = a_long_job(bench.engine, place, num_tokens, rng)
@@ -168,9 +174,13 @@ ADJUSTED: Final[tuple[Callable[[Sampling, random.Random], Sampling], ...]] = (
     ("family", "num_slots"), [("llama", 1), ("gemma3_text", 1), *((family, 8) for family in FAMILIES)]
 )
 def test_adjusted_and_seeded_texts_are_the_same_in_every_mode(
-    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, num_slots: int,
+    tiny_engine: Build,
+    tiny_models: dict[str, Path],
+    references: References,
+    family: str,
+    num_slots: int,
     rng: random.Random,
-) -> None:  # fmt: skip
+) -> None:
     """Bias, penalties, stop tokens, min_p and the reproducible coupling: each under vanilla and every drafter."""
     bench = make_bench(tiny_engine, tiny_models, references, family, num_slots, rng)
     offset = rng.randrange(6)

@@ -19,7 +19,7 @@ from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.drafters.load_draft_model import DraftModels
 from worker.decoding.models import load_target
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import Choice
 from worker.decoding.sources import find_weights
 from worker.decoding.target import Target
 from worker.engine import Sampling
@@ -31,7 +31,7 @@ GREEDY = Sampling(max_tokens=20, temperature=0.0)
 def served(tiny_models: dict[str, Path]) -> TargetSettings:
     return TargetSettings(
         name="tiny", source=str(tiny_models["llama"]), dtype="float32", device="cpu", context_length=64
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,14 @@ def target(served: TargetSettings) -> Target:
 def source(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small draft with a context of 16 and padded embeddings."""
     config = transformers.LlamaConfig.from_pretrained(
-        tiny_models["llama"], hidden_size=16, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-        max_position_embeddings=16, vocab_size=400,
-    )  # fmt: skip
+        tiny_models["llama"],
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+        vocab_size=400,
+    )
     folder = tmp_path_factory.mktemp("source")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -111,10 +116,13 @@ def test_drafters_of_the_same_weights_share_them_but_no_slots(
     served: TargetSettings, target: Target, source: Path
 ) -> None:
     dials: dict[str, dict[str, Any]] = {
-        "plain": {}, "gated": {"min_probability": 0.9}, "branching": {"num_branches": 2},
-        "hasty": {"max_prompt_tokens": 16}, "hasty gated": {"max_prompt_tokens": 16, "min_probability": 0.5},
+        "plain": {},
+        "gated": {"min_probability": 0.9},
+        "branching": {"num_branches": 2},
+        "hasty": {"max_prompt_tokens": 16},
+        "hasty gated": {"max_prompt_tokens": 16, "min_probability": 0.5},
         "other": {"dtype": "bfloat16"},
-    }  # fmt: skip
+    }
     settings = {
         name: DraftModelDrafterSettings(source=str(source), max_draft_tokens=4, **more) for name, more in dials.items()
     }
@@ -123,14 +131,20 @@ def test_drafters_of_the_same_weights_share_them_but_no_slots(
     plain, gated = made["plain"], made["gated"]
     assert {name for name, one in made.items() if one.model is not plain.model} == {"other"}
     assert len({one.state.revision for one in made.values()}) == len(dials)
-    kin = {name: [(other.state.name, other.min_probability) for other in one.kin] for name, one in made.items()}
-    assert kin == {
-        "plain": [("gated", 0.9)], "gated": [("plain", 0.0)], "branching": [], "other": [],
-        "hasty": [("hasty gated", 0.5)], "hasty gated": [("hasty", 0.0)],
-    }  # fmt: skip
-    assert plain.kin[0].state == gated.state
-    assert plain.state.kin == gated.state.kin != made["hasty"].state.kin
-    assert not made["branching"].state.kin
+    shared_weights = {
+        name: [(other.state.name, other.min_probability) for other in one.shared_weights] for name, one in made.items()
+    }
+    assert shared_weights == {
+        "plain": [("gated", 0.9)],
+        "gated": [("plain", 0.0)],
+        "branching": [],
+        "other": [],
+        "hasty": [("hasty gated", 0.5)],
+        "hasty gated": [("hasty", 0.0)],
+    }
+    assert plain.shared_weights[0].state == gated.state
+    assert plain.state.shared_weights == gated.state.shared_weights != made["hasty"].state.shared_weights
+    assert not made["branching"].state.shared_weights
     text = [5, 6, 7]
     alone = drafts(load(source, served, target), text)
     plain.open("j", text, GREEDY, "code")

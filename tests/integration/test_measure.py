@@ -52,16 +52,35 @@ def test_the_command_becomes_the_measuring_process(configs: Path, tmp_path: Path
     file = tmp_path / "wrong.jsonl"
     file.write_text('{"prompt": "fine"}\n{"prompt": "fine", "temperature": 3}')
     command = [
-        sys.executable, "-m", "alphaloop.cli", "--configs", str(configs), "measure", "--prompts", "-", "--task", "code",
-        "--k", "1", "--drafter", "lookup", "--max-tokens", "4", "--json",
-    ]  # fmt: skip
-    environment = {
-        **os.environ, "ALPHALOOP_DATA_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"
-    }  # fmt: skip
+        sys.executable,
+        "-m",
+        "alphaloop.cli",
+        "--configs",
+        str(configs),
+        "measure",
+        "--prompts",
+        "-",
+        "--task",
+        "code",
+        "--k",
+        "1",
+        "--drafter",
+        "lookup",
+        "--max-tokens",
+        "4",
+        "--json",
+    ]
+    environment = {**os.environ, "ALPHALOOP_DATA_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, input=file.read_text(), capture_output=True, text=True, timeout=120,
+        command,
+        cwd=tmp_path,
+        env=environment,
+        input=file.read_text(),
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
-    )  # fmt: skip
+    )
     assert ran.returncode == 1
     assert ran.stdout == ""
     assert "error: 1 of 2 prompts cannot be measured:\n  standard input:2: body.temperature: " in ran.stderr
@@ -71,10 +90,23 @@ def test_the_command_becomes_the_measuring_process(configs: Path, tmp_path: Path
 def test_everything_is_measured_compared_and_judged(
     configs: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = main([
-        "--configs", str(configs), "--prompts", str(prompts), "--task", "code", "--k", "1", "--k", "4", "--seed", "5",
-        "--json",
-    ])  # fmt: skip
+    ended = main(
+        [
+            "--configs",
+            str(configs),
+            "--prompts",
+            str(prompts),
+            "--task",
+            "code",
+            "--k",
+            "1",
+            "--k",
+            "4",
+            "--seed",
+            "5",
+            "--json",
+        ]
+    )
     captured = capsys.readouterr()
     assert ended == 0, captured.err
     told = json.loads(captured.out)
@@ -97,7 +129,7 @@ def test_everything_is_measured_compared_and_judged(
 def test_the_first_interruption_reports_what_is_there(
     configs: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from worker import measure_records
+    from worker.measuring import records as measure_records
 
     looks = 0
 
@@ -120,17 +152,24 @@ def test_the_first_interruption_reports_what_is_there(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--drafter", "nonesuch"], "--drafter: expected one of lookup, found 'nonesuch'"),
-    (["--k", "7"], "--k: expected at most 6, found 7"),
-    (["--task", "cod"], "--task: expected one of code, found 'cod'"),
-    (["--batch", "4"], "expected at least 7 batches to bound 2 candidates, found 3"),
-    (["--max-tokens", "4000"], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--drafter", "nonesuch"], "--drafter: expected one of lookup, found 'nonesuch'"),
+        (["--k", "7"], "--k: expected at most 6, found 7"),
+        (["--task", "cod"], "--task: expected one of code, found 'cod'"),
+        (["--batch", "4"], "expected at least 7 batches to bound 2 candidates, found 3"),
+        (["--max-tokens", "4000"], None),
+    ],
+)
 def test_mistakes_are_told_before_anything_is_loaded(
-    configs: Path, prompts: Path, arguments: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch,
+    configs: Path,
+    prompts: Path,
+    arguments: list[str],
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     from worker.decoding import load
 
     monkeypatch.setattr(load, "load_engine", _must_not_run)
@@ -192,7 +231,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
     from alphaloop.settings import load_settings
     from worker.decoding.sources import find_weights
     from worker.decoding.training.card import DraftCard, Judgement, Measured
-    from worker.measure_records import MemoryWatch, records_of
+    from worker.measuring.records import MemoryWatch, records_of
 
     folder = tmp_path / "draft"
     shutil.copytree(tiny_models["llama"], folder)
@@ -200,16 +239,26 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     engine = tiny_engine("llama")
     measured = Measured(
-        num_texts=9, num_tokens=100, rounds=50, proposed=(50, 50), trials=(50, 40), accepts=(40, 20), num_positions=100,
+        num_texts=9,
+        num_tokens=100,
+        rounds=50,
+        proposed=(50, 50),
+        trials=(50, 40),
+        accepts=(40, 20),
+        num_positions=100,
         overlap_sum=70.0,
-    )  # fmt: skip
+    )
     card = DraftCard(
-        name="small", draft_revision=find_weights(str(folder)).revision, target="tiny",
-        target_revision=engine.identity.target_revision, trained_on="its own texts", recipe={},
+        name="small",
+        draft_revision=find_weights(str(folder)).revision,
+        target="tiny",
+        target_revision=engine.identity.target_revision,
+        trained_on="its own texts",
+        recipe={},
         judgement=Judgement(
             num_draft_tokens=2, by_task={}, total=measured, untrained=measured, target_pass_ms=2.0, draft_pass_ms=1.0
         ),
-    )  # fmt: skip
+    )
     card.write(folder)
     settings = load_settings(
         None,

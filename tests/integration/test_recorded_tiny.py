@@ -41,9 +41,13 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[TapeRecorder]:
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
 def test_repeated_passes_change_no_text(
-    tiny_engine: Callable[..., object], tiny_models: dict[str, Path], references: References, family: str,
-    rng: random.Random, recorders: list[TapeRecorder],
-) -> None:  # fmt: skip
+    tiny_engine: Callable[..., object],
+    tiny_models: dict[str, Path],
+    references: References,
+    family: str,
+    rng: random.Random,
+    recorders: list[TapeRecorder],
+) -> None:
     bench = make_bench(tiny_engine, tiny_models, references, family, 4, rng)
     check_every_drafter(bench, rng)
     assert [one.num_recorded > 3 for one in recorders] == [True] * 3, "the target and two drafts"
@@ -51,9 +55,13 @@ def test_repeated_passes_change_no_text(
 
 
 def test_a_step_without_memory_takes_it_from_recordings_and_loses_no_job(
-    tiny_engine: Callable[..., object], tiny_models: dict[str, Path], references: References, rng: random.Random,
-    recorders: list[TapeRecorder], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tiny_engine: Callable[..., object],
+    tiny_models: dict[str, Path],
+    references: References,
+    rng: random.Random,
+    recorders: list[TapeRecorder],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = make_bench(tiny_engine, tiny_models, references, "llama", 4, rng)
     model, num_failures = bench.engine._target.model, 0
     read = model.read
@@ -76,9 +84,13 @@ def test_a_step_without_memory_takes_it_from_recordings_and_loses_no_job(
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gpu_changes_no_text(
-    tiny_engine: Callable[..., object], tiny_models: dict[str, Path], references: References, family: str, dtype: str,
+    tiny_engine: Callable[..., object],
+    tiny_models: dict[str, Path],
+    references: References,
+    family: str,
+    dtype: str,
     rng: random.Random,
-) -> None:  # fmt: skip
+) -> None:
     bench = make_bench(tiny_engine, tiny_models, references, family, 4, rng, device="cuda", dtype=dtype)
     check_every_drafter(bench, rng)
     model = bench.engine._target.model

@@ -193,9 +193,13 @@ RULES: Final = {
 
 @pytest.mark.parametrize(("kind", "power"), [("chain", 3), ("tree", 3), *((kind, math.inf) for kind in KINDS)])
 def test_a_rule_that_is_too_generous_is_caught(
-    engine: TransformersEngine, expected: Distribution, seed: int, kind: str, power: float,
+    engine: TransformersEngine,
+    expected: Distribution,
+    seed: int,
+    kind: str,
+    power: float,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """The test above must see a lossy rule: a draft is accepted with the cube root of its probability, or always where
     it is among the target's likely tokens ("typical acceptance")."""
     name, place = RULES[kind]

@@ -67,9 +67,14 @@ def history(database: Database, rng: random.Random) -> History:
 def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
     def build(**settings: object) -> Scheduler:
         return Scheduler(
-            database, outbox, SchedulerSettings.model_validate(settings), tasks={"code", "sql"},
-            report_folder=tmp_path / "reports", owner="test", metrics=SchedulerMetrics(),
-        )  # fmt: skip
+            database,
+            outbox,
+            SchedulerSettings.model_validate(settings),
+            tasks={"code", "sql"},
+            report_folder=tmp_path / "reports",
+            owner="test",
+            metrics=SchedulerMetrics(),
+        )
 
     return build
 
@@ -131,9 +136,14 @@ def prompts(num: int) -> list[dict[str, object]]:
 
 
 def run_and_decode_probes(
-    scheduler: Scheduler, database: Database, history: History, outbox: Outbox, now: datetime, alpha: float,
+    scheduler: Scheduler,
+    database: Database,
+    history: History,
+    outbox: Outbox,
+    now: datetime,
+    alpha: float,
     target: str = TARGET,
-) -> None:  # fmt: skip
+) -> None:
     """One run, and then a worker's answer to everything it sent."""
     outbox.sent.clear()
     scheduler.run_once(now)

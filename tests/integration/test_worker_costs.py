@@ -25,13 +25,11 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
         json.dumps({"prompt": f"prompt {i}", "max_tokens": 64, "decoding": "vanilla"}).encode() for i in range(NUM_JOBS)
     ]
     with running_worker(worker_settings, engine) as worker:
-        calibrated = worker.parts.costs.table
+        calibrated = worker.components.costs.table
         client.send("code", jobs)
         client.results(NUM_JOBS)
     identity, revisions = engine.identity, {drafter.name: drafter.revision for drafter in engine.drafters}
-    points = CostStore(database).load(
-        identity.device, identity.engine, identity.target_revision, revisions
-    ).points  # fmt: skip
+    points = CostStore(database).load(identity.device, identity.engine, identity.target_revision, revisions).points
     assert len(points) == len(calibrated.points)
     for point in points:
         assert point.correction == pytest.approx(2.0 if point.drafter is None else 1.0)
@@ -40,7 +38,7 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
         raise AssertionError("what is stored is not measured again")
 
     with running_worker(worker_settings, FakeEngine(num_slots=4, round_ms=refuse)) as worker:
-        table = worker.parts.costs.table
+        table = worker.components.costs.table
         for batch, k in ((1, 0), (4, 8), (3, 2)):
             before = calibrated.round_ms(None, batch, k)
             assert before is not None

@@ -189,7 +189,10 @@ def test_two_workers_share_the_work_and_nothing_is_decoded_twice(worker_settings
         running_worker(worker_settings, FakeEngine(num_slots=4)) as one,
         running_worker(worker_settings, FakeEngine(num_slots=4)) as two,
     ):
-        until(lambda: one.parts.intake.is_assigned and two.parts.intake.is_assigned, "both workers have partitions")
+        until(
+            lambda: one.components.intake.is_assigned and two.components.intake.is_assigned,
+            "both workers have partitions",
+        )
         for start in range(0, 60, 20):
             client.send("code", [job(i) for i in range(start, start + 20)])
         results = client.read([RESULTS], lambda r: len({Result.decode(x.value or b"").job_id for x in r}) >= 60)
@@ -212,7 +215,7 @@ def test_the_consumer_is_polled_while_a_step_takes_long(worker_settings: Setting
     with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as running:
         assert is_stepping.wait(WAIT_S)
         ages = []
-        until(lambda: ages.append(running.parts.intake.poll_age_s) or len(ages) > 150, "three seconds have passed")
+        until(lambda: ages.append(running.components.intake.poll_age_s) or len(ages) > 150, "three seconds have passed")
         may_go_on.set()
         assert client.results(1)[0].status is Status.SUCCEEDED
     assert max(ages) < 1.0
@@ -256,7 +259,7 @@ def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
         with database.begin() as connection:
             connection.execute(text(takeover))
         may_go_on.set()
-        fenced = zombie.parts.metrics.registry.get_sample_value
+        fenced = zombie.components.metrics.registry.get_sample_value
         until(lambda: fenced("alphaloop_outcomes_fenced_total") == 1.0, "the outcome was dropped")
         with database.begin() as connection:
             assert connection.execute(text("SELECT count(*) FROM decode_runs")).scalar_one() == 0

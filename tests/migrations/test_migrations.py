@@ -147,8 +147,12 @@ def test_the_sql_can_be_printed_for_those_who_run_it_by_hand(empty_database_url:
     """alembic's offline mode needs no database; what it prints builds the same schema."""
     printed = subprocess.run(
         [sys.executable, "-m", "alembic", "-x", "url=postgresql://nobody@nowhere/none", "upgrade", "head", "--sql"],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     with psycopg.connect(empty_database_url.get_secret_value(), autocommit=True) as connection:
         connection.execute(printed.stdout.encode())
     command.check(schema.alembic_config(empty_database_url))

@@ -20,7 +20,6 @@ from alphaloop.errors import DecodeFailed, JobTooLarge
 from alphaloop.messages import Job
 from worker.decoding import measuring
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.kin import KinCounts
 from worker.decoding.memory import available_bytes, pass_bytes
 from worker.decoding.network.slots import BLOCK
 from worker.decoding.prompts import prepare_job
@@ -28,6 +27,7 @@ from worker.decoding.proposal import Drafter
 from worker.decoding.rounds import Round, is_out_of_memory
 from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
+from worker.decoding.shared_weights import SharedWeightCounts
 from worker.decoding.target import Target
 from worker.engine import CacheMemory, EngineIdentity, Load, PreparedJob, Sampling, Step
 
@@ -92,8 +92,8 @@ class TransformersEngine:
         sequence.marks = self._shadows.marks(sequence.task)
         self._open_drafter(sequence)
         drafter = self._drafters.get(decision.drafter or "")
-        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.kin:
-            sequence.kin = KinCounts(drafter.kin, drafter.min_probability)
+        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.shared_weights:
+            sequence.shared_weights = SharedWeightCounts(drafter.shared_weights, drafter.min_probability)
         self._running.append(sequence)
 
     def step(self) -> Step:

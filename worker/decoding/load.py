@@ -28,8 +28,10 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
     drafters: dict[str, Drafter] = {}
     draft_models = DraftModels(
         {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)},
-        models.target, target, num_slots=num_slots,
-    )  # fmt: skip
+        models.target,
+        target,
+        num_slots=num_slots,
+    )
     for name, settings in models.drafters.items():
         if isinstance(settings, LookupDrafterSettings):
             drafters[name] = LookupDrafter(name, settings)

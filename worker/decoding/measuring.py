@@ -13,7 +13,7 @@ import torch
 from alphaloop.errors import DecodeFailed
 from worker.decoding.network.groups import Read
 from worker.decoding.proposal import Ask, Drafter
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.target import Target
 from worker.decoding.verification.chain import verify_greedy
 from worker.engine import Sampling
@@ -118,7 +118,7 @@ def measure_draft_prefill_ms(drafter: Drafter, num_tokens: int, num_samples: int
 def _ask(name: str, text: list[int], num_tokens: int) -> Ask:
     """Its job_id holds a character that no job's can: nothing running is meant."""
     job_id = f"\0measuring-{name}"
-    return Ask(job_id, text, num_tokens, Choice(job_id, _GREEDY, len(text)), is_timed=True)
+    return Ask(job_id, text, num_tokens, TokenChooser(job_id, _GREEDY, len(text)), is_timed=True)
 
 
 def _some_text(number: int, num_tokens: int) -> list[int]:

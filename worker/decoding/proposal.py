@@ -12,7 +12,7 @@ from alphaloop.deciding.goodput import DrafterState
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
-    from worker.decoding.sampling.choice import Choice
+    from worker.decoding.sampling.chooser import TokenChooser
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Ask:
     job_id: str
     text: Sequence[int]  #: prompt and output so far, the live list: its last token is pending, in no cache yet
     num_tokens: int  #: most tokens wanted
-    choice: Choice  #: how this job's tokens are chosen
+    choice: TokenChooser  #: how this job's tokens are chosen
     is_timed: bool = False  #: as many as are asked for, however doubtful: what that takes is measured
 
 

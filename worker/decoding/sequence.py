@@ -10,9 +10,9 @@ from typing import Literal
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Purpose
-from worker.decoding.kin import KinCounts
 from worker.decoding.proposal import Ask, Proposal
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
+from worker.decoding.shared_weights import SharedWeightCounts
 from worker.decoding.target import Target
 from worker.decoding.text import TextStream
 from worker.decoding.verification.chain import Verdict
@@ -32,7 +32,7 @@ class Sequence:
         self.slot = slot
         self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list
         self.num_prompt = len(self.text)
-        self.choice = Choice(self.job_id, self.sampling, self.num_prompt)
+        self.choice = TokenChooser(self.job_id, self.sampling, self.num_prompt)
         self.drafter = decision.drafter
         self.marks: Mapping[str, int] = {}  #: worker.decoding.shadow
         self.counts = AcceptanceCounts()
@@ -43,7 +43,7 @@ class Sequence:
         self._by_batch = decision.num_draft_tokens_by_batch
         #: Most tokens that a round may draft.
         self.longest_draft = max((decision.num_draft_tokens, *decision.num_draft_tokens_by_batch))
-        self.kin: KinCounts | None = None  #: of drafters with the same weights as its own
+        self.shared_weights: SharedWeightCounts | None = None  #: of drafters with the same weights as its own
         self._num_asked = self._num_possible = 0
         self._chances: list[int] = []
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
@@ -105,11 +105,14 @@ class Sequence:
         self.counts = self.counts.with_round(
             depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
         )
-        if self.kin is not None:
-            self.kin.take(
-                proposal, verdict.num_accepted, num_emitted=num_emitted, num_asked=self._num_asked,
+        if self.shared_weights is not None:
+            self.shared_weights.take(
+                proposal,
+                verdict.num_accepted,
+                num_emitted=num_emitted,
+                num_asked=self._num_asked,
                 num_possible=self._num_possible,
-            )  # fmt: skip
+            )
         self._count_chances(num_emitted)
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
@@ -151,5 +154,5 @@ class Sequence:
             wall_s=time.perf_counter() - self._admitted,
             device_s=self.device_s,
             batch_size=self._batch_size,
-            shadows=self.kin.shadows() if self.kin is not None else (),
+            shadows=self.shared_weights.shadows() if self.shared_weights is not None else (),
         )

@@ -87,9 +87,13 @@ class Acceptance:
             return None
         accepts, trials = (sum(column) for column in zip(*tested, strict=True))
         effect = design_effect(
-            len(tested), accepts, trials, sum(a * a for a, _ in tested), sum(n * n for _, n in tested),
+            len(tested),
+            accepts,
+            trials,
+            sum(a * a for a, _ in tested),
+            sum(n * n for _, n in tested),
             sum(a * n for a, n in tested),
-        )  # fmt: skip
+        )
         return wilson(accepts, trials, effect)
 
 

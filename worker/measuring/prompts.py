@@ -19,7 +19,7 @@ from alphaloop.errors import ConfigError, MessageError
 from alphaloop.messages import Job, Purpose
 from alphaloop.settings import Settings, TaskSettings
 from worker.engine import Engine, PreparedJob
-from worker.validation import sampling_of
+from worker.intake.validation import sampling_of
 
 MIN_PROMPTS: Final = 10
 FEW_PROMPTS: Final = 30

@@ -224,9 +224,19 @@ def long_tail(e: Evidence) -> str | None:
 
 #: In the order in which they are told.
 REASONS: Final = (
-    account, low_acceptance, nothing_proposed, k_too_high, temperature, tokenizer, domain, draft_cost, wide_pass,
-    prompt_dominated, short_outputs, long_tail,
-)  # fmt: skip
+    account,
+    low_acceptance,
+    nothing_proposed,
+    k_too_high,
+    temperature,
+    tokenizer,
+    domain,
+    draft_cost,
+    wide_pass,
+    prompt_dominated,
+    short_outputs,
+    long_tail,
+)
 
 
 def reasons(evidence: Evidence) -> Iterator[tuple[str, str]]:

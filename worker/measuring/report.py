@@ -72,9 +72,15 @@ class Report:
 
 
 def report_of(
-    setup: Setup, measured: Measured, exactness: Mapping[Candidate, Exactness], greedy: Mapping[str, GreedySample],
-    records: Records, footprint: Footprint, notes: Sequence[str], num_turns_planned: int,
-) -> Report:  # fmt: skip
+    setup: Setup,
+    measured: Measured,
+    exactness: Mapping[Candidate, Exactness],
+    greedy: Mapping[str, GreedySample],
+    records: Records,
+    footprint: Footprint,
+    notes: Sequence[str],
+    num_turns_planned: int,
+) -> Report:
     """Judge every candidate. `greedy` holds, by drafter, a greedy sample at its best k.
 
     There must be a finished turn.
@@ -90,19 +96,36 @@ def report_of(
         siblings = [other for other in found if other.candidate.drafter == name and other is not own]
         is_best = all(other.ratio.median <= own.ratio.median for other in siblings)
         evidence = Evidence(
-            own, vanilla, setup.bar, costs, siblings, setup.batch, setup.temperature,
-            greedy.get(name) if is_best else None, records.findings.get(name, ()), records.held_out.get(name),
-        )  # fmt: skip
+            own,
+            vanilla,
+            setup.bar,
+            costs,
+            siblings,
+            setup.batch,
+            setup.temperature,
+            greedy.get(name) if is_best else None,
+            records.findings.get(name, ()),
+            records.held_out.get(name),
+        )
         told = () if judgement.verdict is Verdict.SHIP else tuple(reasons(evidence))
         rows.append(Row(own, judgement, costs, told))
     shipped = max(
         (row for row in rows if row.judgement.verdict is Verdict.SHIP),
-        key=lambda row: row.figures.ratio.median, default=None,
-    )  # fmt: skip
+        key=lambda row: row.figures.ratio.median,
+        default=None,
+    )
     return Report(
-        setup, len(measured.turns), num_turns_planned, vanilla, tuple(rows), footprint, tuple(notes), shipped,
-        _rivals(shipped, rows), measured.is_interrupted,
-    )  # fmt: skip
+        setup,
+        len(measured.turns),
+        num_turns_planned,
+        vanilla,
+        tuple(rows),
+        footprint,
+        tuple(notes),
+        shipped,
+        _rivals(shipped, rows),
+        measured.is_interrupted,
+    )
 
 
 def best_of(rows: Sequence[Row], drafter: str) -> Row:

@@ -82,9 +82,12 @@ def _speeds(report: Report) -> object:
     for row in report.rows:
         verdict = row.judgement.verdict
         made.add_row(
-            row.candidate.name, rate(row.figures.tokens_per_s), Text(_ratio(row.figures.ratio)),
-            f"{row.figures.ratio_of_totals:.2f}", Text(verdict.upper(), style=_STYLES[verdict]),
-        )  # fmt: skip
+            row.candidate.name,
+            rate(row.figures.tokens_per_s),
+            Text(_ratio(row.figures.ratio)),
+            f"{row.figures.ratio_of_totals:.2f}",
+            Text(verdict.upper(), style=_STYLES[verdict]),
+        )
     return made
 
 
@@ -117,16 +120,25 @@ def _figure(value: float) -> str:
 
 def _acceptance(rows: Sequence[Row]) -> object:
     made = table(
-        "acceptance", "tokens a round", "proposed", "empty", "α [95 %]", "α_1, α_2 …",
+        "acceptance",
+        "tokens a round",
+        "proposed",
+        "empty",
+        "α [95 %]",
+        "α_1, α_2 …",
         right=["tokens a round", "proposed", "empty"],
-    )  # fmt: skip
+    )
     for row in rows:
         seen = row.figures.acceptance
         by_position = [seen.counts.alpha_at(i) for i in range(1, len(seen.counts.trials) + 1)]
         made.add_row(
-            row.candidate.name, f"{seen.tokens_per_round:.2f}", f"{seen.proposed_per_round:.2f}",
-            f"{100 * seen.empty_share:.0f} %", share_with_interval(seen.alpha), " ".join(share(a) for a in by_position),
-        )  # fmt: skip
+            row.candidate.name,
+            f"{seen.tokens_per_round:.2f}",
+            f"{seen.proposed_per_round:.2f}",
+            f"{100 * seen.empty_share:.0f} %",
+            share_with_interval(seen.alpha),
+            " ".join(share(a) for a in by_position),
+        )
     return made
 
 

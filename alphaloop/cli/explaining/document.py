@@ -28,7 +28,7 @@ def document(found: Explanation) -> dict[str, Any]:
             "target_ms": found.context.objective.target_ms if found.context.objective.target_ms < 1e12 else None,
         },
         "drafters": [asdict(drafter) for drafter in found.drafters],
-        "beliefs": {name: _believed(its) for name, its in found.evidence.items()},
+        "posteriors": {name: _believed(its) for name, its in found.evidence.items()},
         "costs": [asdict(point) for point in found.costs.points],
         "incumbent": asdict(found.incumbent) if found.incumbent else None,
         "decision": {
@@ -45,20 +45,20 @@ def document(found: Explanation) -> dict[str, Any]:
 
 
 def _believed(its: Evidence) -> dict[str, Any]:
-    belief = its.belief
+    posterior = its.posterior
     return {
-        "jobs": belief.jobs,
+        "jobs": posterior.jobs,
         "jobs_alike": its.jobs_alike,
-        "design_effect": belief.design_effect,
-        "kept_of_older": belief.kept,
+        "design_effect": posterior.design_effect,
+        "kept_of_older": posterior.kept,
         "segments_differ": its.is_split,
         "acceptance": [interval.mean for interval in its.acceptance],
         "acceptance_low": [interval.low for interval in its.acceptance],
         "acceptance_high": [interval.high for interval in its.acceptance],
-        "reach": belief.reach,
-        "tokens_per_round": belief.tokens,
-        "tokens_per_round_sd": belief.tokens_sd,
-        "proposed_per_round": belief.proposed,
+        "reach": posterior.reach,
+        "tokens_per_round": posterior.tokens,
+        "tokens_per_round_sd": posterior.tokens_sd,
+        "proposed_per_round": posterior.proposed,
         "borrowed": asdict(its.borrowed),
         "seen": asdict(its.seen),
     }

@@ -11,12 +11,12 @@ from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.cli.explaining.measured import Measured, measured
 from alphaloop.cli.explaining.sources import Evidence, evidence
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Choice, Decision, DecisionContext
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import splits_by_segment
 from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import splits_by_segment
-from alphaloop.deciding.recollection import Place, Recollection
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
@@ -57,7 +57,7 @@ class Explanation:
     evidence: Mapping[str, Evidence]
     segments: frozenset[str]  #: of which there is evidence
     costs: CostTable
-    incumbent: Choice | None
+    incumbent: DraftSetting | None
     decision: Decision
     measured: Measured
     window: timedelta  #: that `measured` looks back
@@ -77,27 +77,31 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
     drafters = serving(DraftRegistry(database), settings, engine.target_revision, at)
     revisions = {drafter.name: drafter.revision for drafter in drafters}
     costs = CostStore(database).load(engine.device, engine.engine, engine.target_revision, revisions)
-    recollection = _recollection(database, settings, engine, revisions, question)
+    snapshot = _snapshot(database, settings, engine, revisions, question)
     limits, log = settings.policy.limits(), DecisionLog(database)
-    context = _context(recollection, drafters, settings.tasks.get(task) or TaskSettings(), question)
+    context = _context(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), question)
     bucket = prompt_bucket(round(context.prompt_tokens or 0))
     wanted = EvidenceKey(
         task, engine.target_revision, engine.engine, question.sampling_bucket, bucket, question.segment
-    )  # fmt: skip
+    )
     found = {
         drafter.name: evidence(
-            recollection, wanted, drafter, at, limits,
-            is_split=splits_by_segment(recollection.leaves(Place(task, drafter.name, drafter.revision), at)),
+            snapshot,
+            wanted,
+            drafter,
+            at,
+            limits,
+            is_split=splits_by_segment(snapshot.leaves(Place(task, drafter.name, drafter.revision), at)),
         )
         for drafter in drafters
-    }  # fmt: skip
+    }
     where = task, engine.target_revision, engine.device, question.sampling_bucket
     incumbent = log.last_choice(*where, until=at)
-    beliefs = {name: its.belief for name, its in found.items()}
+    posteriors = {name: its.posterior for name, its in found.items()}
     window = timedelta(days=settings.worker.history_days)
     ways = TrafficStore(database).ways(
         task, engine.target_revision, engine.engine, engine.device, question.sampling_bucket, at - window, at
-    )  # fmt: skip
+    )
     return Explanation(
         question=question,
         engine=engine,
@@ -105,10 +109,10 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
         prompt_bucket=bucket,
         drafters=drafters,
         evidence=found,
-        segments=frozenset(recollection.segments(task)),
+        segments=frozenset(snapshot.segments(task)),
         costs=costs,
         incumbent=incumbent,
-        decision=decide(beliefs, drafters, costs, context, limits, incumbent=incumbent),
+        decision=decide(posteriors, drafters, costs, context, limits, incumbent=incumbent),
         measured=measured(ways),
         window=window,
         explore_share=settings.policy.explore_share,
@@ -116,9 +120,7 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
     )
 
 
-def serving(
-    registry: DraftRegistry, settings: Settings, target_revision: str, at: datetime
-) -> list[DrafterState]:  # fmt: skip
+def serving(registry: DraftRegistry, settings: Settings, target_revision: str, at: datetime) -> list[DrafterState]:
     """The configured drafters as they were last registered for this target by then.
 
     Of a status only the last change is kept, so one that changed since `at` counts as it was registered: fit.
@@ -132,33 +134,31 @@ def serving(
     }
     unfit = (DraftStatus.STALE, DraftStatus.RETIRED)
     return [
-        drafter.state(
-            name, draft.draft_revision, is_stale=draft.status in unfit and draft.status_changed_at <= at
-        )
+        drafter.state(name, draft.draft_revision, is_stale=draft.status in unfit and draft.status_changed_at <= at)
         for name, drafter in settings.models.drafters.items()
         if (draft := newest.get(name)) is not None
-    ]  # fmt: skip
+    ]
 
 
-def _recollection(
+def _snapshot(
     database: Database, settings: Settings, engine: MeasuredEngine, revisions: Mapping[str, str], question: Question
-) -> Recollection:
+) -> EvidenceSnapshot:
     half_life = timedelta(days=settings.worker.history_half_life_days)
     if question.is_now:
         rows = AcceptanceStateStore(database).look(engine.target_revision, engine.engine, revisions).rows
-        return Recollection(half_life, {row.key: row.memory for row in rows})
-    past = PastStore(database).memories(
+        return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows})
+    past = PastStore(database).evidence_by_key(
         engine.target_revision, engine.engine, question.at, half_life, task=question.task
-    )  # fmt: skip
-    return Recollection(half_life, past)
+    )
+    return EvidenceSnapshot(half_life, past)
 
 
 def _context(
-    recollection: Recollection, drafters: Sequence[DrafterState], task: TaskSettings, question: Question
+    snapshot: EvidenceSnapshot, drafters: Sequence[DrafterState], task: TaskSettings, question: Question
 ) -> DecisionContext:
     """The batch as a worker would ask about it: jobs as they usually are in the task."""
-    usual = recollection.lengths(question.task, drafters, question.at)
-    alike = recollection.lengths(question.task, drafters, question.at, question.sampling_bucket)
+    usual = snapshot.lengths(question.task, drafters, question.at)
+    alike = snapshot.lengths(question.task, drafters, question.at, question.sampling_bucket)
     limit = float(task.max_tokens)
     return DecisionContext(
         task=question.task,
@@ -168,7 +168,7 @@ def _context(
         decoding=task.decoding,
         prompt_tokens=alike.prompt_tokens or usual.prompt_tokens,
         objective=objective_of(task),
-        control_jobs=recollection.lengths(question.task, (), question.at).jobs,
+        control_jobs=snapshot.lengths(question.task, (), question.at).jobs,
         known_output_jobs=usual.jobs,
     )
 

@@ -22,8 +22,10 @@ _MAX_ALTERNATIVES: Final = 10
 #: Past this many drafters, columns of α would not fit.
 _DRAFTERS_ABREAST: Final = 2
 _AIMS: Final = {
-    Aim.TIME_PER_TOKEN: "time per token", Aim.TIME_TO_FIRST_TOKEN: "time to first token", Aim.DEADLINE: "deadline",
-}  # fmt: skip
+    Aim.TIME_PER_TOKEN: "time per token",
+    Aim.TIME_TO_FIRST_TOKEN: "time to first token",
+    Aim.DEADLINE: "deadline",
+}
 #: What a rebuilt past cannot know, said with every `--at`.
 REBUILT: Final = (
     "Evidence is made again from what is kept: by hours, of other tasks by days, and of the hour that was open job by "
@@ -92,7 +94,7 @@ def _show_evidence(found: Explanation) -> None:
 
 
 def _seen(drafter: DrafterState, its: Evidence) -> str:
-    belief, borrowed = its.belief, its.borrowed
+    posterior, borrowed = its.posterior, its.borrowed
     stale = " Flagged stale." if drafter.is_stale else ""
     if its.seen.jobs <= 0:
         return (
@@ -105,18 +107,22 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
         f"What is known of α₁ comes to {borrowed.same_jobs:.0%} from jobs just like these, {borrowed.same_task:.0%} "
         f"from others of the task, {borrowed.other_tasks:.0%} from other tasks; {borrowed.assumed:.0%} is assumed."
     )
-    if belief.design_effect > 1.05:
-        told += f" Design effect {belief.design_effect:.1f}: jobs differ, so their counts tell that much less."
-    if belief.kept < 0.99:
-        told += f" The last jobs contradict older ones, which count only {belief.kept:.0%}."
+    if posterior.design_effect > 1.05:
+        told += f" Design effect {posterior.design_effect:.1f}: jobs differ, so their counts tell that much less."
+    if posterior.kept < 0.99:
+        told += f" The last jobs contradict older ones, which count only {posterior.kept:.0%}."
     if its.is_split:
         told += " Segments differ beyond chance and are decided apart."
     return told + stale
 
 
 def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
-    kin = [other.name for other in drafters if other.is_kin_of(drafter)]
-    return f" Rounds of {' and '.join(kin)} count for it too: the weights are the same." if kin else ""
+    shared_weights = [other.name for other in drafters if other.shares_weights_with(drafter)]
+    return (
+        f" Rounds of {' and '.join(shared_weights)} count for it too: the weights are the same."
+        if shared_weights
+        else ""
+    )
 
 
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
@@ -137,7 +143,7 @@ def _position(its: Evidence, i: int) -> tuple[str, str, str]:
     if i >= len(its.acceptance):
         return "", "", ""
     tested = its.seen.trials[i] if i < len(its.seen.trials) else 0.0
-    return share_with_interval(its.acceptance[i]), f"{tested:.0f}", share(its.belief.reach[i])
+    return share_with_interval(its.acceptance[i]), f"{tested:.0f}", share(its.posterior.reach[i])
 
 
 def _show_alternatives(found: Explanation) -> None:
@@ -170,9 +176,9 @@ def _tokens_per_s(found: Explanation, option: Alternative) -> str:
     told = rate(option.tokens_per_s)
     if option.drafter is None:
         return told
-    belief, k = found.evidence[option.drafter].belief, option.num_draft_tokens
-    low = max(1.0, belief.tokens[k] - Z95 * belief.tokens_sd[k])
-    high = min(k + 1.0, belief.tokens[k] + Z95 * belief.tokens_sd[k])
+    posterior, k = found.evidence[option.drafter].posterior, option.num_draft_tokens
+    low = max(1.0, posterior.tokens[k] - Z95 * posterior.tokens_sd[k])
+    high = min(k + 1.0, posterior.tokens[k] + Z95 * posterior.tokens_sd[k])
     return f"{told} [{rate(1000 * low / option.round_ms)} {rate(1000 * high / option.round_ms)}]"
 
 

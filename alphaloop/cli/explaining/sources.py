@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from alphaloop.acceptance import Z95, EvidenceKey, Interval
-from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import PairPosterior, infer
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.memory import Memory
-from alphaloop.deciding.posterior import PairBelief, believe
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.profile import logistic
-from alphaloop.deciding.recollection import Place, Recollection
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Borrowed:
 class Evidence:
     """What is believed of one drafter, and what was seen of it."""
 
-    belief: Belief
+    posterior: Posterior
     acceptance: tuple[Interval, ...]  #: α_i
     borrowed: Borrowed
     seen: EvidenceSums  #: of the whole task, as it weighs
@@ -41,26 +41,31 @@ class Evidence:
 
 
 def evidence(
-    recollection: Recollection, wanted: EvidenceKey, drafter: DrafterState, now: datetime, limits: PolicyLimits,
-    *, is_split: bool,
-) -> Evidence:  # fmt: skip
+    snapshot: EvidenceSnapshot,
+    wanted: EvidenceKey,
+    drafter: DrafterState,
+    now: datetime,
+    limits: PolicyLimits,
+    *,
+    is_split: bool,
+) -> Evidence:
     """What is remembered and believed of `drafter` for `wanted` at `now`."""
     key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
-    leaves = recollection.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
-    belief = recollection.belief(wanted, drafter, now, limits)
-    until = max((memory.all.as_of for memory in leaves.values()), default=now)
+    leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
+    posterior = snapshot.posterior(wanted, drafter, now, limits)
+    until = max((evidence.all.as_of for evidence in leaves.values()), default=now)
     seen = sum(
-        (memory.all.faded(until, recollection.half_life) for memory in leaves.values()), start=EvidenceSums(until)
+        (evidence.all.faded(until, snapshot.half_life) for evidence in leaves.values()), start=EvidenceSums(until)
     )
     alike = leaves[key].all.jobs if key in leaves else 0.0
-    borrowed = _borrowed(recollection, leaves, key, belief, drafter, now, limits)
-    return Evidence(belief, acceptance(belief), borrowed, seen, alike, is_split)
+    borrowed = _borrowed(snapshot, leaves, key, posterior, drafter, now, limits)
+    return Evidence(posterior, acceptance(posterior), borrowed, seen, alike, is_split)
 
 
-def acceptance(belief: Belief) -> tuple[Interval, ...]:
+def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
     """α_i with 95 % bounds: those of s_i = reach_i · α_i, over reach_i."""
-    profile, found = belief.profile, []
-    for m, b, own, reach in zip(profile.mean, profile.loading, profile.own_var, belief.reach, strict=True):
+    profile, found = posterior.profile, []
+    for m, b, own, reach in zip(profile.mean, profile.loading, profile.own_var, posterior.reach, strict=True):
         wide = Z95 * math.sqrt(b * b * profile.common_var + own)
         mean, low, high = (min(1.0, logistic(m + d) / reach) if reach > 0 else 0.0 for d in (0.0, -wide, wide))
         found.append(Interval(mean, low, high))
@@ -68,14 +73,19 @@ def acceptance(belief: Belief) -> tuple[Interval, ...]:
 
 
 def _borrowed(
-    recollection: Recollection, leaves: Mapping[EvidenceKey, Memory], key: EvidenceKey, belief: Belief,
-    drafter: DrafterState, now: datetime, limits: PolicyLimits,
-) -> Borrowed:  # fmt: skip
+    snapshot: EvidenceSnapshot,
+    leaves: Mapping[EvidenceKey, KeyEvidence],
+    key: EvidenceKey,
+    posterior: Posterior,
+    drafter: DrafterState,
+    now: datetime,
+    limits: PolicyLimits,
+) -> Borrowed:
     """From the precision of logit s_1 as the sources come in: nothing, other tasks, this task, the very jobs."""
-    unknown = PairBelief.of_drafter(drafter, limits)
-    pair = recollection.pair(drafter, now, limits)
-    others = {leaf: memory for leaf, memory in leaves.items() if leaf != key}
-    stages = (unknown.for_a_task(), pair.for_a_task(), believe(others, key, drafter.max_draft_tokens, pair), belief)
+    unknown = PairPosterior.of_drafter(drafter, limits)
+    pair = snapshot.pair(drafter, now, limits)
+    others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
+    stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
     precisions: list[float] = []
     for stage in stages:
         profile = stage.profile

@@ -13,11 +13,11 @@ from typing import Final
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cli.explaining.explanation import objective_of, serving
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Choice
+from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.hindsight import Case, Compared, Hindsight, Tally
-from alphaloop.deciding.recollection import Recollection
 from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules, TaskRules
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
@@ -61,9 +61,14 @@ class Replayed:
 
 
 def replay_history(
-    database: Database, was: Settings, would: Settings, window: Window, *, seed: int,
+    database: Database,
+    was: Settings,
+    would: Settings,
+    window: Window,
+    *,
+    seed: int,
     tell: Callable[[int, int], None],
-) -> Replayed:  # fmt: skip
+) -> Replayed:
     """Decide the window again under `would`; `tell` is called with days done and jobs read. Only reads.
 
     What is held in memory grows with the number of keys and of kinds of batches, not with that of jobs.
@@ -113,7 +118,7 @@ class _Engines:
         self._past = PastStore(database)
         self._names = {EngineName(e.device, e.engine, e.target_revision) for e in EngineStore(database).measured()}
         self._replays: dict[EngineName, Replay] = {}
-        self._recollections: dict[tuple[str, str], tuple[Recollection, Recollection]] = {}
+        self._recollections: dict[tuple[str, str], tuple[EvidenceSnapshot, EvidenceSnapshot]] = {}
         self._hindsights: dict[tuple[str, str], Hindsight] = {}
         self._costs: dict[EngineName, tuple[Sequence[DrafterState], CostTable]] = {}
         self._day_ends = window.since
@@ -134,11 +139,11 @@ class _Engines:
         if name not in self._names:
             return None
         if name not in self._replays:
-            deciding, _ = self._remembered(name.target_revision, name.engine)
+            deciding, _ = self._evidence_cache(name.target_revision, name.engine)
             _, costs = self._measured(name)
             replay = Replay(
                 deciding, costs, self._rules, random.Random(f"{self._seed} {name}"), was=rules_of(self._was)
-            )  # fmt: skip
+            )
             self._serve(name, replay)
             self._replays[name] = replay
         return self._replays[name]
@@ -148,10 +153,10 @@ class _Engines:
         name = key.target_revision, key.engine
         if not any((known.target_revision, known.engine) == name for known in self._names):
             return
-        deciding, believed = self._remembered(*name)
+        deciding, inferred = self._evidence_cache(*name)
         deciding.add(key, evidence)
-        if believed is not deciding:
-            believed.add(key, evidence)
+        if inferred is not deciding:
+            inferred.add(key, evidence)
         if is_shadow:
             for engine, replay in self._replays.items():
                 if (engine.target_revision, engine.engine) == name:
@@ -162,8 +167,8 @@ class _Engines:
         for name, its in cases.items():
             subject = name.target_revision, name.engine
             if subject not in self._hindsights:
-                _, believed = self._remembered(*subject)
-                self._hindsights[subject] = Hindsight(believed, self._was.policy.limits(), self._seed)
+                _, inferred = self._evidence_cache(*subject)
+                self._hindsights[subject] = Hindsight(inferred, self._was.policy.limits(), self._seed)
             drafters, costs = self._measured(name)
             left = self._hindsights[subject].compare(its, drafters, costs, at, found.tasks)
             found.left_out["no cost was measured of how they were, or would have been, decoded"] += left
@@ -174,13 +179,15 @@ class _Engines:
         mine = job.key.drafter, job.key.draft_revision
         return not job.key.drafter or mine in {(drafter.name, drafter.revision) for drafter in drafters}
 
-    def _remembered(self, target_revision: str, engine: str) -> tuple[Recollection, Recollection]:
+    def _evidence_cache(self, target_revision: str, engine: str) -> tuple[EvidenceSnapshot, EvidenceSnapshot]:
         """For deciding, as fast as the replayed settings forget, and for hindsight, as today's do."""
         subject = target_revision, engine
         if subject not in self._recollections:
             halves = [timedelta(days=s.worker.history_half_life_days) for s in (self._would, self._was)]
             made = [
-                Recollection(half, self._past.memories(*subject, self._window.since, half, task=self._window.task))
+                EvidenceSnapshot(
+                    half, self._past.evidence_by_key(*subject, self._window.since, half, task=self._window.task)
+                )
                 for half in dict.fromkeys(halves)
             ]
             self._recollections[subject] = made[0], made[-1]
@@ -207,12 +214,10 @@ class _Engines:
 
     def _serving(self, settings: Settings, name: EngineName, at: datetime) -> list[DrafterState]:
         """Without kin: hours do not hold what rounds of one showed of another, so each is tried for itself."""
-        return [replace(one, kin="") for one in serving(self._registry, settings, name.target_revision, at)]
+        return [replace(one, shared_weights="") for one in serving(self._registry, settings, name.target_revision, at)]
 
 
-def _replay_job(
-    job: PastJob, engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed
-) -> None:  # fmt: skip
+def _replay_job(job: PastJob, engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed) -> None:
     replay = engines.replay(job.engine)
     if replay is None:
         found.left_out["an engine that was never measured"] += 1
@@ -225,7 +230,7 @@ def _replay_job(
         found.left_out["a draft revision that is not the newest, or not configured"] += 1
         return
     found.reasons[decision.reason] += 1
-    would = Choice(decision.drafter, decision.num_draft_tokens)
+    would = DraftSetting(decision.drafter, decision.num_draft_tokens)
     wanted = replace(job.key, drafter="", draft_revision="", gate="")
     case = Case(wanted, job.batch_size, job.choice, would)
     tally = cases.setdefault(job.engine, {}).setdefault(case, Tally())
@@ -234,9 +239,20 @@ def _replay_job(
 
 def _job(run: DecodeRun) -> PastJob:
     return PastJob(
-        run.key, run.device, run.purpose, run.num_draft_tokens, run.reason, run.num_prompt_tokens, run.num_tokens,
-        run.batch_size, run.device_s, run.decoded_at, run.evidence, run.is_evidence, run.decode_batch_id,
-    )  # fmt: skip
+        run.key,
+        run.device,
+        run.purpose,
+        run.num_draft_tokens,
+        run.reason,
+        run.num_prompt_tokens,
+        run.num_tokens,
+        run.batch_size,
+        run.device_s,
+        run.decoded_at,
+        run.evidence,
+        run.is_evidence,
+        run.decode_batch_id,
+    )
 
 
 _Event = tuple[datetime, EvidenceKey, EvidenceSums, DecodeRun | None]

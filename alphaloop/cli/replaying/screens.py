@@ -10,7 +10,7 @@ from typing import Any, Final
 from alphaloop.cli.moments import shown
 from alphaloop.cli.replaying.run import Replayed
 from alphaloop.cli.screen import out, paragraph, table
-from alphaloop.deciding.decision import Choice
+from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.hindsight import Compared, total
 
 _MAX_WAYS: Final = 3
@@ -123,5 +123,5 @@ def _num_changed_tokens(its: Compared) -> int:
     return sum(tokens for (was, would), tokens in its.ways.items() if was != would)
 
 
-def _named(choice: Choice) -> str:
+def _named(choice: DraftSetting) -> str:
     return f"{choice.drafter} k={choice.num_draft_tokens}" if choice.drafter else "vanilla"

@@ -33,8 +33,10 @@ class EmaTiers:
 
     def restart(self) -> None:
         """All is forgotten."""
-        self._slots = {size: _Slot(tuple(t for t in tiers if t <= self._most), DOWN_HYSTERESIS[size])
-                       for size, tiers in SLOTS.items()}  # fmt: skip
+        self._slots = {
+            size: _Slot(tuple(t for t in tiers if t <= self._most), DOWN_HYSTERESIS[size])
+            for size, tiers in SLOTS.items()
+        }
 
     def begin(self, batch: Batch, drafts: Drafts, index: int) -> None:
         """The slot of this load; otherwise it looks at steps, not at jobs."""

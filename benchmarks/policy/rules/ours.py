@@ -10,19 +10,19 @@ from typing import Final, Protocol, TypeAlias
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
-from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import PairPosterior, infer_all
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.memory import Memory
-from alphaloop.deciding.policy import Choice as Kept
 from alphaloop.deciding.policy import Decision, DecisionContext, Reason, decide
-from alphaloop.deciding.posterior import PairBelief, believe_all
+from alphaloop.deciding.policy import DraftSetting as Kept
+from alphaloop.deciding.posterior import Posterior
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
 from benchmarks.policy.scenario import Scenario
 from benchmarks.policy.stream import Cell
-from worker.costs import LiveCosts
+from worker.costs.live import LiveCosts
 from worker.engine import Step
 
 #: worker.history_half_life_days
@@ -67,7 +67,7 @@ class CalibratedCosts:
 
 def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> Costs:
     """The worker's own live costs where the scenario's are wrong; left out elsewhere, to save time."""
-    if not scenario.believed:
+    if not scenario.inferred:
         return CalibratedCosts(points)
     return LiveCosts(
         tuple(points), half_life=CORRECTION_HALF_LIFE, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0
@@ -84,30 +84,30 @@ class Evidence:
         ]
         self.scored = [drafter for drafter in self.drafters if drafter.is_scored]
         self._limits = limits
-        self._memories: dict[str, dict[EvidenceKey, Memory]] = {}
+        self._memories: dict[str, dict[EvidenceKey, KeyEvidence]] = {}
         self._lengths: dict[str, EvidenceSums] = {}
-        self._beliefs: dict[tuple[Cell, str], tuple[datetime, Belief]] = {}
+        self._posteriors: dict[tuple[Cell, str], tuple[datetime, Posterior]] = {}
         self._waiting: dict[tuple[str, str], list[tuple[EvidenceKey, EvidenceSums]]] = {}
-        self._pairs: dict[str, PairBelief] = {}
+        self._pairs: dict[str, PairPosterior] = {}
         self._pairs_due = 0
 
-    def beliefs(self, cell: Cell, now: datetime) -> dict[str, Belief]:
+    def posteriors(self, cell: Cell, now: datetime) -> dict[str, Posterior]:
         """Of every drafter; made anew when it was used or scored in this task, or when the old one has aged."""
         if self._pairs_due <= 0:
             self._pairs, self._pairs_due = self._of_all_tasks(now), PAIR_REFRESH
         self._pairs_due -= 1
         found = {}
         for drafter in self.drafters:
-            at, belief = self._beliefs.get((cell, drafter.name), (None, None))
-            if at is None or belief is None or now - at > REFRESH:
-                memories = {
-                    key: memory.faded(now, HALF_LIFE)
-                    for key, memory in self._memories.get(cell.task, {}).items()
+            at, posterior = self._posteriors.get((cell, drafter.name), (None, None))
+            if at is None or posterior is None or now - at > REFRESH:
+                evidence_by_key = {
+                    key: evidence.faded(now, HALF_LIFE)
+                    for key, evidence in self._memories.get(cell.task, {}).items()
                     if key.drafter == drafter.name
                 }
-                belief = believe_all(memories, _key(cell), [drafter], self._limits, self._pairs)[drafter.name]
-                self._beliefs[cell, drafter.name] = (now, belief)
-            found[drafter.name] = belief
+                posterior = infer_all(evidence_by_key, _key(cell), [drafter], self._limits, self._pairs)[drafter.name]
+                self._posteriors[cell, drafter.name] = (now, posterior)
+            found[drafter.name] = posterior
         return found
 
     def expected_tokens(self, task: str) -> tuple[float, float]:
@@ -117,7 +117,7 @@ class Evidence:
 
     def vanilla_jobs(self, task: str) -> float:
         """Jobs of this task that were decoded without a drafter."""
-        return sum(memory.all.jobs for key, memory in self._memories.get(task, {}).items() if not key.drafter)
+        return sum(evidence.all.jobs for key, evidence in self._memories.get(task, {}).items() if not key.drafter)
 
     def add(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
         """The batch's counts, and those of drafters that its texts are replayed to."""
@@ -136,8 +136,8 @@ class Evidence:
         key = replace(_key(batch.cell), drafter=drafter, draft_revision="r1" if drafter else "")
         waiting = self._waiting.setdefault((task, drafter), [])
         waiting.append((key, seen))
-        memories = self._memories.setdefault(task, {})
-        known = sum(memory.all.jobs for key, memory in memories.items() if key.drafter == drafter)
+        evidence_by_key = self._memories.setdefault(task, {})
+        known = sum(evidence.all.jobs for key, evidence in evidence_by_key.items() if key.drafter == drafter)
         if sum(jobs.jobs for _, jobs in waiting) < min(MOST_WAITING, WAITING_SHARE * known):
             return
         added: dict[EvidenceKey, EvidenceSums] = {}
@@ -146,20 +146,22 @@ class Evidence:
             jobs = replace(jobs, as_of=batch.now)
             added[key] = added[key] + jobs if key in added else jobs
         for key, jobs in added.items():
-            memories[key] = memories.get(key, Memory.empty(batch.now)).with_job(jobs, HALF_LIFE)
+            evidence_by_key[key] = evidence_by_key.get(key, KeyEvidence.empty(batch.now)).with_job(jobs, HALF_LIFE)
         del self._waiting[task, drafter]
-        for stale in [known for known in self._beliefs if known[0].task == task and known[1] == drafter]:
-            del self._beliefs[stale]
+        for stale in [known for known in self._posteriors if known[0].task == task and known[1] == drafter]:
+            del self._posteriors[stale]
 
-    def _of_all_tasks(self, now: datetime) -> dict[str, PairBelief]:
+    def _of_all_tasks(self, now: datetime) -> dict[str, PairPosterior]:
         found = {}
         for drafter in self.drafters:
             tasks = []
-            for memories in self._memories.values():
-                mine = [m.all.faded(now, HALF_LIFE) for key, m in memories.items() if key.drafter == drafter.name]
+            for evidence_by_key in self._memories.values():
+                mine = [
+                    m.all.faded(now, HALF_LIFE) for key, m in evidence_by_key.items() if key.drafter == drafter.name
+                ]
                 if mine:
                     tasks.append(sum(mine[1:], mine[0]))
-            found[drafter.name] = PairBelief.of_drafter(drafter, self._limits, tasks)
+            found[drafter.name] = PairPosterior.of_drafter(drafter, self._limits, tasks)
         return found
 
 
@@ -168,7 +170,7 @@ _Kind: TypeAlias = tuple[str, str, str, int]
 
 
 class Ours:
-    """The policy with its default limits, asked as `worker.deciding` asks it."""
+    """The policy with its default limits, asked as `worker.deciding.decider` asks it."""
 
     def __init__(self, scenario: Scenario, points: Iterable[CostPoint], seed: int) -> None:
         self._limits = PolicyLimits()
@@ -190,15 +192,23 @@ class Ours:
         kind, subject = (cell.task, cell.sampling, cell.prompt, batch.num_jobs), (cell.task, cell.sampling)
         expected, known = self._evidence.expected_tokens(cell.task)
         context = DecisionContext(
-            task=cell.task, batch=batch.num_jobs, expected_tokens=expected, draw=self._rng.random(),
-            prompt_tokens=cell.prompt_tokens, known_output_jobs=known,
+            task=cell.task,
+            batch=batch.num_jobs,
+            expected_tokens=expected,
+            draw=self._rng.random(),
+            prompt_tokens=cell.prompt_tokens,
+            known_output_jobs=known,
             control_jobs=self._evidence.vanilla_jobs(cell.task),
-        )  # fmt: skip
+        )
         decision = decide(
-            self._evidence.beliefs(cell, batch.now), self._evidence.drafters, self._costs.table, context, self._limits,
+            self._evidence.posteriors(cell, batch.now),
+            self._evidence.drafters,
+            self._costs.table,
+            context,
+            self._limits,
             incumbent=self._kept.get(kind, self._logged.get(subject)),
             budget=self._budgets.get(subject, ExplorationBudget()) if explores else None,
-        )  # fmt: skip
+        )
         if decision.kept is not None:
             self._kept[kind] = self._logged[subject] = decision.kept
         if decision.budget is not None:
@@ -214,10 +224,17 @@ class Ours:
                 self._budgets[subject] = self._budgets[subject].used(drafter.name)
         verify_ms, draft_ms = decoded.round_ms
         step = Step(
-            finished=(), deltas=(), batch=batch.num_jobs, width=choice.num_draft_tokens + 1,
-            wall_s=(verify_ms + draft_ms) / 1000, draft_s=draft_ms / 1000, verify_s=verify_ms / 1000,
-            num_positions=round(batch.num_jobs * decoded.mean_width), context=256, drafter=choice.drafter,
-        )  # fmt: skip
+            finished=(),
+            deltas=(),
+            batch=batch.num_jobs,
+            width=choice.num_draft_tokens + 1,
+            wall_s=(verify_ms + draft_ms) / 1000,
+            draft_s=draft_ms / 1000,
+            verify_s=verify_ms / 1000,
+            num_positions=round(batch.num_jobs * decoded.mean_width),
+            context=256,
+            drafter=choice.drafter,
+        )
         for _ in range(CORRECTING_ROUNDS):
             self._costs.observe(step)
 
@@ -242,6 +259,10 @@ class EpsilonOverBeliefs(Ours):
 
 def _key(cell: Cell) -> EvidenceKey:
     return EvidenceKey(
-        task=cell.task, target_revision="t1", engine="simulated", sampling_bucket=cell.sampling,
-        prompt_bucket=cell.prompt, segment=cell.segment,
-    )  # fmt: skip
+        task=cell.task,
+        target_revision="t1",
+        engine="simulated",
+        sampling_bucket=cell.sampling,
+        prompt_bucket=cell.prompt,
+        segment=cell.segment,
+    )

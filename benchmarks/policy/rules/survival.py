@@ -32,10 +32,10 @@ RIDGE: Final = 1e-3
 class Survival:
     """One drafter, a length of its own for each sequence of a step; predictions for all tasks, in the process."""
 
-    def __init__(self, drafter: str, num_draft_tokens: int, believed: Costs) -> None:
+    def __init__(self, drafter: str, num_draft_tokens: int, inferred: Costs) -> None:
         self.drafter = drafter
         self._k = num_draft_tokens
-        self._believed = believed
+        self._believed = inferred
         self._ms: dict[tuple[int, int], list[float]] = {}
         self.restart()
 

@@ -157,20 +157,30 @@ def test_positions_count_from_one() -> None:
 @pytest.mark.parametrize(
     ("temperature", "also", "bucket"),
     [
-        (0.0, {"is_cut": True, "is_reproducible": True}, "greedy"), (0.0, {"is_adjusted": True}, "greedy,adjusted"),
-        (0.5, {}, "t<=0.5"), (0.51, {}, "t<=1.0"), (1.0, {"is_cut": True}, "t<=1.0,cut"), (1.01, {}, "t>1.0"),
-        (1e-9, {}, "t<=0.5"), (1.0, {"is_reproducible": True}, "t<=1.0,seeded"),
+        (0.0, {"is_cut": True, "is_reproducible": True}, "greedy"),
+        (0.0, {"is_adjusted": True}, "greedy,adjusted"),
+        (0.5, {}, "t<=0.5"),
+        (0.51, {}, "t<=1.0"),
+        (1.0, {"is_cut": True}, "t<=1.0,cut"),
+        (1.01, {}, "t>1.0"),
+        (1e-9, {}, "t<=0.5"),
+        (1.0, {"is_reproducible": True}, "t<=1.0,seeded"),
         (0.7, {"is_cut": True, "is_reproducible": True, "is_adjusted": True}, "t<=1.0,cut,seeded,adjusted"),
     ],
-)  # fmt: skip
+)
 def test_sampling_buckets(temperature: float, also: dict[str, bool], bucket: str) -> None:
     assert sampling_bucket(temperature, **also) == bucket
 
 
 def test_prompt_buckets_include_their_limit() -> None:
     assert [prompt_bucket(n) for n in (1, 256, 257, 1024, 4096, 4097)] == [
-        "<=256", "<=256", "<=1024", "<=1024", "<=4096", ">4096",
-    ]  # fmt: skip
+        "<=256",
+        "<=256",
+        "<=1024",
+        "<=1024",
+        "<=4096",
+        ">4096",
+    ]
 
 
 def test_wilsons_interval_has_its_published_values() -> None:
@@ -197,9 +207,13 @@ def test_without_trials_everything_is_possible() -> None:
 
 def sums(jobs: Sequence[tuple[int, int]]) -> tuple[int, int, int, int, int, int]:
     return (
-        len(jobs), sum(a for a, _ in jobs), sum(n for _, n in jobs), sum(a * a for a, _ in jobs),
-        sum(n * n for _, n in jobs), sum(a * n for a, n in jobs),
-    )  # fmt: skip
+        len(jobs),
+        sum(a for a, _ in jobs),
+        sum(n for _, n in jobs),
+        sum(a * a for a, _ in jobs),
+        sum(n * n for _, n in jobs),
+        sum(a * n for a, n in jobs),
+    )
 
 
 def test_independent_tokens_have_no_design_effect_and_identical_ones_their_cluster_size(rng: random.Random) -> None:

@@ -19,10 +19,29 @@ from tests.fixtures.cli import Cli
 
 LEAVES = [(name, context) for name, context in commands() if not isinstance(context.command, TyperGroup)]
 NAMES = {
-    "demo", "up", "down", "worker", "scheduler", "enqueue", "status", "explain", "replay", "report", "cancel",
-    "calibrate", "check-pair", "measure", "migrate", "draft train", "draft register", "draft list", "dlq list",
-    "probes add", "probes list", "kafka install",
-}  # fmt: skip
+    "demo",
+    "up",
+    "down",
+    "worker",
+    "scheduler",
+    "enqueue",
+    "status",
+    "explain",
+    "replay",
+    "report",
+    "cancel",
+    "calibrate",
+    "check-pair",
+    "measure",
+    "migrate",
+    "draft train",
+    "draft register",
+    "draft list",
+    "dlq list",
+    "probes add",
+    "probes list",
+    "kafka install",
+}
 
 
 def test_every_command_is_there() -> None:
@@ -65,11 +84,21 @@ def test_version(cli: Cli) -> None:
     assert cli("--version").out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [
-    ("enqueue",), ("enqueue", "--prompt", "p"), ("enqueue", "--file", "x", "--prompt", "p", "--task", "code"),
-    ("enqueue", "--prompt", "p", "--task", "code", "--max-tokens", "0"), ("nonesuch",), ("scheduler", "sometimes"),
-    ("report", "--json", "--html", "x"), ("cancel",), ("explain",), ("status", "--nonesuch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("enqueue",),
+        ("enqueue", "--prompt", "p"),
+        ("enqueue", "--file", "x", "--prompt", "p", "--task", "code"),
+        ("enqueue", "--prompt", "p", "--task", "code", "--max-tokens", "0"),
+        ("nonesuch",),
+        ("scheduler", "sometimes"),
+        ("report", "--json", "--html", "x"),
+        ("cancel",),
+        ("explain",),
+        ("status", "--nonesuch"),
+    ],
+)
 def test_wrong_usage_ends_with_2(cli: Cli, arguments: tuple[str, ...]) -> None:
     ran = cli(*arguments)
     assert ran.code == 2
@@ -77,10 +106,21 @@ def test_wrong_usage_ends_with_2(cli: Cli, arguments: tuple[str, ...]) -> None:
     assert "Usage: alphaloop" in ran.err
 
 
-@pytest.mark.parametrize("arguments", [
-    ("status",), ("explain", "code"), ("report",), ("migrate",), ("cancel", "x"), ("dlq", "list"), ("probes", "list"),
-    ("enqueue", "--task", "code", "--prompt", "p"), ("worker",), ("scheduler", "once"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status",),
+        ("explain", "code"),
+        ("report",),
+        ("migrate",),
+        ("cancel", "x"),
+        ("dlq", "list"),
+        ("probes", "list"),
+        ("enqueue", "--task", "code", "--prompt", "p"),
+        ("worker",),
+        ("scheduler", "once"),
+    ],
+)
 def test_without_servers_the_hint_names_up(cli: Cli, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     ran = cli("--data-dir", tmp_path, *arguments)
     assert ran.code == 1

@@ -61,10 +61,13 @@ def test_openai_batch_line() -> None:
     assert error(line).field == "task"
 
 
-@pytest.mark.parametrize("line", [
-    {"task": "code", "prompt": "p", "max_completion_tokens": 100},
-    {"task": "code", "body": {"prompt": "p", "max_completion_tokens": 100, "temperature": 2}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"task": "code", "prompt": "p", "max_completion_tokens": 100},
+        {"task": "code", "body": {"prompt": "p", "max_completion_tokens": 100, "temperature": 2}},
+    ],
+)
 def test_flags_win_over_the_line(line: dict[str, Any]) -> None:
     overrides = Overrides(
         body={"max_tokens": 5, "temperature": 0.0}, top={"decoding": "vanilla", "segment": "gold", "batch_id": "b"}
@@ -79,23 +82,26 @@ def test_the_line_s_task_wins_over_the_default() -> None:
     assert job({"prompt": "p"}, task="code").task == "code"
 
 
-@pytest.mark.parametrize(("line", "code", "field"), [
-    (b"not json", "malformed_message", None),
-    (b"[1, 2]", "malformed_message", None),
-    (b'{"task": "code", "prompt": "\xff"}', "malformed_message", None),
-    (b'{"task": "code", "prompt": NaN}', "malformed_message", None),
-    (b"[" * 100_000, "malformed_message", None),
-    (b'{"a":' * 40 + b"1" + b"}" * 40, "invalid_field", "task"),
-    (b'{"task": "code", "prompt": "p", "x": ' + b"[" * 40 + b"]" * 40 + b"}", "malformed_message", None),
-    (b'{"task": "code", "prompt": "' + b"a" * (1 << 20) + b'"}', "malformed_message", None),
-    (b'{"task": "code", "prompt": "\\ud800"}', "invalid_field", "body.messages.0.content"),
-    (b'{"task": "code", "prompt": ""}', "invalid_field", "body"),
-    (b'{"task": "code", "prompt": "p", "temperature": 3}', "invalid_field", "body.temperature"),
-    (b'{"task": 3, "prompt": "p"}', "invalid_field", "task"),
-    (b'{"task": "Code!", "prompt": "p"}', "invalid_field", "task"),
-    (b'{"task": "nonesuch", "prompt": "p"}', "unknown_task", "task"),
-    (b'{"task": "code"}', "invalid_field", "body"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "code", "field"),
+    [
+        (b"not json", "malformed_message", None),
+        (b"[1, 2]", "malformed_message", None),
+        (b'{"task": "code", "prompt": "\xff"}', "malformed_message", None),
+        (b'{"task": "code", "prompt": NaN}', "malformed_message", None),
+        (b"[" * 100_000, "malformed_message", None),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "invalid_field", "task"),
+        (b'{"task": "code", "prompt": "p", "x": ' + b"[" * 40 + b"]" * 40 + b"}", "malformed_message", None),
+        (b'{"task": "code", "prompt": "' + b"a" * (1 << 20) + b'"}', "malformed_message", None),
+        (b'{"task": "code", "prompt": "\\ud800"}', "invalid_field", "body.messages.0.content"),
+        (b'{"task": "code", "prompt": ""}', "invalid_field", "body"),
+        (b'{"task": "code", "prompt": "p", "temperature": 3}', "invalid_field", "body.temperature"),
+        (b'{"task": 3, "prompt": "p"}', "invalid_field", "task"),
+        (b'{"task": "Code!", "prompt": "p"}', "invalid_field", "task"),
+        (b'{"task": "nonesuch", "prompt": "p"}', "unknown_task", "task"),
+        (b'{"task": "code"}', "invalid_field", "body"),
+    ],
+)
 def test_bad_lines_name_their_field(line: bytes, code: str, field: str | None) -> None:
     found = error(line)
     assert (found.code, found.field) == (code, field)
@@ -133,7 +139,7 @@ fields = st.fixed_dictionaries(
         "prompt": st.text(min_size=1) | json_values,
         "max_tokens": st.integers(1, 99) | json_values,
     },
-)  # fmt: skip
+)
 
 
 @given(st.one_of(fields.map(lambda value: json.dumps(value).encode()), st.binary(max_size=80)))

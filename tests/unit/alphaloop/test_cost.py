@@ -101,9 +101,10 @@ def test_a_drafter_that_seldom_proposes_seldom_widens_the_pass() -> None:
 
 
 @given(
-    st.lists(st.floats(1.0, 100.0), min_size=2, max_size=9), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8),
+    st.lists(st.floats(1.0, 100.0), min_size=2, max_size=9),
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8),
     st.data(),
-)  # fmt: skip
+)
 def test_the_pass_of_one_sequence_costs_the_mean_over_its_widths(
     times: list[float], lasting: list[float], data: st.DataObject
 ) -> None:
@@ -138,10 +139,11 @@ def test_a_longer_context_costs_its_ratio_at_shapes_that_were_not_measured_there
 
 @given(
     st.dictionaries(
-        st.tuples(st.integers(1, 16), st.integers(1, 17), st.sampled_from([64, 256, 2048])), st.floats(0.1, 1e4),
+        st.tuples(st.integers(1, 16), st.integers(1, 17), st.sampled_from([64, 256, 2048])),
+        st.floats(0.1, 1e4),
         min_size=1,
     )
-)  # fmt: skip
+)
 def test_every_measured_point_of_any_context_comes_back(points: dict[tuple[int, int, int], float]) -> None:
     costs = CostTable(CostPoint(None, b, w, ms, 5, context) for (b, w, context), ms in points.items())
     for (batch, width, context), ms in points.items():

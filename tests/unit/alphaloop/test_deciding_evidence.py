@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.evidence import SUMS, EvidenceSums, InconsistentEvidence
-from alphaloop.deciding.memory import Memory
+from alphaloop.deciding.key_evidence import KeyEvidence
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -96,25 +96,25 @@ def test_the_sums_do_not_depend_on_the_order_of_arrival(found: list[EvidenceSums
 
 @given(found=st.lists(jobs(), max_size=40))
 def test_what_came_lately_is_part_of_all(found: list[EvidenceSums]) -> None:
-    memory = Memory.empty(NOON)
+    evidence = KeyEvidence.empty(NOON)
     for one in found:
-        memory = memory.with_job(one, HALF_LIFE)
-    older = memory.all - memory.lately
+        evidence = evidence.with_job(one, HALF_LIFE)
+    older = evidence.all - evidence.recent
     for name in SUMS:
         values = getattr(older, name)
         assert all(v >= 0 for v in (values if isinstance(values, tuple) else (values,)))
-    assert older.jobs + memory.lately.jobs == pytest.approx(memory.all.jobs)
-    assert memory.all.jobs <= len(found) + 1e-9
+    assert older.jobs + evidence.recent.jobs == pytest.approx(evidence.all.jobs)
+    assert evidence.all.jobs <= len(found) + 1e-9
 
 
 def test_lately_is_a_few_dozen_jobs_however_many_there_were() -> None:
-    memory = Memory.empty(NOON)
+    evidence = KeyEvidence.empty(NOON)
     for _ in range(300):
-        memory = memory.with_job(job([1, 2], 3), HALF_LIFE)
-    assert memory.all.jobs == pytest.approx(300)
-    assert memory.lately.jobs == pytest.approx(1 / (1 - 2 ** (-1 / 16)), rel=1e-3)
-    assert 40 < memory.lately.effective_jobs < 50
-    assert memory.all.effective_jobs == pytest.approx(300)
+        evidence = evidence.with_job(job([1, 2], 3), HALF_LIFE)
+    assert evidence.all.jobs == pytest.approx(300)
+    assert evidence.recent.jobs == pytest.approx(1 / (1 - 2 ** (-1 / 16)), rel=1e-3)
+    assert 40 < evidence.recent.effective_jobs < 50
+    assert evidence.all.effective_jobs == pytest.approx(300)
 
 
 def test_half_a_life_later_a_job_weighs_half_and_its_square_a_quarter() -> None:
@@ -133,20 +133,20 @@ def test_sums_of_different_moments_are_not_added() -> None:
 
 
 def test_what_the_last_jobs_contradict_is_forgotten_and_nothing_else() -> None:
-    memory = Memory.empty(NOON)
+    evidence = KeyEvidence.empty(NOON)
     for _ in range(200):
-        memory = memory.with_job(job([3, 2, 3, 1, 3, 3, 2, 3, 3, 3] * 3, 3), HALF_LIFE)
-    assert memory.all.jobs == pytest.approx(200)
+        evidence = evidence.with_job(job([3, 2, 3, 1, 3, 3, 2, 3, 3, 3] * 3, 3), HALF_LIFE)
+    assert evidence.all.jobs == pytest.approx(200)
     for _ in range(12):
-        memory = memory.with_job(job([0, 1, 0, 0, 0, 1, 0, 0, 0, 0] * 3, 3), HALF_LIFE)
-    assert memory.all.jobs < 40
-    assert memory.all.accepts[0] / memory.all.chances[0] < 0.75  # from .97; two thirds of the jobs are the old ones
+        evidence = evidence.with_job(job([0, 1, 0, 0, 0, 1, 0, 0, 0, 0] * 3, 3), HALF_LIFE)
+    assert evidence.all.jobs < 40
+    assert evidence.all.accepts[0] / evidence.all.chances[0] < 0.75  # from .97; two thirds of the jobs are the old ones
 
 
 def test_a_night_takes_the_last_jobs_out_of_lately_and_leaves_them_in_all() -> None:
-    memory = Memory.empty(NOON)
+    evidence = KeyEvidence.empty(NOON)
     for _ in range(20):
-        memory = memory.with_job(job([1, 2], 3), HALF_LIFE)
-    rested = memory.faded(NOON + timedelta(hours=18), HALF_LIFE)
-    assert rested.lately.jobs == pytest.approx(memory.lately.jobs / 8)
-    assert rested.all.jobs == pytest.approx(memory.all.jobs * 2 ** (-0.25))
+        evidence = evidence.with_job(job([1, 2], 3), HALF_LIFE)
+    rested = evidence.faded(NOON + timedelta(hours=18), HALF_LIFE)
+    assert rested.recent.jobs == pytest.approx(evidence.recent.jobs / 8)
+    assert rested.all.jobs == pytest.approx(evidence.all.jobs * 2 ** (-0.25))

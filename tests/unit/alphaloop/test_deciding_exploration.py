@@ -6,92 +6,94 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.exploration import ExplorationBudget, control_due, loss, worth_trying
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.profile import Profile
 
 LIMITS = PolicyLimits()
 VANILLA = Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0)
 
 
-def believed(alpha: float, sd: float, *, own_sd: float = 0.01, k: int = 4, jobs: float = 50.0) -> Belief:
+def inferred(alpha: float, sd: float, *, own_sd: float = 0.01, k: int = 4, jobs: float = 50.0) -> Posterior:
     mean = (math.log(alpha / (1 - alpha)),) * k
-    return Belief(Profile(mean, sd**2, (own_sd**2,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
+    return Posterior(Profile(mean, sd**2, (own_sd**2,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
 
 
-def alternative(name: str, k: int, belief: Belief, round_ms: float) -> Alternative:
-    tokens = belief.tokens[k]
+def alternative(name: str, k: int, posterior: Posterior, round_ms: float) -> Alternative:
+    tokens = posterior.tokens[k]
     speedup = 30.0 * tokens / round_ms
     return Alternative(name, k, tokens, round_ms, speedup, 0.9 * speedup, 1.1 * speedup, 1 / tokens)
 
 
 def rich() -> ExplorationBudget:
-    return ExplorationBudget(balance=1e4, control=1e4, earned=2e4, unseen={})
+    return ExplorationBudget(balance=1e4, control=1e4, accrued=2e4, unseen={})
 
 
 def test_certainty_ends_exploration() -> None:
     tried = []
     for sd in (1.0, 0.5, 0.2, 0.05, 0.01):
-        belief = believed(0.2, sd)
-        rival = alternative("draft", 1, belief, 42.0)
+        posterior = inferred(0.2, sd)
+        rival = alternative("draft", 1, posterior, 42.0)
         assert rival.speedup < 0.9
-        tried.append(worth_trying(VANILLA, [VANILLA, rival], {"draft": belief}, rich(), LIMITS, 1, 100.0) is not None)
+        tried.append(
+            worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is not None
+        )
     assert tried == sorted(tried, reverse=True)
     assert tried[0]
     assert not tried[-1]
 
 
 def test_nothing_is_tried_that_the_budget_cannot_pay() -> None:
-    belief = believed(0.3, 1.0)
-    rival = alternative("draft", 1, belief, 42.0)
+    posterior = inferred(0.3, 1.0)
+    rival = alternative("draft", 1, posterior, 42.0)
     price = loss(VANILLA, rival, 100.0)
     assert price == pytest.approx(100 * (1 / rival.speedup - 1))
     for balance, is_tried in ((price - 0.1, False), (price + 0.1, True)):
-        budget = ExplorationBudget(balance=balance, earned=balance, unseen={})
-        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": belief}, budget, LIMITS, 1, 100.0)
+        budget = ExplorationBudget(balance=balance, accrued=balance, unseen={})
+        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
         assert (trial is not None) == is_tried
 
 
 def test_vanilla_and_shorter_drafts_are_no_news() -> None:
-    belief = believed(0.6, 0.5, own_sd=1.5)
-    three = alternative("draft", 3, belief, 40.0)
-    one, four = alternative("draft", 1, belief, 27.5), alternative("draft", 4, belief, 43.0)
-    found = worth_trying(three, [three, VANILLA, one, four], {"draft": belief}, rich(), LIMITS, 1, 100.0)
+    posterior = inferred(0.6, 0.5, own_sd=1.5)
+    three = alternative("draft", 3, posterior, 40.0)
+    one, four = alternative("draft", 1, posterior, 27.5), alternative("draft", 4, posterior, 43.0)
+    found = worth_trying(three, [three, VANILLA, one, four], {"draft": posterior}, rich(), LIMITS, 1, 100.0)
     assert found is not None
     assert found.alternative is four
-    assert worth_trying(three, [three, VANILLA, one], {"draft": belief}, rich(), LIMITS, 1, 100.0) is None
+    assert worth_trying(three, [three, VANILLA, one], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is None
 
 
 def test_what_the_choice_shows_of_its_kin_is_no_news() -> None:
-    belief = believed(0.6, 0.5, own_sd=1.5)
-    gated = alternative("gated", 3, belief, 40.0)
-    one, three, four = (alternative("draft", k, belief, ms) for k, ms in ((1, 27.5), (3, 41.0), (4, 43.0)))
-    beliefs = {"gated": belief, "draft": belief}
+    posterior = inferred(0.6, 0.5, own_sd=1.5)
+    gated = alternative("gated", 3, posterior, 40.0)
+    one, three, four = (alternative("draft", k, posterior, ms) for k, ms in ((1, 27.5), (3, 41.0), (4, 43.0)))
+    posteriors = {"gated": posterior, "draft": posterior}
 
-    def tried(*rivals: Alternative, kin: dict[str, str]) -> Alternative | None:
-        found = worth_trying(gated, [gated, VANILLA, *rivals], beliefs, rich(), LIMITS, 1, 100.0, kin)
+    def tried(*rivals: Alternative, shared_weights: dict[str, str]) -> Alternative | None:
+        found = worth_trying(gated, [gated, VANILLA, *rivals], posteriors, rich(), LIMITS, 1, 100.0, shared_weights)
         return found.alternative if found else None
 
-    kin = {"gated": "weights", "draft": "weights"}
-    assert tried(one, three, kin=kin) is None
-    assert tried(one, three, four, kin=kin) is four, "a position that the choice never reaches"
+    shared_weights = {"gated": "weights", "draft": "weights"}
+    assert tried(one, three, shared_weights=shared_weights) is None
+    assert tried(one, three, four, shared_weights=shared_weights) is four, "a position that the choice never reaches"
     for others in ({}, {"draft": "weights"}, {"gated": "weights"}, {"gated": "weights", "draft": "others"}):
-        assert tried(three, kin=others) is three
-    slow = alternative("draft", 1, belief, 49.0)
-    found = worth_trying(VANILLA, [VANILLA, slow], beliefs, rich(), LIMITS, 1, 100.0, kin)
+        assert tried(three, shared_weights=others) is three
+    slow = alternative("draft", 1, posterior, 49.0)
+    found = worth_trying(VANILLA, [VANILLA, slow], posteriors, rich(), LIMITS, 1, 100.0, shared_weights)
     assert found is not None, "vanilla shows nothing of anybody"
 
 
 def test_a_drafter_given_up_is_looked_at_again_and_less_and_less_often() -> None:
     def interval(jobs: float) -> int:
-        belief = believed(0.3, 0.02, jobs=jobs)
-        rival = alternative("draft", 1, belief, 42.0)
+        posterior = inferred(0.3, 0.02, jobs=jobs)
+        rival = alternative("draft", 1, posterior, 42.0)
 
         def is_due(unseen: float) -> bool:
-            budget = ExplorationBudget(balance=1e4, earned=1e4, unseen={"draft": unseen})
-            return worth_trying(VANILLA, [VANILLA, rival], {"draft": belief}, budget, LIMITS, 1, 100.0) is not None
+            budget = ExplorationBudget(balance=1e4, accrued=1e4, unseen={"draft": unseen})
+            return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0) is not None
 
         return next(n for n in range(1, 10_000) if is_due(float(n)))
 
@@ -102,7 +104,7 @@ def test_a_drafter_given_up_is_looked_at_again_and_less_and_less_often() -> None
 
 def test_controls_come_back_when_what_they_showed_has_faded() -> None:
     chosen = Alternative("draft", 2, 2.0, 40.0, 1.5, 1.4, 1.6)
-    saved = ExplorationBudget(control=60.0, earned=60.0, unseen={})
+    saved = ExplorationBudget(control=60.0, accrued=60.0, unseen={})
     assert control_due(chosen, saved, LIMITS, 100.0, 10.0, draw=0.2) == pytest.approx(50.0)
     assert control_due(chosen, saved, LIMITS, 100.0, 10.0, draw=0.6) is None
     assert control_due(chosen, saved, LIMITS, 100.0, 40.0, draw=0.2) is None
@@ -130,5 +132,5 @@ def test_a_budget_is_never_exceeded(batches: list[tuple[int, float, float, str]]
             budget = budget.paid_control(price * num_tokens)
         assert budget.balance >= -1e-6
         assert budget.control >= -1e-6
-        assert budget.spent <= budget.earned + 1e-6
-        assert budget.earned <= share * decoded + first + 1e-6
+        assert budget.spent <= budget.accrued + 1e-6
+        assert budget.accrued <= share * decoded + first + 1e-6

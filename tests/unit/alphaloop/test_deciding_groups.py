@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.groups import Group, Together, decide_groups
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.policy import Choice, DecisionContext, Reason
+from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.profile import Profile
 from alphaloop.messages import Decoding, Mode
 
@@ -24,20 +24,22 @@ LIMITS = PolicyLimits()
 
 def costs(per_position_ms: float) -> CostTable:
     """A pass of w positions for each of b sequences takes 20 ms and so much a position."""
-    return CostTable([
-        *(CostPoint(None, b, w, 20 + per_position_ms * b * w, 5) for b in (1, 8) for w in (1, 5)),
-        *(CostPoint("draft", b, w, 1.0 * (w - 1) + 0.2 * b, 5) for b in (1, 8) for w in (2, 5)),
-        *(CostPoint("lookup", b, w, 0.1, 5) for b in (1, 8) for w in (2, 5)),
-    ])  # fmt: skip
+    return CostTable(
+        [
+            *(CostPoint(None, b, w, 20 + per_position_ms * b * w, 5) for b in (1, 8) for w in (1, 5)),
+            *(CostPoint("draft", b, w, 1.0 * (w - 1) + 0.2 * b, 5) for b in (1, 8) for w in (2, 5)),
+            *(CostPoint("lookup", b, w, 0.1, 5) for b in (1, 8) for w in (2, 5)),
+        ]
+    )
 
 
-def believed(alpha: float, k: int = 4, jobs: float = 100.0) -> Belief:
+def inferred(alpha: float, k: int = 4, jobs: float = 100.0) -> Posterior:
     mean = (math.log(alpha / (1 - alpha)),) * k
-    return Belief(Profile(mean, 1e-4, (1e-4,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
+    return Posterior(Profile(mean, 1e-4, (1e-4,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
 
 
 def group(num_jobs: int, draft: float, lookup: float = 0.05) -> Group:
-    return Group(num_jobs, {"draft": believed(draft), "lookup": believed(lookup, 3)})
+    return Group(num_jobs, {"draft": inferred(draft), "lookup": inferred(lookup, 3)})
 
 
 def context(batch: int, **more: object) -> DecisionContext:
@@ -61,18 +63,21 @@ def test_groups_may_use_different_drafters() -> None:
 def test_a_group_whose_prompts_a_draft_would_have_to_read_stays_without_it() -> None:
     groups = [group(7, 0.9, 0.05), group(1, 0.7, 0.05)]
     table = costs(0.5)
-    reads = CostTable([
-        *table.points, CostPoint(None, 1, 100, 500.0, 3, 0, CostKind.PREFILL),
-        CostPoint("draft", 1, 100, 130.0, 3, 0, CostKind.PREFILL),
-    ])  # fmt: skip
+    reads = CostTable(
+        [
+            *table.points,
+            CostPoint(None, 1, 100, 500.0, 3, 0, CostKind.PREFILL),
+            CostPoint("draft", 1, 100, 130.0, 3, 0, CostKind.PREFILL),
+        ]
+    )
     without, free, dear = (
         Together(groups, [DRAFTER, OTHER], costs, size)
         for costs, size in ((table, None), (table, JobSize(1000.0, 200.0)), (reads, JobSize(1000.0, 200.0)))
     )
-    drafting = (Choice("draft", 4), Choice("draft", 2))
+    drafting = (DraftSetting("draft", 4), DraftSetting("draft", 2))
     assert without.rate(drafting) == pytest.approx(free.rate(drafting))
-    assert without.climb(Choice("draft", 4))[0][1].drafter == "draft"
-    assert dear.climb(Choice("draft", 4))[0][1].drafter is None
+    assert without.climb(DraftSetting("draft", 4))[0][1].drafter == "draft"
+    assert dear.climb(DraftSetting("draft", 4))[0][1].drafter is None
     # 1,600 tokens behind eight prompts of 5 s, and eight of 1.3 s that the draft reads.
     assert dear.rate(drafting) == pytest.approx(1600 / (8 * 6300.0 + 1600 / (without.rate(drafting) or 0.0)))
 
@@ -91,11 +96,15 @@ def test_what_is_fixed_for_the_batch_is_fixed_for_its_groups(more: dict[str, obj
 
 
 def test_a_control_is_a_control_for_all() -> None:
-    budget = ExplorationBudget(control=1e6, earned=1e6, unseen={})
+    budget = ExplorationBudget(control=1e6, accrued=1e6, unseen={})
     decisions = decide_groups(
-        [group(6, 0.9), group(2, 0.5)], [DRAFTER], costs(0.5),
-        DecisionContext("code", 8, 200.0, 0.1), LIMITS, budget=budget,
-    )  # fmt: skip
+        [group(6, 0.9), group(2, 0.5)],
+        [DRAFTER],
+        costs(0.5),
+        DecisionContext("code", 8, 200.0, 0.1),
+        LIMITS,
+        budget=budget,
+    )
     assert {decision.reason for decision in decisions} == {Reason.CONTROL}
 
 
@@ -109,9 +118,13 @@ def test_climbing_ends_near_the_best_of_all_combinations_and_never_below_the_com
 ) -> None:
     groups = [group(sizes[0], alphas[0], alphas[1]), group(sizes[1], alphas[2], alphas[3])]
     together = Together(groups, [DRAFTER, OTHER], costs(per_position_ms), None)
-    common = together.best_common(Choice())
+    common = together.best_common(DraftSetting())
     apart, gain = together.climb(common)
-    choices = [Choice(), *(Choice("draft", k) for k in range(1, 5)), *(Choice("lookup", k) for k in range(1, 4))]
+    choices = [
+        DraftSetting(),
+        *(DraftSetting("draft", k) for k in range(1, 5)),
+        *(DraftSetting("lookup", k) for k in range(1, 4)),
+    ]
     best = max(together.rate(pair) or 0.0 for pair in product(choices, choices))
     found = together.rate(apart) or 0.0
     assert gain >= 1

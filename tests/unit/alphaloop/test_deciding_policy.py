@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.deciding.belief import Belief
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, weigh
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.policy import Choice, Decision, DecisionContext, Reason, decide
+from alphaloop.deciding.policy import Decision, DecisionContext, DraftSetting, Reason, decide
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.profile import Profile
 from alphaloop.messages import Decoding, Mode, Purpose
 
@@ -28,28 +28,31 @@ def costs(*, draft_ms: float = 1.0, wide_ms: float = 32.0, vanilla_ms: float = 3
         CostPoint(drafter, batch, width, ms, 5)
         for batch in (1, 8)
         for drafter, width, ms in [
-            (None, 1, vanilla_ms), (None, 9, wide_ms), ("lookup", 2, draft_ms), ("lookup", 9, draft_ms),
+            (None, 1, vanilla_ms),
+            (None, 9, wide_ms),
+            ("lookup", 2, draft_ms),
+            ("lookup", 9, draft_ms),
         ]
-    )  # fmt: skip
+    )
 
 
-def believed(
+def inferred(
     alpha: float, *, k: int = 8, jobs: float = 20.0, sd: float = 0.05, reach: tuple[float, ...] | None = None
-) -> Belief:
+) -> Posterior:
     """Every position accepted with α, all known together to `sd` logits."""
     reach = reach or (1.0,) * k
     alpha = min(max(alpha, 1e-4), 1 - 1e-4)
     mean = tuple(math.log(alpha * r / (1 - alpha * r)) for r in reach)
-    return Belief(Profile(mean, sd**2, (1e-4,) * k, (1.0,) * k), reach, jobs, 1.0)
+    return Posterior(Profile(mean, sd**2, (1e-4,) * k, (1.0,) * k), reach, jobs, 1.0)
 
 
-def choose(beliefs: dict[str, Belief] | None = None, **changes: Any) -> Decision:
+def choose(posteriors: dict[str, Posterior] | None = None, **changes: Any) -> Decision:
     drafters = changes.pop("drafters", (LOOKUP,))
     table = changes.pop("costs", costs())
     limits = changes.pop("limits", LIMITS)
     asked = {name: changes.pop(name) for name in ("incumbent", "budget") if name in changes}
     context = DecisionContext("code", 1, 200.0, 0.7)
-    return decide(beliefs or {}, drafters, table, replace(context, **changes), limits, **asked)
+    return decide(posteriors or {}, drafters, table, replace(context, **changes), limits, **asked)
 
 
 def find(alternatives: tuple[Alternative, ...], k: int, drafter: str = "lookup") -> Alternative:
@@ -57,11 +60,11 @@ def find(alternatives: tuple[Alternative, ...], k: int, drafter: str = "lookup")
 
 
 def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:
-    decision = choose({"lookup": believed(0.9)})
+    decision = choose({"lookup": inferred(0.9)})
     assert (decision.mode, decision.reason, decision.drafter) == (Mode.SPECULATIVE, Reason.FASTER, "lookup")
     assert decision.draft_revision == "r1"
     assert decision.num_draft_tokens == 8
-    assert decision.kept == Choice("lookup", 8)
+    assert decision.kept == DraftSetting("lookup", 8)
     best = decision.alternatives[0]
     assert best.num_draft_tokens == 8
     assert best.speedup_low <= best.speedup <= best.speedup_high
@@ -69,29 +72,30 @@ def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:
 
 
 def test_a_task_that_loses_is_decoded_vanilla() -> None:
-    decision = choose({"lookup": believed(0.02)})
+    decision = choose({"lookup": inferred(0.02)})
     assert (decision.mode, decision.reason, decision.num_draft_tokens) == (Mode.VANILLA, Reason.NOT_FASTER, 0)
     assert decision.drafter is None
-    assert decision.kept == Choice()
+    assert decision.kept == DraftSetting()
 
 
-@pytest.mark.parametrize(("alpha", "draft_ms", "faster"), [(0.30, 1.5, True), (0.15, 1.5, False),
-                                                           (0.55, 9.0, False), (0.70, 9.0, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("alpha", "draft_ms", "faster"), [(0.30, 1.5, True), (0.15, 1.5, False), (0.55, 9.0, False), (0.70, 9.0, True)]
+)
 def test_the_break_even_alpha_is_the_costs_business(alpha: float, draft_ms: float, faster: bool) -> None:
     # A draft model at k = 5: five draft steps of c = .05 and c = .30 of a target pass break even at .20 and .62.
     table = costs(draft_ms=5 * draft_ms, wide_ms=30.0)
-    five = find(weigh({"lookup": believed(alpha, sd=0.001)}, [LOOKUP], table, 1), 5)
+    five = find(weigh({"lookup": inferred(alpha, sd=0.001)}, [LOOKUP], table, 1), 5)
     assert (five.speedup > 1) == faster
 
 
 def test_the_same_alpha_flips_with_load() -> None:
-    history = {"lookup": believed(0.6)}
+    history = {"lookup": inferred(0.6)}
     assert choose(history, costs=costs(wide_ms=32.0)).mode is Mode.SPECULATIVE
     assert choose(history, costs=costs(wide_ms=300.0)).mode is Mode.VANILLA
 
 
 def test_a_round_brings_what_its_formula_says_and_not_what_articles_say() -> None:
-    sure = believed(0.8, sd=1e-4)
+    sure = inferred(0.8, sd=1e-4)
     assert sure.tokens[5] == pytest.approx((1 - 0.8**6) / 0.2, abs=1e-3)
     assert sure.tokens[5] == pytest.approx(3.69, abs=0.005)  # not 4.5
     assert sure.tokens[0] == pytest.approx(1.0)
@@ -105,13 +109,13 @@ def test_an_unknown_drafter_is_tried_where_its_proposals_cost_next_to_nothing() 
 
 
 def test_without_costs_there_is_no_choice() -> None:
-    assert choose({"lookup": believed(0.9)}, costs=CostTable(())).reason is Reason.NO_COSTS
+    assert choose({"lookup": inferred(0.9)}, costs=CostTable(())).reason is Reason.NO_COSTS
     only_target = CostTable([CostPoint(None, 1, 1, 30.0, 5)])
-    assert choose({"lookup": believed(0.9)}, costs=only_target).reason is Reason.NO_COSTS
+    assert choose({"lookup": inferred(0.9)}, costs=only_target).reason is Reason.NO_COSTS
 
 
 def test_without_a_budget_nothing_is_explored() -> None:
-    unsure = {"lookup": believed(0.1, sd=1.5, jobs=1.0)}
+    unsure = {"lookup": inferred(0.1, sd=1.5, jobs=1.0)}
     limits = PolicyLimits(explore_share=0.0, control_share=0.0)
     none_given = choose(unsure, costs=costs(draft_ms=9.0))
     none_allowed = choose(unsure, costs=costs(draft_ms=9.0), limits=limits, budget=ExplorationBudget(), draw=0.0)
@@ -122,47 +126,47 @@ def test_without_a_budget_nothing_is_explored() -> None:
 
 def test_what_is_uncertain_is_explored_and_what_is_certain_is_not() -> None:
     table = costs(draft_ms=6.0)
-    unsure = choose({"lookup": believed(0.10, sd=0.8, jobs=1.0)}, costs=table, budget=ExplorationBudget())
+    unsure = choose({"lookup": inferred(0.10, sd=0.8, jobs=1.0)}, costs=table, budget=ExplorationBudget())
     assert (unsure.mode, unsure.reason) == (Mode.SPECULATIVE, Reason.EXPLORING)
-    assert unsure.kept == Choice()
+    assert unsure.kept == DraftSetting()
     assert unsure.budget is not None
     assert unsure.budget.spent > 0
-    sure = choose({"lookup": believed(0.10, sd=0.02, jobs=500.0)}, costs=table, budget=ExplorationBudget())
+    sure = choose({"lookup": inferred(0.10, sd=0.02, jobs=500.0)}, costs=table, budget=ExplorationBudget())
     assert (sure.mode, sure.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
 
 
 def test_controls_are_drawn_while_few_are_known_and_paid_for() -> None:
-    rich = ExplorationBudget(control=1e5, earned=1e5, unseen={})
-    decision = choose({"lookup": believed(0.9)}, draw=0.4, budget=rich)
+    rich = ExplorationBudget(control=1e5, accrued=1e5, unseen={})
+    decision = choose({"lookup": inferred(0.9)}, draw=0.4, budget=rich)
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.CONTROL)
-    assert decision.kept == Choice("lookup", 8)
+    assert decision.kept == DraftSetting("lookup", 8)
     assert decision.budget is not None
     assert decision.budget.spent == pytest.approx(200 * (decision.alternatives[0].speedup - 1))
-    assert choose({"lookup": believed(0.9)}, draw=0.6, budget=rich).reason is Reason.FASTER
-    assert choose({"lookup": believed(0.9)}, draw=0.4, budget=rich, control_jobs=3000.0).reason is Reason.FASTER
+    assert choose({"lookup": inferred(0.9)}, draw=0.6, budget=rich).reason is Reason.FASTER
+    assert choose({"lookup": inferred(0.9)}, draw=0.4, budget=rich, control_jobs=3000.0).reason is Reason.FASTER
 
 
 def test_a_running_choice_stays_while_the_gain_is_within_its_noise() -> None:
-    near = {"lookup": believed(0.62, sd=0.3)}
+    near = {"lookup": inferred(0.62, sd=0.3)}
     best = choose(near).num_draft_tokens
     second = choose(near).alternatives[1]
     gain = choose(near).alternatives[0].speedup / second.speedup
     assert gain < 1.02
-    stays = choose(near, incumbent=Choice("lookup", second.num_draft_tokens))
+    stays = choose(near, incumbent=DraftSetting("lookup", second.num_draft_tokens))
     assert stays.num_draft_tokens in (best, second.num_draft_tokens)
-    far = choose(near, incumbent=Choice("lookup", 1))
+    far = choose(near, incumbent=DraftSetting("lookup", 1))
     assert far.num_draft_tokens == best
 
 
 def test_a_choice_that_has_become_a_loss_is_left_at_once() -> None:
-    decision = choose({"lookup": believed(0.03, sd=0.5)}, incumbent=Choice("lookup", 8))
+    decision = choose({"lookup": inferred(0.03, sd=0.5)}, incumbent=DraftSetting("lookup", 8))
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
 
 
 def test_a_small_uncertain_gain_does_not_move_vanilla() -> None:
     table = costs(draft_ms=3.0)
-    hopeful = {"lookup": believed(0.11, sd=0.5)}
-    free, held = choose(hopeful, costs=table), choose(hopeful, costs=table, incumbent=Choice())
+    hopeful = {"lookup": inferred(0.11, sd=0.5)}
+    free, held = choose(hopeful, costs=table), choose(hopeful, costs=table, incumbent=DraftSetting())
     assert 1.01 <= free.alternatives[0].speedup < 1.02
     assert free.mode is Mode.SPECULATIVE
     assert (held.mode, held.reason) == (Mode.VANILLA, Reason.UNCERTAIN)
@@ -172,27 +176,27 @@ def test_a_small_uncertain_gain_does_not_move_vanilla() -> None:
 def test_noise_of_the_beliefs_size_does_not_make_it_flap(alphas: list[float]) -> None:
     incumbent, changes = None, 0
     for alpha in alphas:
-        decision = choose({"lookup": believed(alpha, sd=0.15)}, incumbent=incumbent)
+        decision = choose({"lookup": inferred(alpha, sd=0.15)}, incumbent=incumbent)
         changes += incumbent is not None and decision.kept != incumbent
         incumbent = decision.kept
     assert changes <= 1
 
 
 def test_a_drafter_that_never_proposes_is_worth_nothing() -> None:
-    silent = believed(0.5, reach=(1e-4,) * 8)
+    silent = inferred(0.5, reach=(1e-4,) * 8)
     assert choose({"lookup": silent}).mode is Mode.VANILLA
 
 
 def test_short_outputs_are_not_worth_a_draft() -> None:
-    short = choose({"lookup": believed(0.9)}, expected_tokens=19.0, known_output_jobs=12.0)
+    short = choose({"lookup": inferred(0.9)}, expected_tokens=19.0, known_output_jobs=12.0)
     assert short.reason is Reason.SHORT_OUTPUT
     assert "12 jobs" in short.explanation
-    assert choose({"lookup": believed(0.9)}, expected_tokens=20.0).reason is Reason.FASTER
+    assert choose({"lookup": inferred(0.9)}, expected_tokens=20.0).reason is Reason.FASTER
 
 
 def test_a_stale_drafter_serves_nobody_but_its_probe() -> None:
     stale = replace(LOOKUP, is_stale=True)
-    history = {"lookup": believed(0.9)}
+    history = {"lookup": inferred(0.9)}
     assert choose(history, drafters=(stale,)).reason is Reason.STALE_DRAFT
     assert choose(history, drafters=(stale,), decoding=Decoding.SPECULATIVE).mode is Mode.VANILLA
     assert choose(history, drafters=(stale,), purpose=Purpose.PROBE).reason is Reason.PROBE
@@ -200,7 +204,7 @@ def test_a_stale_drafter_serves_nobody_but_its_probe() -> None:
 
 
 def test_every_guard_has_its_own_reason_and_says_why() -> None:
-    history = {"lookup": believed(0.9)}
+    history = {"lookup": inferred(0.9)}
     heavy = replace(LOOKUP, cache_bytes_per_token=1 << 20)
     memory = choose(history, drafters=(heavy,), free_cache_bytes=512 << 20, max_sequence_tokens=600.0)
     assert memory.reason is Reason.NO_MEMORY
@@ -224,7 +228,7 @@ def test_every_guard_has_its_own_reason_and_says_why() -> None:
 def test_a_guard_takes_out_one_drafter_and_leaves_the_other() -> None:
     other = DrafterState("other", "r2", 4)
     table = CostTable([*costs().points, CostPoint("other", 1, 2, 1.0, 5)])
-    history = {"lookup": believed(0.9), "other": believed(0.7, k=4)}
+    history = {"lookup": inferred(0.9), "other": inferred(0.7, k=4)}
     decision = choose(history, drafters=(replace(LOOKUP, is_stale=True), other), costs=table)
     assert (decision.drafter, decision.reason) == ("other", Reason.FASTER)
 
@@ -240,7 +244,7 @@ def test_a_probe_uses_the_drafter_and_k_it_names() -> None:
 
 
 def test_what_every_text_tells_anyway_is_not_explored() -> None:
-    unsure = {"lookup": believed(0.1, sd=1.5, jobs=1.0)}
+    unsure = {"lookup": inferred(0.1, sd=1.5, jobs=1.0)}
     table = costs(draft_ms=9.0)
     saved_up = ExplorationBudget(balance=1e6, unseen={"lookup": 0.0})
     tried = choose(unsure, costs=table, budget=saved_up)
@@ -252,29 +256,33 @@ def test_what_every_text_tells_anyway_is_not_explored() -> None:
 
 
 def test_controls_and_forced_modes_are_obeyed() -> None:
-    history = {"lookup": believed(0.9)}
+    history = {"lookup": inferred(0.9)}
     assert choose(history, purpose=Purpose.CONTROL).reason is Reason.CONTROL
     vanilla = choose(history, decoding=Decoding.VANILLA)
     assert (vanilla.mode, vanilla.reason) == (Mode.VANILLA, Reason.FORCED)
-    forced = choose({"lookup": believed(0.05)}, decoding=Decoding.SPECULATIVE, expected_tokens=1.0)
+    forced = choose({"lookup": inferred(0.05)}, decoding=Decoding.SPECULATIVE, expected_tokens=1.0)
     assert (forced.mode, forced.reason) == (Mode.SPECULATIVE, Reason.FORCED)
-    unmeasured = choose({"lookup": believed(0.8)}, decoding=Decoding.SPECULATIVE, costs=CostTable(()))
+    unmeasured = choose({"lookup": inferred(0.8)}, decoding=Decoding.SPECULATIVE, costs=CostTable(()))
     assert unmeasured.num_draft_tokens == 3  # .8³ > .5 > .8⁴
 
 
 def test_the_best_of_two_drafters_is_chosen() -> None:
     other = DrafterState("other", "r2", 4)
-    table = CostTable([
-        CostPoint(None, 1, 1, 30.0, 5), CostPoint(None, 1, 9, 32.0, 5), CostPoint("lookup", 1, 2, 1.0, 5),
-        CostPoint("other", 1, 2, 8.0, 5),
-    ])  # fmt: skip
-    history = {"lookup": believed(0.1), "other": believed(0.95, k=4)}
+    table = CostTable(
+        [
+            CostPoint(None, 1, 1, 30.0, 5),
+            CostPoint(None, 1, 9, 32.0, 5),
+            CostPoint("lookup", 1, 2, 1.0, 5),
+            CostPoint("other", 1, 2, 8.0, 5),
+        ]
+    )
+    history = {"lookup": inferred(0.1), "other": inferred(0.95, k=4)}
     assert choose(history, drafters=(LOOKUP, other), costs=table).drafter == "other"
 
 
 def test_a_target_time_is_met_surely_before_it_is_beaten_probably() -> None:
     # Vanilla needs 30 ms a token. Speculation is expected at 23, and may well be at 33.
-    hopeful = {"lookup": believed(0.35, sd=1.2)}
+    hopeful = {"lookup": inferred(0.35, sd=1.2)}
     table = costs(draft_ms=4.0)
     assert choose(hopeful, costs=table).mode is Mode.SPECULATIVE
     careful = choose(hopeful, costs=table, objective=Objective(Aim.TIME_PER_TOKEN, 31.0))
@@ -285,7 +293,7 @@ def test_a_target_time_is_met_surely_before_it_is_beaten_probably() -> None:
 
 
 def test_a_deadline_counts_the_whole_job() -> None:
-    sure = {"lookup": believed(0.9, sd=0.01)}
+    sure = {"lookup": inferred(0.9, sd=0.01)}
     table = with_prompts(costs(), target_ms=300.0)
     objective = Objective(Aim.DEADLINE, 300 + 200 * 30.0)
     relaxed = choose(sure, costs=table, prompt_tokens=100.0, objective=objective)
@@ -295,7 +303,7 @@ def test_a_deadline_counts_the_whole_job() -> None:
 
 def test_first_tokens_are_not_kept_waiting_for_a_draft_to_read() -> None:
     table = with_prompts(costs(), target_ms=300.0, draft_ms=60.0)
-    history = {"lookup": believed(0.9)}
+    history = {"lookup": inferred(0.9)}
     late = choose(history, costs=table, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 350.0))
     assert (late.mode, late.reason) == (Mode.VANILLA, Reason.FIRST_TOKENS)
     assert "300 + 60 ms" in late.explanation
@@ -307,11 +315,15 @@ def test_a_draining_batch_drafts_further_ahead() -> None:
     table = CostTable(
         CostPoint(drafter, batch, width, ms, 5)
         for drafter, batch, width, ms in [
-            (None, 1, 1, 30.0), (None, 1, 9, 31.0), (None, 8, 1, 40.0), (None, 8, 9, 140.0),
-            ("lookup", 1, 2, 0.5), ("lookup", 8, 2, 1.0),
+            (None, 1, 1, 30.0),
+            (None, 1, 9, 31.0),
+            (None, 8, 1, 40.0),
+            (None, 8, 9, 140.0),
+            ("lookup", 1, 2, 0.5),
+            ("lookup", 8, 2, 1.0),
         ]
-    )  # fmt: skip
-    decision = choose({"lookup": believed(0.7)}, costs=table, batch=8)
+    )
+    decision = choose({"lookup": inferred(0.7)}, costs=table, batch=8)
     lengths = decision.num_draft_tokens_by_batch
     assert len(lengths) == 8
     assert lengths[7] == decision.num_draft_tokens
@@ -333,14 +345,24 @@ ALPHAS = st.floats(0.001, 0.999)
     expected=st.floats(0, 1e6),
     purpose=st.sampled_from(Purpose),
     decoding=st.sampled_from(Decoding),
-    incumbent=st.none() | st.just(Choice()) | st.builds(Choice, st.just("lookup"), st.integers(1, 8)),
+    incumbent=st.none() | st.just(DraftSetting()) | st.builds(DraftSetting, st.just("lookup"), st.integers(1, 8)),
     budget=st.none() | st.just(ExplorationBudget()),
 )
 def test_every_decision_is_possible_explained_and_repeatable(
-    alpha: float, jobs: float, sd: float, draw: float, batch: int, wide_ms: float, draft_ms: float, expected: float,
-    purpose: Purpose, decoding: Decoding, incumbent: Choice | None, budget: ExplorationBudget | None,
-) -> None:  # fmt: skip
-    history = {"lookup": believed(alpha, jobs=jobs, sd=sd)}
+    alpha: float,
+    jobs: float,
+    sd: float,
+    draw: float,
+    batch: int,
+    wide_ms: float,
+    draft_ms: float,
+    expected: float,
+    purpose: Purpose,
+    decoding: Decoding,
+    incumbent: DraftSetting | None,
+    budget: ExplorationBudget | None,
+) -> None:
+    history = {"lookup": inferred(alpha, jobs=jobs, sd=sd)}
     table = costs(wide_ms=wide_ms, draft_ms=draft_ms)
     context = DecisionContext("code", batch, expected, draw, purpose, decoding)
     decision = decide(history, [LOOKUP], table, context, LIMITS, incumbent=incumbent, budget=budget)
@@ -357,7 +379,7 @@ def test_every_decision_is_possible_explained_and_repeatable(
     if decision.reason is Reason.FASTER:
         assert find(decision.alternatives, decision.num_draft_tokens).speedup >= 1
     if decision.budget is not None:
-        assert 0 <= decision.budget.spent <= decision.budget.earned + 1e-6
+        assert 0 <= decision.budget.spent <= decision.budget.accrued + 1e-6
 
 
 @given(low=ALPHAS, high=ALPHAS, k=st.integers(1, 8))
@@ -365,7 +387,7 @@ def test_more_acceptance_never_lowers_the_expected_gain(low: float, high: float,
     low, high = sorted((low, high))
 
     def gain(alpha: float) -> float:
-        return find(weigh({"lookup": believed(alpha)}, [LOOKUP], costs(), 1), k).speedup
+        return find(weigh({"lookup": inferred(alpha)}, [LOOKUP], costs(), 1), k).speedup
 
     assert gain(low) <= gain(high) + 1e-9
 
@@ -378,14 +400,16 @@ def test_every_reason_has_a_word_of_its_own() -> None:
 def with_prompts(table: CostTable, *, target_ms: float, draft_ms: float = 0.0) -> CostTable:
     """The same device, on which a prompt of 100 tokens takes the target `target_ms` and the drafter `draft_ms`."""
     prompts = [("lookup", draft_ms)] if draft_ms else []
-    return CostTable([
-        *table.points,
-        *(CostPoint(name, 1, 100, ms, 3, 0, CostKind.PREFILL) for name, ms in ((None, target_ms), *prompts)),
-    ])  # fmt: skip
+    return CostTable(
+        [
+            *table.points,
+            *(CostPoint(name, 1, 100, ms, 3, 0, CostKind.PREFILL) for name, ms in ((None, target_ms), *prompts)),
+        ]
+    )
 
 
 def test_a_job_gains_less_than_its_rounds_the_longer_its_prompt_is_read() -> None:
-    history, table = {"lookup": believed(0.9)}, with_prompts(costs(), target_ms=300.0)
+    history, table = {"lookup": inferred(0.9)}, with_prompts(costs(), target_ms=300.0)
     rounds = choose(history, costs=table).alternatives[0]
     short, long = (choose(history, costs=table, prompt_tokens=n).alternatives[0] for n in (100.0, 10_000.0))
     assert 1 < long.speedup < short.speedup < rounds.speedup
@@ -395,7 +419,7 @@ def test_a_job_gains_less_than_its_rounds_the_longer_its_prompt_is_read() -> Non
 
 
 def test_a_draft_model_that_has_to_read_a_long_prompt_may_not_pay() -> None:
-    history, table = {"lookup": believed(0.5)}, with_prompts(costs(), target_ms=300.0, draft_ms=60.0)
+    history, table = {"lookup": inferred(0.5)}, with_prompts(costs(), target_ms=300.0, draft_ms=60.0)
     assert choose(history, costs=table, prompt_tokens=100.0).mode is Mode.SPECULATIVE
     decision = choose(history, costs=table, prompt_tokens=10_000.0)
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
@@ -408,7 +432,7 @@ def test_costs_are_taken_at_the_context_of_the_job() -> None:
     far = [
         CostPoint(p.drafter, p.batch, p.width, p.median_ms * (9 if p.width > 1 else 1), 5, 4096) for p in costs().points
     ]
-    table, history = CostTable([*costs().points, *far]), {"lookup": believed(0.7)}
+    table, history = CostTable([*costs().points, *far]), {"lookup": inferred(0.7)}
     size = JobSize(4000.0, 200.0)
     assert size.context == 4100.0
     assert choose(history, costs=table, prompt_tokens=10.0).mode is Mode.SPECULATIVE
@@ -417,7 +441,7 @@ def test_costs_are_taken_at_the_context_of_the_job() -> None:
 
 def test_a_drafter_that_ends_its_drafts_early_is_charged_for_what_it_proposes() -> None:
     # The same acceptance where anything is proposed; one drafter goes on to eight tokens, the other ends after two.
-    full, ended = believed(0.9), believed(0.9, reach=(1.0, 1.0, *(0.1,) * 6))
+    full, ended = inferred(0.9), inferred(0.9, reach=(1.0, 1.0, *(0.1,) * 6))
     dear = costs(wide_ms=90.0)
-    for belief, low, high in ((full, 80.0, 92.0), (ended, 40.0, 70.0)):
-        assert low < find(weigh({"lookup": belief}, [LOOKUP], dear, 1), 8).round_ms < high
+    for posterior, low, high in ((full, 80.0, 92.0), (ended, 40.0, 70.0)):
+        assert low < find(weigh({"lookup": posterior}, [LOOKUP], dear, 1), 8).round_ms < high

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import PairPosterior, infer, infer_all, splits_by_segment
+from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.lookup_prior import OFFERED, THROUGH
-from alphaloop.deciding.memory import Memory
-from alphaloop.deciding.posterior import PairBelief, believe, believe_all, splits_by_segment
 from alphaloop.deciding.profile import Counts, Profile
 from alphaloop.deciding.trust import design_effect
 from alphaloop.settings.models import LookupDrafterSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
-UNKNOWN = PairBelief.unknown(8)
+UNKNOWN = PairPosterior.unknown(8)
 ALPHAS = (0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45)
 
 
@@ -43,14 +43,14 @@ def job(
     return EvidenceSums.of_job(counts, k, NOW, counts.num_tokens)
 
 
-def remembered(
+def evidence_cache(
     rng: random.Random, num_jobs: int, alpha: float | tuple[float, ...] = ALPHAS, *, k: int = 3, spread: float = 0.0
-) -> Memory:
+) -> KeyEvidence:
     alphas = alpha if isinstance(alpha, tuple) else (alpha,) * 8
-    memory = Memory.empty(NOW)
+    evidence = KeyEvidence.empty(NOW)
     for _ in range(num_jobs):
-        memory = memory.with_job(job(rng, alphas, k, spread=spread), HALF_LIFE)
-    return memory
+        evidence = evidence.with_job(job(rng, alphas, k, spread=spread), HALF_LIFE)
+    return evidence
 
 
 def expected(alphas: tuple[float, ...], k: int, spread: float) -> float:
@@ -72,80 +72,80 @@ def test_intervals_cover_the_truth_though_tokens_of_a_job_are_alike(rng: random.
     truth = expected(ALPHAS, 3, spread)
     covered, num_trials = 0, 40
     for _ in range(num_trials):
-        belief = believe({key(): remembered(rng, 20, spread=spread)}, key(), 8, UNKNOWN)
-        covered += abs(belief.tokens[3] - truth) <= 1.96 * belief.tokens_sd[3]
+        posterior = infer({key(): evidence_cache(rng, 20, spread=spread)}, key(), 8, UNKNOWN)
+        covered += abs(posterior.tokens[3] - truth) <= 1.96 * posterior.tokens_sd[3]
     # 95 % of 40 are 38; fewer than 31 happen less than once in 10^4 at that rate.
     assert covered >= 31
 
 
 def test_a_belief_gets_nearer_and_surer_with_jobs(rng: random.Random) -> None:
     truth = expected(ALPHAS, 3, 0.0)
-    few, many = (believe({key(): remembered(rng, n)}, key(), 8, UNKNOWN) for n in (3, 150))
+    few, many = (infer({key(): evidence_cache(rng, n)}, key(), 8, UNKNOWN) for n in (3, 150))
     assert many.tokens_sd[3] < few.tokens_sd[3] / 3
     assert many.tokens[3] == pytest.approx(truth, rel=0.05)
     assert many.jobs == pytest.approx(150)
 
 
 def test_positions_that_were_never_reached_follow_those_that_were(rng: random.Random) -> None:
-    good, bad = (believe({key(): remembered(rng, 30, alpha, k=2)}, key(), 8, UNKNOWN) for alpha in (0.9, 0.3))
+    good, bad = (infer({key(): evidence_cache(rng, 30, alpha, k=2)}, key(), 8, UNKNOWN) for alpha in (0.9, 0.3))
     assert good.through[5] > 0.7
     assert bad.through[5] < 0.5
-    for belief in (good, bad):
-        assert belief.tokens_sd[8] > belief.tokens_sd[2]
+    for posterior in (good, bad):
+        assert posterior.tokens_sd[8] > posterior.tokens_sd[2]
 
 
 def test_what_a_drafter_offers_is_foreseen_and_learned(rng: random.Random) -> None:
     """Only costs rest on it; what comes through does not."""
-    pair = PairBelief.unknown(4, offers=(0.5, 0.8))
-    cold = believe({}, key(), 4, pair)
+    pair = PairPosterior.unknown(4, offers=(0.5, 0.8))
+    cold = infer({}, key(), 4, pair)
     assert (cold.reach, cold.through) == ((0.5, 0.8, 0.8, 0.8), UNKNOWN.for_a_task().through[:4])
-    seen = [remembered(rng, 60, 0.8, k=4).all for _ in range(5)]  # offers whatever it is asked for
-    assert min(PairBelief.of(seen, 4, offers=(0.5, 0.8)).reach) > 0.95
+    seen = [evidence_cache(rng, 60, 0.8, k=4).all for _ in range(5)]  # offers whatever it is asked for
+    assert min(PairPosterior.of(seen, 4, offers=(0.5, 0.8)).reach) > 0.95
 
 
 def test_look_up_is_expected_to_go_on_where_it_went_well(rng: random.Random) -> None:
     state = LookupDrafterSettings().state("lookup", "r1")
-    pair = PairBelief.of_drafter(state, PolicyLimits())
-    cold = believe({}, key(), state.max_draft_tokens, pair)
+    pair = PairPosterior.of_drafter(state, PolicyLimits())
+    cold = infer({}, key(), state.max_draft_tokens, pair)
     assert cold.through[: len(THROUGH)] == pytest.approx(THROUGH)
     assert cold.through[-1] == pytest.approx(THROUGH[-1])
     assert cold.proposed[2] == pytest.approx(OFFERED[0] * (1 + OFFERED[1]))
     assert all(0 < a <= 1 for a in cold.acceptance)
     # Jobs that never went beyond the fourth position move all of them: more came through than was expected.
-    seen = believe({key(): remembered(rng, 30, 0.8, k=4)}, key(), state.max_draft_tokens, pair)
+    seen = infer({key(): evidence_cache(rng, 30, 0.8, k=4)}, key(), state.max_draft_tokens, pair)
     assert all(after > before for after, before in zip(seen.through, cold.through, strict=True))
 
 
 def test_a_task_that_is_new_begins_where_the_others_are(rng: random.Random) -> None:
-    def pair(alpha: float) -> PairBelief:
-        return PairBelief.of([remembered(rng, 30, alpha).all for _ in range(5)], 8)
+    def pair(alpha: float) -> PairPosterior:
+        return PairPosterior.of([evidence_cache(rng, 30, alpha).all for _ in range(5)], 8)
 
     good, bad = pair(0.85), pair(0.2)
     assert good.for_a_task().tokens[3] > UNKNOWN.for_a_task().tokens[3] > bad.for_a_task().tokens[3]
-    mixed = PairBelief.of([remembered(rng, 30, alpha).all for alpha in (0.9, 0.2, 0.9, 0.2)], 8)
+    mixed = PairPosterior.of([evidence_cache(rng, 30, alpha).all for alpha in (0.9, 0.2, 0.9, 0.2)], 8)
     assert mixed.spread > 1.2 > good.spread
     assert mixed.for_a_task().tokens_sd[3] > good.for_a_task().tokens_sd[3]
-    own = believe({key(): remembered(rng, 60, 0.2)}, key(), 8, good)
+    own = infer({key(): evidence_cache(rng, 60, 0.2)}, key(), 8, good)
     assert own.through[0] == pytest.approx(0.2, abs=0.06)
 
 
 def test_buckets_of_a_task_lend_each_other_what_they_have_in_common(rng: random.Random) -> None:
     hot, greedy = key("t<=1.0"), key("greedy")
-    lent = believe({greedy: remembered(rng, 60, 0.9)}, hot, 8, UNKNOWN)
+    lent = infer({greedy: evidence_cache(rng, 60, 0.9)}, hot, 8, UNKNOWN)
     assert lent.through[0] > 0.7
-    alone = believe({greedy: remembered(rng, 60, 0.9)}, greedy, 8, UNKNOWN)
+    alone = infer({greedy: evidence_cache(rng, 60, 0.9)}, greedy, 8, UNKNOWN)
     assert lent.tokens_sd[3] > 2 * alone.tokens_sd[3]
-    apart = believe({greedy: remembered(rng, 60, 0.9), hot: remembered(rng, 60, 0.3)}, hot, 8, UNKNOWN)
+    apart = infer({greedy: evidence_cache(rng, 60, 0.9), hot: evidence_cache(rng, 60, 0.3)}, hot, 8, UNKNOWN)
     assert apart.through[0] == pytest.approx(0.3, abs=0.06)
 
 
 def test_segments_are_split_only_by_evidence(rng: random.Random) -> None:
-    def leaves(*alphas: float) -> dict[EvidenceKey, Memory]:
-        return {key(segment=str(i)): remembered(rng, 40, a, spread=0.4) for i, a in enumerate(alphas)}
+    def leaves(*alphas: float) -> dict[EvidenceKey, KeyEvidence]:
+        return {key(segment=str(i)): evidence_cache(rng, 40, a, spread=0.4) for i, a in enumerate(alphas)}
 
     differ = leaves(0.85, 0.85, 0.4)
     assert splits_by_segment(differ)
-    third = believe(differ, key(segment="2"), 8, UNKNOWN)
+    third = infer(differ, key(segment="2"), 8, UNKNOWN)
     assert third.through[0] == pytest.approx(0.4, abs=0.1)
     # A test at 5 %: two of 12 would be odd, six happen once in 10^5.
     assert sum(splits_by_segment(leaves(0.7, 0.7, 0.7)) for _ in range(12)) <= 5
@@ -153,50 +153,50 @@ def test_segments_are_split_only_by_evidence(rng: random.Random) -> None:
 
 def test_a_segment_is_believed_apart_as_far_as_it_was_seen(rng: random.Random) -> None:
     free, forms = key(segment="free"), key(segment="forms")
-    leaves = {free: remembered(rng, 40, 0.4), forms: remembered(rng, 3, 0.85)}
-    many, few, unseen = (believe(leaves, wanted, 8, UNKNOWN) for wanted in (free, forms, key(segment="new")))
+    leaves = {free: evidence_cache(rng, 40, 0.4), forms: evidence_cache(rng, 3, 0.85)}
+    many, few, unseen = (infer(leaves, wanted, 8, UNKNOWN) for wanted in (free, forms, key(segment="new")))
     assert many.through[0] == pytest.approx(0.4, abs=0.06)
     assert few.through[0] > many.through[0] + 0.15
     assert unseen.tokens_sd[3] > few.tokens_sd[3] > many.tokens_sd[3]
 
 
 def test_the_design_effect_is_measured_and_short_drafts_beside_long_ones_are_none(rng: random.Random) -> None:
-    alike = [remembered(rng, 150, spread=0.0).all]
-    unlike = [remembered(rng, 150, spread=1.0).all]
+    alike = [evidence_cache(rng, 150, spread=0.0).all]
+    unlike = [evidence_cache(rng, 150, spread=1.0).all]
     assert design_effect(alike) < 2.5
     assert design_effect(unlike) > 2 * design_effect(alike)
-    mixed = Memory.empty(NOW)
+    mixed = KeyEvidence.empty(NOW)
     for i in range(150):
         mixed = mixed.with_job(job(rng, ALPHAS, (1, 3, 8)[i % 3]), HALF_LIFE)
     assert design_effect([mixed.all]) < 4
 
 
 def test_a_drop_is_believed_within_a_dozen_jobs(rng: random.Random) -> None:
-    memory = remembered(rng, 300, 0.85, spread=0.4)
-    before = believe({key(): memory}, key(), 8, UNKNOWN)
+    evidence = evidence_cache(rng, 300, 0.85, spread=0.4)
+    before = infer({key(): evidence}, key(), 8, UNKNOWN)
     for _ in range(12):
-        memory = memory.with_job(job(rng, (0.3,) * 8, 3, spread=0.4), HALF_LIFE)
-    after = believe({key(): memory}, key(), 8, UNKNOWN)
+        evidence = evidence.with_job(job(rng, (0.3,) * 8, 3, spread=0.4), HALF_LIFE)
+    after = infer({key(): evidence}, key(), 8, UNKNOWN)
     assert before.kept > 0.5
     assert after.through[0] < 0.6
     assert after.tokens_sd[3] > before.tokens_sd[3]
 
 
 def test_a_rise_is_seen_in_six_late_looks_at_a_drafter_given_up(rng: random.Random) -> None:
-    memory = remembered(rng, 40, 0.4, spread=0.3)
-    low = believe({key(): memory}, key(), 8, UNKNOWN)
+    evidence = evidence_cache(rng, 40, 0.4, spread=0.3)
+    low = infer({key(): evidence}, key(), 8, UNKNOWN)
     later = NOW + timedelta(hours=10)
     for _ in range(6):
-        memory = memory.faded(later, HALF_LIFE).with_job(job(rng, (0.9,) * 8, 1).faded(later, HALF_LIFE), HALF_LIFE)
-    high = believe({key(): memory}, key(), 8, UNKNOWN)
+        evidence = evidence.faded(later, HALF_LIFE).with_job(job(rng, (0.9,) * 8, 1).faded(later, HALF_LIFE), HALF_LIFE)
+    high = infer({key(): evidence}, key(), 8, UNKNOWN)
     assert high.through[0] > low.through[0] + 0.1
 
 
 def test_only_the_wanted_pair_counts(rng: random.Random) -> None:
-    memory = remembered(rng, 30, 0.9)
+    evidence = evidence_cache(rng, 30, 0.9)
     stranger = EvidenceKey("code", "another target", "engine", "greedy", "<=256", "", "draft", "r1")
     drafters = [DrafterState("draft", "r1", 8), DrafterState("lookup", "r7", 4)]
-    found = believe_all({key(): memory, stranger: remembered(rng, 30, 0.1)}, key(), drafters, PolicyLimits())
+    found = infer_all({key(): evidence, stranger: evidence_cache(rng, 30, 0.1)}, key(), drafters, PolicyLimits())
     assert found["draft"].through[0] == pytest.approx(0.9, abs=0.05)
     assert (found["lookup"].jobs, found["lookup"].max_draft_tokens) == (0.0, 4)
 
@@ -235,23 +235,26 @@ def test_what_a_draft_holds_is_what_was_proposed(rng: random.Random) -> None:
     k, num_rounds, num_right = 6, 3000, rng.randint(200, 800)
     right, wrong = num_right, num_rounds - num_right
     counts = AcceptanceCounts(
-        rounds=num_rounds + 1, num_empty_rounds=1, proposed=(num_rounds, *(right,) * (k - 1)),
-        trials=(num_rounds, *(right,) * (k - 1)), accepts=(right,) * k,
-    )  # fmt: skip
+        rounds=num_rounds + 1,
+        num_empty_rounds=1,
+        proposed=(num_rounds, *(right,) * (k - 1)),
+        trials=(num_rounds, *(right,) * (k - 1)),
+        accepts=(right,) * k,
+    )
     one = EvidenceSums.of_job(counts, k, NOW, counts.num_tokens)
-    belief = believe({key(): Memory.empty(NOW).with_job(one, HALF_LIFE)}, key(), k, PairBelief.unknown(k))
+    posterior = infer({key(): KeyEvidence.empty(NOW).with_job(one, HALF_LIFE)}, key(), k, PairPosterior.unknown(k))
     seen = (num_rounds + (k - 1) * right) / num_rounds
-    assert belief.proposed[k] == pytest.approx(seen, rel=0.1)
-    assert belief.reach[1] > 0.95  # behind what was accepted it always goes on
+    assert posterior.proposed[k] == pytest.approx(seen, rel=0.1)
+    assert posterior.reach[1] > 0.95  # behind what was accepted it always goes on
     assert wrong > right
 
 
 @given(
     offered=st.lists(st.floats(0, 1), min_size=1, max_size=4),
     batch=st.integers(1, 4),
-)  # fmt: skip
+)
 def test_the_longest_of_several_proposals_by_enumeration(offered: list[float], batch: int) -> None:
-    belief = PairBelief.unknown(len(offered), offers=offered).for_a_task()
+    posterior = PairPosterior.unknown(len(offered), offers=offered).for_a_task()
     through = [math.prod(offered[:i]) for i in range(len(offered) + 1)]
     for k in range(len(offered) + 1):
         ends = [through[i] - (through[i + 1] if i < k else 0.0) for i in range(k + 1)]
@@ -259,4 +262,4 @@ def test_the_longest_of_several_proposals_by_enumeration(offered: list[float], b
             max(lengths) * math.prod(ends[i] for i in lengths)
             for lengths in itertools.product(range(k + 1), repeat=batch)
         )
-        assert belief.longest_proposed(batch)[k] == pytest.approx(expected)
+        assert posterior.longest_proposed(batch)[k] == pytest.approx(expected)

@@ -12,12 +12,12 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint, CostTable, expected_tokens_per_round
-from alphaloop.deciding.decision import Choice, Reason
+from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.hindsight import Case, Compared, Hindsight, Tally, total
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.recollection import Place, Recollection
 from alphaloop.deciding.replay import PastJob, Replay, Rules, TaskRules
 from alphaloop.messages import Decoding
 
@@ -27,14 +27,22 @@ NO_EXPLORATION = PolicyLimits(explore_share=0.0, control_share=0.0)
 #: Every pass takes 30 ms, a draft 3 ms: four tokens drafted are a gain wherever more than a tenth of a token comes.
 COSTS = CostTable(
     CostPoint(drafter, batch, width, ms, 5)
-    for drafter, ms in ((None, 30.0), ("lookup", 3.0)) for batch in (1, 4) for width in (1, 5)
-)  # fmt: skip
+    for drafter, ms in ((None, 30.0), ("lookup", 3.0))
+    for batch in (1, 4)
+    for width in (1, 5)
+)
 
 
 def job(
-    number: int, accepts: Sequence[int] | None, *, rounds: int = 20, task: str = "code", reason: str = "faster",
-    purpose: str = "traffic", batch_size: int = 1,
-) -> PastJob:  # fmt: skip
+    number: int,
+    accepts: Sequence[int] | None,
+    *,
+    rounds: int = 20,
+    task: str = "code",
+    reason: str = "faster",
+    purpose: str = "traffic",
+    batch_size: int = 1,
+) -> PastJob:
     """Decoded with so many accepts by position; vanilla without."""
     counts = AcceptanceCounts(rounds + 1, rounds + 1)
     key = EvidenceKey(task, "t", "e", "greedy", "<=256")
@@ -49,31 +57,31 @@ def job(
 
 
 def replay(
-    recollection: Recollection, *, limits: PolicyLimits = NO_EXPLORATION, was: Rules | None = None, seed: int = 0
-) -> Replay:  # fmt: skip
-    made = Replay(recollection, COSTS, Rules(limits, {}), random.Random(seed), was=was)
+    snapshot: EvidenceSnapshot, *, limits: PolicyLimits = NO_EXPLORATION, was: Rules | None = None, seed: int = 0
+) -> Replay:
+    made = Replay(snapshot, COSTS, Rules(limits, {}), random.Random(seed), was=was)
     made.drafters = [LOOKUP]
     return made
 
 
 def test_every_batch_is_decided_by_what_was_known_before_it() -> None:
     """A drafter of which nothing is accepted: tried while nobody knows, and never again."""
-    recollection = Recollection(HALF_LIFE)
-    again = replay(recollection)
+    snapshot = EvidenceSnapshot(HALF_LIFE)
+    again = replay(snapshot)
     found = []
     for number in range(30):
         past = job(number, (0, 0, 0, 0))
         decision = again.decide(past)
         assert decision is not None
         found.append((decision.reason, decision.drafter))
-        recollection.add(past.key, past.evidence)
+        snapshot.add(past.key, past.evidence)
     assert found[0] == (Reason.NO_HISTORY, "lookup")
     assert found[-1] == (Reason.NOT_FASTER, None)
     assert again.num_batches == 30
 
 
 def test_jobs_of_a_batch_share_a_decision() -> None:
-    again = replay(Recollection(HALF_LIFE))
+    again = replay(EvidenceSnapshot(HALF_LIFE))
     decisions = [again.decide(job(number, (16, 12, 8, 4), batch_size=4)) for number in range(9)]
     assert again.num_batches == 3
     assert decisions[0] is decisions[3]
@@ -82,7 +90,7 @@ def test_jobs_of_a_batch_share_a_decision() -> None:
 
 def test_batches_that_were_noted_are_not_guessed_from_what_followed_what() -> None:
     """Two workers' batches of the same size end at one moment, and one of them lost a job; then the next begins."""
-    again = replay(Recollection(HALF_LIFE))
+    again = replay(EvidenceSnapshot(HALF_LIFE))
     one, other, later = (UUID(int=number) for number in range(3))
     ended = [(0, one), (0, other), (0, one), (0, other), (0, one), (0, other), (0, one), (1, later), (1, later)]
     decisions = [
@@ -97,25 +105,25 @@ def test_batches_that_were_noted_are_not_guessed_from_what_followed_what() -> No
 
 def test_what_was_given_is_not_decided_again() -> None:
     forced = job(0, None, reason="forced")
-    again = replay(Recollection(HALF_LIFE))
+    again = replay(EvidenceSnapshot(HALF_LIFE))
     given = [forced, job(1, (8,), purpose="probe", reason="probe"), job(2, None, reason="no_memory")]
     assert [again.decide(one) for one in given] == [None, None, None]
     by_task = Rules(NO_EXPLORATION, {"code": TaskRules(decoding=Decoding.VANILLA)})
-    freed = replay(Recollection(HALF_LIFE), was=by_task).decide(forced)
+    freed = replay(EvidenceSnapshot(HALF_LIFE), was=by_task).decide(forced)
     assert freed is not None
     assert freed.drafter == "lookup"
 
 
 def test_a_replay_can_be_repeated_and_explores_within_its_budget(seed: int) -> None:
     def reasons(limits: PolicyLimits) -> list[str]:
-        recollection = Recollection(HALF_LIFE)
-        again, found = replay(recollection, limits=limits, seed=seed), []
+        snapshot = EvidenceSnapshot(HALF_LIFE)
+        again, found = replay(snapshot, limits=limits, seed=seed), []
         for number in range(200):
             past = job(number, (16, 12, 8, 4))
             decision = again.decide(past)
             assert decision is not None
             found.append(decision.reason.value)
-            recollection.add(past.key, past.evidence)
+            snapshot.add(past.key, past.evidence)
         return found
 
     generous = PolicyLimits(explore_share=0.1, control_share=0.05)
@@ -126,28 +134,28 @@ def test_a_replay_can_be_repeated_and_explores_within_its_budget(seed: int) -> N
     assert {"control", "exploring"}.isdisjoint(reasons(NO_EXPLORATION))
 
 
-def compared(recollection: Recollection, was: Choice, would: Choice, seed: int = 0) -> Compared:
+def compared(snapshot: EvidenceSnapshot, was: DraftSetting, would: DraftSetting, seed: int = 0) -> Compared:
     tally = Tally()
     for _ in range(10):
         tally.add(60, 20, 1.0)
     case = Case(EvidenceKey("code", "t", "e", "greedy", "<=256"), 1, was, would)
     tasks: dict[str, Compared] = {}
-    hindsight = Hindsight(recollection, NO_EXPLORATION, seed)
+    hindsight = Hindsight(snapshot, NO_EXPLORATION, seed)
     assert hindsight.compare({case: tally}, [LOOKUP], COSTS, NOW + timedelta(hours=1), tasks) == 0
     return tasks["code"]
 
 
-def remembering(num_jobs: int) -> Recollection:
-    recollection = Recollection(HALF_LIFE)
+def remembering(num_jobs: int) -> EvidenceSnapshot:
+    snapshot = EvidenceSnapshot(HALF_LIFE)
     for number in range(num_jobs):
         past = job(0, (1600, 1280, 1024), rounds=2000) if number % 2 else job(0, (1500, 1200, 960), rounds=2000)
-        recollection.add(past.key, past.evidence)
-    return recollection
+        snapshot.add(past.key, past.evidence)
+    return snapshot
 
 
 def test_the_cost_of_another_way_follows_from_what_was_accepted(seed: int) -> None:
     """A vanilla token takes 30 ms; a round of three drafted 33 ms, for what α ≈ .8 brings."""
-    found = compared(remembering(200), Choice(), Choice("lookup", 3), seed)
+    found = compared(remembering(200), DraftSetting(), DraftSetting("lookup", 3), seed)
     tokens = expected_tokens_per_round((1.0,) * 3, (1550 / 2000, 0.8, 0.8))
     assert found.was_s == pytest.approx(600 * 0.030)
     assert found.would_s == pytest.approx(600 * 0.033 / tokens, rel=0.01)
@@ -155,13 +163,13 @@ def test_the_cost_of_another_way_follows_from_what_was_accepted(seed: int) -> No
     assert found.ratio.low <= found.ratio.mean <= found.ratio.high
     assert found.ratio.mean == pytest.approx(1.1 / tokens, rel=0.01)
     assert (found.num_jobs, found.num_same_jobs, found.measured_s) == (10, 0, 10.0)
-    vague = compared(remembering(2), Choice(), Choice("lookup", 3), seed).ratio
+    vague = compared(remembering(2), DraftSetting(), DraftSetting("lookup", 3), seed).ratio
     assert vague is not None
     assert vague.high - vague.low > 2 * (found.ratio.high - found.ratio.low)
 
 
 def test_the_same_way_costs_the_same_whatever_is_believed(seed: int) -> None:
-    found = compared(remembering(2), Choice("lookup", 3), Choice("lookup", 3), seed)
+    found = compared(remembering(2), DraftSetting("lookup", 3), DraftSetting("lookup", 3), seed)
     assert found.ratio is not None
     assert (found.ratio.low, found.ratio.mean, found.ratio.high) == (1.0, 1.0, 1.0)
     assert (found.num_same_jobs, found.num_untested_tokens) == (10, 0)
@@ -170,14 +178,14 @@ def test_the_same_way_costs_the_same_whatever_is_believed(seed: int) -> None:
 
 
 def test_drafts_longer_than_any_tested_are_counted_apart() -> None:
-    assert compared(remembering(2), Choice("lookup", 3), Choice("lookup", 4)).num_untested_tokens == 600
-    assert compared(remembering(2), Choice("lookup", 3), Choice("lookup", 2)).num_untested_tokens == 0
+    assert compared(remembering(2), DraftSetting("lookup", 3), DraftSetting("lookup", 4)).num_untested_tokens == 600
+    assert compared(remembering(2), DraftSetting("lookup", 3), DraftSetting("lookup", 2)).num_untested_tokens == 0
 
 
 def test_what_nobody_measured_is_left_out() -> None:
-    case = Case(EvidenceKey("code", "t", "e", "greedy", "<=256"), 1, Choice("small", 2), Choice())
+    case = Case(EvidenceKey("code", "t", "e", "greedy", "<=256"), 1, DraftSetting("small", 2), DraftSetting())
     tally, tasks = Tally(3, 60, 60, 1.0), dict[str, Compared]()
-    hindsight = Hindsight(Recollection(HALF_LIFE), NO_EXPLORATION, 0)
+    hindsight = Hindsight(EvidenceSnapshot(HALF_LIFE), NO_EXPLORATION, 0)
     small = DrafterState("small", "r1", 4)
     assert hindsight.compare({case: tally}, [LOOKUP], COSTS, NOW, tasks) == 3
     assert hindsight.compare({case: tally}, [LOOKUP, small], COSTS, NOW, tasks) == 3
@@ -185,18 +193,18 @@ def test_what_nobody_measured_is_left_out() -> None:
 
 
 def test_a_recollection_believes_what_a_task_showed_and_tells_others_of_it() -> None:
-    recollection = remembering(100)
+    snapshot = remembering(100)
     wanted = EvidenceKey("code", "t", "e", "greedy", "<=256")
     at = NOW + STEP
     known, cold = (
-        recollection.belief(replace(wanted, task=task), LOOKUP, at, NO_EXPLORATION) for task in ("code", "chat")
-    )  # fmt: skip
+        snapshot.posterior(replace(wanted, task=task), LOOKUP, at, NO_EXPLORATION) for task in ("code", "chat")
+    )
     assert known.acceptance[0] == pytest.approx(0.775, abs=0.01)
     assert 0.5 < cold.acceptance[0] < known.acceptance[0]
     assert cold.jobs == 0
-    assert recollection.knows(Place("code", "lookup", "r1"))
-    assert not recollection.knows(Place("code"))
-    lengths = recollection.lengths("code", [LOOKUP], NOW)
+    assert snapshot.knows(Place("code", "lookup", "r1"))
+    assert not snapshot.knows(Place("code"))
+    lengths = snapshot.lengths("code", [LOOKUP], NOW)
     assert lengths.prompt_tokens == 20
-    assert recollection.lengths("code", [LOOKUP], NOW + HALF_LIFE).jobs == pytest.approx(lengths.jobs / 2)
-    assert recollection.lengths("chat", [LOOKUP], NOW).output_tokens is None
+    assert snapshot.lengths("code", [LOOKUP], NOW + HALF_LIFE).jobs == pytest.approx(lengths.jobs / 2)
+    assert snapshot.lengths("chat", [LOOKUP], NOW).output_tokens is None

@@ -24,14 +24,24 @@ def rendered(what: Any) -> list[str]:
 
 def result(job_id: str, mode: Mode, tokens: int = 48, status: Status = Status.SUCCEEDED) -> Result:
     return Result(
-        job_id=job_id, status=status, task="code", attempt=1, recorded_at=datetime.now(UTC),
+        job_id=job_id,
+        status=status,
+        task="code",
+        attempt=1,
+        recorded_at=datetime.now(UTC),
         usage=Usage(prompt_tokens=9, completion_tokens=tokens, total_tokens=9 + tokens),
         timings=Timings(queue_s=0.0, wall_s=2.0, device_s=0.5),
         decoding=DecodingReport(
-            mode=mode, target_revision="t", engine="e", num_draft_tokens=0, reason="faster", rounds=tokens,
-            num_empty_rounds=tokens, batch_size=1,
+            mode=mode,
+            target_revision="t",
+            engine="e",
+            num_draft_tokens=0,
+            reason="faster",
+            rounds=tokens,
+            num_empty_rounds=tokens,
+            batch_size=1,
         ),
-    )  # fmt: skip
+    )
 
 
 def test_progress_counts_what_came_back() -> None:
@@ -50,10 +60,18 @@ def test_progress_counts_what_came_back() -> None:
 def line(task: str, **over: Any) -> dict[str, Any]:
     estimate = {"mean": 0.712, "low": 0.634, "high": 0.778}
     return {
-        "task": task, "num_jobs": 100, "mode": "speculative", "drafter": "lookup", "num_draft_tokens": 8,
-        "reason": max((reason.value for reason in Reason), key=len), "alpha_1": estimate, "alpha": estimate,
-        "tokens_per_s": 123.4, "control_tokens_per_s": 99.95, **over,
-    }  # fmt: skip
+        "task": task,
+        "num_jobs": 100,
+        "mode": "speculative",
+        "drafter": "lookup",
+        "num_draft_tokens": 8,
+        "reason": max((reason.value for reason in Reason), key=len),
+        "alpha_1": estimate,
+        "alpha": estimate,
+        "tokens_per_s": 123.4,
+        "control_tokens_per_s": 99.95,
+        **over,
+    }
 
 
 def test_the_table_fits_and_names_every_task() -> None:

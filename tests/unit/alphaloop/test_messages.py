@@ -100,9 +100,14 @@ def test_nulls_of_openai_clients_are_unset_fields() -> None:
 
 def test_the_last_allowed_sampling_settings_are_taken_as_they_are() -> None:
     sampling = {
-        "top_k": -1, "min_p": 1, "repetition_penalty": 1.3, "frequency_penalty": -2, "presence_penalty": 2,
-        "logit_bias": {str(token): -100 for token in range(1024)}, "stop_token_ids": list(range(64)),
-    }  # fmt: skip
+        "top_k": -1,
+        "min_p": 1,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": -2,
+        "presence_penalty": 2,
+        "logit_bias": {str(token): -100 for token in range(1024)},
+        "stop_token_ids": list(range(64)),
+    }
     found = read({"prompt": "x", **sampling}).body.model_dump()
     assert {name: found[name] for name in sampling} == sampling | {"stop_token_ids": tuple(range(64))}
 
@@ -121,8 +126,10 @@ def test_the_last_allowed_sampling_settings_are_taken_as_they_are() -> None:
         ({"body": {"prompt": "x", "messages": [{"role": "user", "content": "y"}]}}, "body"),
         ({"body": {"messages": []}}, "body.messages"),
         ({"body": {"messages": {"role": "user", "content": "x"}}}, "body.messages"),
-        ({"body": {"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}},
-         "body.messages.1.role"),
+        (
+            {"body": {"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}},
+            "body.messages.1.role",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "body.messages.0.content"),
         ({"prompt": "x", "temperature": "1"}, "body.temperature"),
         ({"prompt": "x", "temperature": 2.1}, "body.temperature"),
@@ -172,7 +179,7 @@ def test_the_last_allowed_sampling_settings_are_taken_as_they_are() -> None:
         ({"prompt": "x", "task": "sql"}, "task"),
         ({"prompt": "x", "probe_num_draft_tokens": 0}, "probe_num_draft_tokens"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_is_refused_with_its_path(message: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidField) as caught:
         read(message)
@@ -263,8 +270,11 @@ def test_a_later_releases_new_field_does_not_turn_old_jobs_into_conflicts() -> N
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
-LABEL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=[chr(c) for c in (*range(32), 127)]),
-                min_size=1, max_size=100)  # fmt: skip
+LABEL = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters=[chr(c) for c in (*range(32), 127)]),
+    min_size=1,
+    max_size=100,
+)
 MESSAGES = st.lists(
     st.builds(ChatMessage, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT), min_size=1, max_size=4
 ).map(tuple)
@@ -380,9 +390,13 @@ def test_a_letter_sent_back_and_refused_again_carries_one_reason() -> None:
 
 def test_a_result_is_sent_as_it_is_read_back() -> None:
     result = Result(
-        job_id="j", status=Status.FAILED, task="code", attempt=1, recorded_at=datetime(2026, 1, 31, tzinfo=UTC),
+        job_id="j",
+        status=Status.FAILED,
+        task="code",
+        attempt=1,
+        recorded_at=datetime(2026, 1, 31, tzinfo=UTC),
         error=Failure(code="decode_failed", message="ä", hint=None),
-    )  # fmt: skip
+    )
     assert Result.decode(result.encode()) == result
     assert Result.decode(result.encode()).encode() == result.encode()
     assert "text" not in json.loads(result.encode())

@@ -24,9 +24,14 @@ DEVICE = Device(
 def played(alpha: float, seed: int, *, jobs: int = 60) -> Played:
     task = Task(drafters={"draft": Acceptance(alpha=(alpha,))}, job_spread=0.0, tokens_spread=0.2)
     scenario = Scenario(
-        name="test", story="", kind="stationary", device="test", tasks={"code": task}, draft_tokens={"draft": 7},
+        name="test",
+        story="",
+        kind="stationary",
+        device="test",
+        tasks={"code": task},
+        draft_tokens={"draft": 7},
         phases=(Phase(jobs=jobs),),
-    )  # fmt: skip
+    )
     return Played(draw_stream(scenario, DEVICE, seed))
 
 

@@ -36,10 +36,16 @@ def scenario(*, jobs: int = 400, batch: int = 1, job_spread: float = 0.0, tokens
     )
     return Scenario.model_validate(
         {
-            "name": "test", "story": "", "kind": "stationary", "device": "test", "tasks": {"code": task},
-            "draft_tokens": {"draft": 7, "lookup": 7}, "phases": (Phase(jobs=jobs, batch=batch),), **more,
+            "name": "test",
+            "story": "",
+            "kind": "stationary",
+            "device": "test",
+            "tasks": {"code": task},
+            "draft_tokens": {"draft": 7, "lookup": 7},
+            "phases": (Phase(jobs=jobs, batch=batch),),
+            **more,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("drafter", ["draft", "lookup"])

@@ -57,9 +57,22 @@ def test_the_interval_covers_the_true_rate_over_jobs(rng: random.Random, seed: i
 def test_speed_against_twins() -> None:
     def pair(position: int, device_s: float, control_s: float | None) -> ProbeResult:
         return ProbeResult(
-            AT, "code", "v", position, "lookup", "d", "t", "e", 3, (10,), (8,), 48, device_s,
-            48 if control_s else None, control_s,
-        )  # fmt: skip
+            AT,
+            "code",
+            "v",
+            position,
+            "lookup",
+            "d",
+            "t",
+            "e",
+            3,
+            (10,),
+            (8,),
+            48,
+            device_s,
+            48 if control_s else None,
+            control_s,
+        )
 
     speed = speed_of_pairs([pair(0, 1.0, 2.0), pair(1, 2.0, 4.0), pair(2, 0.1, None)])
     assert speed is not None

@@ -36,11 +36,22 @@ def jobs(rng: random.Random, *parts: tuple[float, int], start: datetime = AT) ->
 def probes(day: int, accepts: int, *, task: str = "code", draft: str = "draft-1") -> list[ProbeResult]:
     return [
         ProbeResult(
-            AT + timedelta(days=day), task, "set-1", position, "lookup", draft, "target-1", "engine-1", 3,
-            (20,), (accepts,), 48, 1.0,
+            AT + timedelta(days=day),
+            task,
+            "set-1",
+            position,
+            "lookup",
+            draft,
+            "target-1",
+            "engine-1",
+            3,
+            (20,),
+            (accepts,),
+            48,
+            1.0,
         )
         for position in range(6)
-    ]  # fmt: skip
+    ]
 
 
 def counts(streams: dict[Stream, Sequence[DecodedJob]], found: Sequence[ProbeResult] = ()) -> Counts:

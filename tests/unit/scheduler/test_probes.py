@@ -19,9 +19,14 @@ SQL = ProbeSet("sql", "v2", {0: {"messages": [{"role": "user", "content": "quest
 
 def due(last: dict[tuple[str, str], datetime]) -> list[Due]:
     return find_due(
-        [CODE, SQL], ["lookup", "tiny"], last, NOW,
-        max_age=DAY, num_draft_tokens={("code", "lookup"): 5}, default_num_draft_tokens=3,
-    )  # fmt: skip
+        [CODE, SQL],
+        ["lookup", "tiny"],
+        last,
+        NOW,
+        max_age=DAY,
+        num_draft_tokens={("code", "lookup"): 5},
+        default_num_draft_tokens=3,
+    )
 
 
 def test_never_probed_comes_first_then_the_oldest() -> None:

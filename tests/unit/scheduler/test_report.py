@@ -22,11 +22,24 @@ NASTY = "<script>alert('x')</script>&amp;\"'"
 def task_line(task: str) -> TaskLine:
     alpha = Estimate(mean=0.72, low=0.65, high=0.78)
     return TaskLine(
-        task=task, num_jobs=12345, mode="speculative", drafter="lookup", num_draft_tokens=8, reason="short_output",
-        explanation=NASTY, num_speculative_jobs=9, acceptance_from="traffic", sampling_buckets=("greedy", "t<=1.0"),
-        alpha_1=alpha, alpha=alpha, alpha_num_draft_tokens=(3, 8), tokens_per_s=1234.5, control_tokens_per_s=1000.1,
-        speedup=Estimate(mean=1.23, low=1.01, high=1.55), num_pairs=0,
-    )  # fmt: skip
+        task=task,
+        num_jobs=12345,
+        mode="speculative",
+        drafter="lookup",
+        num_draft_tokens=8,
+        reason="short_output",
+        explanation=NASTY,
+        num_speculative_jobs=9,
+        acceptance_from="traffic",
+        sampling_buckets=("greedy", "t<=1.0"),
+        alpha_1=alpha,
+        alpha=alpha,
+        alpha_num_draft_tokens=(3, 8),
+        tokens_per_s=1234.5,
+        control_tokens_per_s=1000.1,
+        speedup=Estimate(mean=1.23, low=1.01, high=1.55),
+        num_pairs=0,
+    )
 
 
 def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), headline: str = NASTY) -> Report:
@@ -35,7 +48,10 @@ def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), hea
         for i in range(5)
     )
     return Report(
-        created_at=AT, covers_from=AT - timedelta(days=14), covers_to=AT, headline=headline,
+        created_at=AT,
+        covers_from=AT - timedelta(days=14),
+        covers_to=AT,
+        headline=headline,
         tasks=tuple(task_line(task) for task in tasks),
         drift=(
             DriftLine(
@@ -43,15 +59,21 @@ def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), hea
             ),
         ),
         probes=(ProbeLine(task="code", drafter="lookup", num_draft_tokens=3, num_probes=4, last_probed=None),),
-        probe_budget_device_s=60.0, num_due=3, num_probe_sets=2,
+        probe_budget_device_s=60.0,
+        num_due=3,
+        num_probe_sets=2,
         drafts=(
             DraftLine(
-                drafter="lookup", draft_revision="r" * 40, target_revision="t" * 40, status="stale",
-                status_reason=NASTY, status_changed_at=AT,
+                drafter="lookup",
+                draft_revision="r" * 40,
+                target_revision="t" * 40,
+                status="stale",
+                status_reason=NASTY,
+                status_changed_at=AT,
             ),
         ),
         history=dict.fromkeys(tasks, points),
-    )  # fmt: skip
+    )
 
 
 def empty() -> Report:

@@ -19,9 +19,20 @@ DAY = timedelta(days=1)
 
 def probe(position: int, accepts: int, *, day: int = 0, trials: int = 20) -> ProbeResult:
     return ProbeResult(
-        AT + day * DAY, "code", "set-1", position, "lookup", "draft-1", "target-1", "engine-1", 3,
-        (trials, accepts), (accepts, 0), 48, 1.0,
-    )  # fmt: skip
+        AT + day * DAY,
+        "code",
+        "set-1",
+        position,
+        "lookup",
+        "draft-1",
+        "target-1",
+        "engine-1",
+        3,
+        (trials, accepts),
+        (accepts, 0),
+        48,
+        1.0,
+    )
 
 
 changes = st.floats(-1, 1).flatmap(

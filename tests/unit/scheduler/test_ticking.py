@@ -19,9 +19,12 @@ WAIT_S = 10.0
 
 
 def ticker(
-    run: Callable[[datetime, datetime], object], *, interval_s: float = 3600.0,
-    fatal: Callable[[], None] = lambda: None, clock: Callable[[], datetime] = lambda: NOW,
-) -> Ticker:  # fmt: skip
+    run: Callable[[datetime, datetime], object],
+    *,
+    interval_s: float = 3600.0,
+    fatal: Callable[[], None] = lambda: None,
+    clock: Callable[[], datetime] = lambda: NOW,
+) -> Ticker:
     return Ticker(run, interval_s=interval_s, misfire_grace_s=60, clock=clock, metrics=SchedulerMetrics(), fatal=fatal)
 
 

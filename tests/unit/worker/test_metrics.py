@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from alphaloop.cost import CostPoint
-from worker.costs import LiveCosts
+from worker.costs.live import LiveCosts
 from worker.engine import Step
 from worker.metrics import WorkerMetrics
 

@@ -20,10 +20,10 @@ from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.drafters.draft_rows import Held, Row
 from worker.decoding.drafters.draft_tokens import DraftTokens, likeliest
 from worker.decoding.drafters.excerpt import excerpt
-from worker.decoding.kin import Kin
 from worker.decoding.network.groups import Read
 from worker.decoding.prefixes import copy_beginnings
 from worker.decoding.proposal import NOTHING, Ask, Proposal
+from worker.decoding.shared_weights import SharedWeightDrafter
 from worker.decoding.verification.chain import draw_rows
 from worker.engine import Sampling
 
@@ -40,17 +40,25 @@ class DraftModelDrafter:
     """`worker.decoding.proposal.Drafter` over a language model. `state.revision` is that of its weights and dtype."""
 
     def __init__(
-        self, state: DrafterState, model: LanguageModel, tokens: DraftTokens, *, num_slots: int, context_length: int,
-        min_probability: float = 0.0, num_branches: int = 1, kin: Sequence[Kin] = (),
-    ) -> None:  # fmt: skip
+        self,
+        state: DrafterState,
+        model: LanguageModel,
+        tokens: DraftTokens,
+        *,
+        num_slots: int,
+        context_length: int,
+        min_probability: float = 0.0,
+        num_branches: int = 1,
+        shared_weights: Sequence[SharedWeightDrafter] = (),
+    ) -> None:
         self.state = state
         self.model = model
         self._tokens = tokens
         self.context_length = context_length  #: tokens that it can hold of a text; behind them it proposes nothing
         self.min_probability = min_probability
-        self.kin = tuple(kin)  #: who drafts with the same model, and is told of by its rounds
+        self.shared_weights = tuple(shared_weights)  #: who drafts with the same model, and is told of by its rounds
         # What a gate of its own or of its kin asks for.
-        self._is_weighing = min_probability > 0 or any(one.min_probability for one in kin)
+        self._is_weighing = min_probability > 0 or any(one.min_probability for one in shared_weights)
         self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
         self._held: dict[str, Held] = {}

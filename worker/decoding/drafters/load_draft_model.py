@@ -15,12 +15,12 @@ from alphaloop.settings.models import DraftModelDrafterSettings, Dtype, TargetSe
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
-from worker.decoding.kin import Kin
 from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_weights
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.pairing.facts import facts_of
 from worker.decoding.pairing.pair import ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+from worker.decoding.shared_weights import SharedWeightDrafter
 from worker.decoding.target import Target
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,13 @@ class DraftModels:
     """
 
     def __init__(
-        self, drafters: Mapping[str, DraftModelDrafterSettings], served: TargetSettings, target: Target, *,
+        self,
+        drafters: Mapping[str, DraftModelDrafterSettings],
+        served: TargetSettings,
+        target: Target,
+        *,
         num_slots: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._drafters = drafters
         self._served = served
         self._target = target
@@ -87,10 +91,15 @@ class DraftModels:
         )
         state = self._state(name, settings, weights)
         return DraftModelDrafter(
-            state, weights.model, tokens, num_slots=self._num_slots,
-            context_length=of_draft.context_length, min_probability=settings.min_probability,
-            num_branches=settings.num_branches, kin=self._kin(state, weights),
-        )  # fmt: skip
+            state,
+            weights.model,
+            tokens,
+            num_slots=self._num_slots,
+            context_length=of_draft.context_length,
+            min_probability=settings.min_probability,
+            num_branches=settings.num_branches,
+            shared_weights=self._shared_weights(state, weights),
+        )
 
     @cached_property
     def _of_target(self) -> ModelFacts:
@@ -114,12 +123,12 @@ class DraftModels:
             cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
         )
 
-    def _kin(self, state: DrafterState, weights: _Weights) -> list[Kin]:
+    def _shared_weights(self, state: DrafterState, weights: _Weights) -> list[SharedWeightDrafter]:
         """The others of its kin, whose weights are these too."""
         return [
-            Kin(self._state(other, settings, weights), settings.min_probability)
+            SharedWeightDrafter(self._state(other, settings, weights), settings.min_probability)
             for other, settings in self._drafters.items()
-            if settings.state(other, "").is_kin_of(state)
+            if settings.state(other, "").shares_weights_with(state)
         ]
 
     def _load(self, source: _Source, facts: ModelFacts) -> _Weights:
@@ -137,11 +146,13 @@ def _check(
 ) -> None:
     findings = check_pair(
         target, draft, num_slots=num_slots, max_draft_tokens=settings.max_draft_tokens, available_bytes=free
-    )  # fmt: skip
+    )
     refuse_incompatible(draft, findings)
     for finding in findings:
         if finding.verdict == "warning":
             log.warning(
-                "%s: %s", finding.check, finding.sentence,
+                "%s: %s",
+                finding.check,
+                finding.sentence,
                 extra={"action": "pair_warning", "drafter": name, "check": finding.check},
-            )  # fmt: skip
+            )

@@ -112,9 +112,13 @@ class _Part:
         if not self.is_wide:
             self._ancestry[group.tokens] = [bits for placed in group.placed for bits in placed.ancestry]
         self.arguments = attending.Arguments(
-            reads=self._reads.ctypes.data, num_reads=len(rows), num_tokens=plan.num_tokens,
-            positions=plan.positions.data_ptr(), ancestry=self._ancestry.ctypes.data, only_rotate=self.is_wide,
-        )  # fmt: skip
+            reads=self._reads.ctypes.data,
+            num_reads=len(rows),
+            num_tokens=plan.num_tokens,
+            positions=plan.positions.data_ptr(),
+            ancestry=self._ancestry.ctypes.data,
+            only_rotate=self.is_wide,
+        )
         self.address = ctypes.addressof(self.arguments)
 
 

@@ -59,9 +59,11 @@ class _Narrow:
         self._num_outputs = weight.shape[0]
         self._kernel = narrow_kernel(by_pairs=has_pair_products())
         self._arguments = Arguments(
-            weights=self._weight.data_ptr(), num_inputs=weight.shape[1], num_outputs=self._num_outputs,
+            weights=self._weight.data_ptr(),
+            num_inputs=weight.shape[1],
+            num_outputs=self._num_outputs,
             bias=0 if bias is None else bias.data_ptr(),
-        )  # fmt: skip
+        )
         self._address = ctypes.addressof(self._arguments)
 
     def __call__(self, x: Tensor, held: Tensor | None) -> Tensor:

@@ -78,9 +78,12 @@ class RecordedPasses:
             repeat = self._recorder.record(run)
         except Exception as error:  # CUDA's, Triton's, a lack of memory: a plain pass may do
             log.warning(
-                "passes of %d tokens, %d wide, are not recorded: %s", shape.num_tokens, shape.width, error,
+                "passes of %d tokens, %d wide, are not recorded: %s",
+                shape.num_tokens,
+                shape.width,
+                error,
                 extra={"action": "pass_not_recorded"},
-            )  # fmt: skip
+            )
             self._refused.add(shape)
             self.forget()
             return None

@@ -41,9 +41,12 @@ def _check(options: argparse.Namespace) -> tuple[Finding, ...]:
     target = facts_of(options.target, dtype=options.dtype, context_length=options.context_length)
     draft = facts_of(options.draft, dtype=options.draft_dtype or options.dtype, context_length=target.context_length)
     return check_pair(
-        target, draft, num_slots=options.batch_size, max_draft_tokens=options.max_draft_tokens,
+        target,
+        draft,
+        num_slots=options.batch_size,
+        max_draft_tokens=options.max_draft_tokens,
         available_bytes=available_bytes(find_device(options.device)),
-    )  # fmt: skip
+    )
 
 
 def _show(findings: Sequence[Finding]) -> None:

@@ -111,15 +111,17 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
     unreadable = [i for i in only_target if i >= draft.num_rows]
     if unreadable:
         return Finding(
-            name, "refused",
+            name,
+            "refused",
             f"{len(unreadable):,} of the target's tokens have no row in the draft's embeddings, the first of them "
             f"{unreadable[0]} ({target.tokens[unreadable[0]]!r}): it could not read a text that holds one.",
-        )  # fmt: skip
+        )
     if only_target or only_draft:
         parts = [
             f"{len(ids):,} only the {who} knows (from {ids[0]}, {one.tokens[ids[0]]!r})"
-            for who, one, ids in (("target", target, only_target), ("draft", draft, only_draft)) if ids
-        ]  # fmt: skip
+            for who, one, ids in (("target", target, only_target), ("draft", draft, only_draft))
+            if ids
+        ]
         return Finding(
             name, "warning", f"{len(shared):,} ids name the same tokens; {', '.join(parts)}: those are never proposed."
         )
@@ -136,16 +138,18 @@ def _special_tokens(target: ModelFacts, draft: ModelFacts) -> Finding:
 
     if target.end_tokens != draft.end_tokens:
         return Finding(
-            name, "warning",
+            name,
+            "warning",
             f"A text ends with {shown(target.end_tokens)} for the target, with {shown(draft.end_tokens)} for the "
             f"draft: it will rarely propose the end, at the cost of one position a text.",
-        )  # fmt: skip
+        )
     if target.bos_token != draft.bos_token:
         return Finding(
-            name, "warning",
+            name,
+            "warning",
             f"Texts begin with {target.bos_token} for the target and {draft.bos_token} for the draft: it reads "
             f"beginnings that it was not trained on.",
-        )  # fmt: skip
+        )
     pads = "" if target.pad_token == draft.pad_token else " The tokens for padding differ, but nothing is padded."
     return Finding(name, "ok", f"Both end with {shown(target.end_tokens)}.{pads}")
 
@@ -156,10 +160,11 @@ def _chat_template(target: ModelFacts, draft: ModelFacts) -> Finding:
         return Finding(name, "ok", "The same." if target.chat_template else "Neither has one.")
     found = "has another" if draft.chat_template else "has none"
     return Finding(
-        name, "warning",
+        name,
+        "warning",
         f"The draft {found}: it reads prompts in the target's form, and will guess worse where it was trained on its "
         f"own.",
-    )  # fmt: skip
+    )
 
 
 def _size(target: ModelFacts, draft: ModelFacts) -> Finding:
@@ -197,10 +202,11 @@ def _dtype(target: ModelFacts, draft: ModelFacts) -> Finding:
 def _context(target: ModelFacts, draft: ModelFacts) -> Finding:
     if draft.context_length < target.context_length:
         return Finding(
-            "context", "warning",
+            "context",
+            "warning",
             f"The draft reads {draft.context_length:,} tokens, the target serves {target.context_length:,}: it "
             f"proposes nothing beyond its {draft.context_length:,}.",
-        )  # fmt: skip
+        )
     return Finding("context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
 
 

@@ -40,9 +40,14 @@ def _make(options: argparse.Namespace, settings: Settings) -> int:
 
     recipe = read_recipe(options.recipe, seed=options.seed)
     order = Order(
-        settings, recipe, options.folder, options.name or options.folder.absolute().name, options.prompts,
-        options.held_out, options.task,
-    )  # fmt: skip
+        settings,
+        recipe,
+        options.folder,
+        options.name or options.folder.absolute().name,
+        options.prompts,
+        options.held_out,
+        options.task,
+    )
     should_stop = _on_signals()
     run = TrainingRun(order, Stages(), should_stop)
     try:

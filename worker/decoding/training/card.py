@@ -35,10 +35,15 @@ class Measured(BaseModel):
         """From a verdict."""
         counts = verdict.counts
         return cls(
-            num_texts=verdict.num_texts, num_tokens=counts.num_tokens, rounds=counts.rounds, proposed=counts.proposed,
-            trials=counts.trials, accepts=counts.accepts, num_positions=verdict.num_positions,
+            num_texts=verdict.num_texts,
+            num_tokens=counts.num_tokens,
+            rounds=counts.rounds,
+            proposed=counts.proposed,
+            trials=counts.trials,
+            accepts=counts.accepts,
+            num_positions=verdict.num_positions,
             overlap_sum=round(verdict.overlap, 3),
-        )  # fmt: skip
+        )
 
     def alphas(self) -> list[float]:
         """α_1, α_2 … as far as they were tested."""

@@ -69,9 +69,12 @@ def read_prompts(file: Path, settings: Settings, tokenizer: Any, task: str | Non
 
 
 def plan_requests(
-    tokenizer: Any, tasks: Mapping[str, TaskSettings], recipe: Recipe, prompts: Sequence[Request] | None,
+    tokenizer: Any,
+    tasks: Mapping[str, TaskSettings],
+    recipe: Recipe,
+    prompts: Sequence[Request] | None,
     held_out: Sequence[Request] | None,
-) -> tuple[list[Request], int]:  # fmt: skip
+) -> tuple[list[Request], int]:
     """Every text to write, the held-out ones first, and how many those are.
 
     Without `prompts` the target writes `recipe.num_texts` itself; without `held_out` some of the same kind are held

@@ -32,7 +32,11 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
     with Database(url, pool_size=1, connect_timeout_s=settings.postgres.connect_timeout_s) as database:
         database.check_revision()
         status = DraftRegistry(database).register_trained(
-            name or card.name, card.draft_revision, card.target_revision, parent_revision=card.target_revision,
-            trained_on=card.trained_on, figures=figures(card.judgement),
-        )  # fmt: skip
+            name or card.name,
+            card.draft_revision,
+            card.target_revision,
+            parent_revision=card.target_revision,
+            trained_on=card.trained_on,
+            figures=figures(card.judgement),
+        )
     return card, status

@@ -175,9 +175,7 @@ class TrainingRun:
                 return is_due
 
             with self._stages.show("training steps", training.num_steps, training.step) as advance:
-                if not training.run(
-                    should_save, self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")
-                ):  # fmt: skip
+                if not training.run(should_save, self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
                     return None
         return training.trained()
 

@@ -34,8 +34,9 @@ def tell(card: DraftCard, folder: Path) -> None:
     screen.print(
         f'\nTo serve it, in configs/models.toml:\n\n[models.drafters.{card.name}]\nmethod = "draft_model"\n'
         f'source = "{folder.absolute()}"\nmax_draft_tokens = {max(1, length)}',
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _row(shown: Table, name: str, measured: Measured) -> None:

@@ -117,8 +117,12 @@ def test_a_process_grows_by_what_is_stated(tiny_models: dict[str, Path], tiny_to
     env = {**os.environ, "PYTHONPATH": os.getcwd(), "MALLOC_MMAP_THRESHOLD_": str(2**20)}
     child = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path)],
-        capture_output=True, text=True, check=False, env=env, timeout=150,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+        timeout=150,
+    )
     assert child.returncode == 0, child.stderr
     stated, measured = json.loads(child.stdout.splitlines()[-1])
     print(f"8 slots: {stated / 2**20:.0f} MiB stated, {measured / 2**20:.0f} MiB measured")
@@ -230,9 +234,13 @@ def check(engine: TransformersEngine, finished: dict[str, Generation], expected:
 @pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("num_steps", [0, 4], ids=["while prompts are read", "between rounds"])
 def test_a_pass_that_memory_is_too_small_for_is_halved(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random,
-    cause: str, num_steps: int,
-) -> None:  # fmt: skip
+    engine: TransformersEngine,
+    references: References,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: random.Random,
+    cause: str,
+    num_steps: int,
+) -> None:
     expected = admit_eight(engine, references("llama"), rng)
     early = [generation for _ in range(num_steps) for generation in engine.step().finished]
     num_running = engine.load().num_running
@@ -278,9 +286,12 @@ def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_drafter_that_runs_out_of_memory_halves_the_batch_too(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random,
+    engine: TransformersEngine,
+    references: References,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: random.Random,
     drafter: str,
-) -> None:  # fmt: skip
+) -> None:
     expected = admit_eight(engine, references("llama"), rng)
     failing = engine._drafters[drafter]
     propose = failing.propose

@@ -49,35 +49,42 @@ def test_without_a_limit_the_kernel_is_believed(tmp_path: Path) -> None:
 def test_a_container_of_either_version_allows_what_its_limit_leaves(tmp_path: Path, path: str) -> None:
     meminfo = {"proc/meminfo": f"MemAvailable: {64 * GB // 1024} kB\n"}
     two = {
-        **meminfo, "proc/self/cgroup": f"0::{path}\n", f"sys/fs/cgroup{path}/memory.max": f"{4 * GB}\n",
+        **meminfo,
+        "proc/self/cgroup": f"0::{path}\n",
+        f"sys/fs/cgroup{path}/memory.max": f"{4 * GB}\n",
         f"sys/fs/cgroup{path}/memory.current": f"{3 * GB}\n",
         f"sys/fs/cgroup{path}/memory.stat": f"anon {GB}\ninactive_file {GB}\n",
-    }  # fmt: skip
+    }
     assert available_host_bytes(write(tmp_path / "two", two)) == 2 * GB
     one = {
-        **meminfo, "proc/self/cgroup": f"9:cpu:/x\n4:memory:{path}\n",
+        **meminfo,
+        "proc/self/cgroup": f"9:cpu:/x\n4:memory:{path}\n",
         f"sys/fs/cgroup/memory{path}/memory.limit_in_bytes": f"{4 * GB}\n",
         f"sys/fs/cgroup/memory{path}/memory.usage_in_bytes": f"{3 * GB}\n",
         f"sys/fs/cgroup/memory{path}/memory.stat": f"total_inactive_file {GB}\n",
-    }  # fmt: skip
+    }
     assert available_host_bytes(write(tmp_path / "one", one)) == 2 * GB
 
 
 def test_a_group_around_ours_may_be_the_tighter_one(tmp_path: Path) -> None:
     files = {
-        "proc/meminfo": f"MemAvailable: {64 * GB // 1024} kB\n", "proc/self/cgroup": "0::/pod/container\n",
-        "sys/fs/cgroup/pod/container/memory.max": "max\n", "sys/fs/cgroup/pod/container/memory.current": f"{GB}\n",
-        "sys/fs/cgroup/pod/memory.max": f"{5 * GB}\n", "sys/fs/cgroup/pod/memory.current": f"{2 * GB}\n",
-    }  # fmt: skip
+        "proc/meminfo": f"MemAvailable: {64 * GB // 1024} kB\n",
+        "proc/self/cgroup": "0::/pod/container\n",
+        "sys/fs/cgroup/pod/container/memory.max": "max\n",
+        "sys/fs/cgroup/pod/container/memory.current": f"{GB}\n",
+        "sys/fs/cgroup/pod/memory.max": f"{5 * GB}\n",
+        "sys/fs/cgroup/pod/memory.current": f"{2 * GB}\n",
+    }
     assert available_host_bytes(write(tmp_path, files)) == 3 * GB
 
 
 def test_version_one_without_a_limit_names_a_huge_one(tmp_path: Path) -> None:
     files = {
-        "proc/meminfo": "MemAvailable: 1000 kB\n", "proc/self/cgroup": "4:memory:/\n",
+        "proc/meminfo": "MemAvailable: 1000 kB\n",
+        "proc/self/cgroup": "4:memory:/\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
-    }  # fmt: skip
+    }
     assert available_host_bytes(write(tmp_path, files)) == 1000 * 1024
 
 

@@ -81,9 +81,11 @@ def test_a_message_whose_control_token_the_template_reads_is_refused(tiny_tokeni
 
 @pytest.mark.parametrize(
     ("sampling", "field"),
-    [(replace(SAMPLING, logit_bias=((2, 1.0), (384, -1.0))), "body.logit_bias"),
-     (replace(SAMPLING, stop_token_ids=(500, 1)), "body.stop_token_ids")],
-)  # fmt: skip
+    [
+        (replace(SAMPLING, logit_bias=((2, 1.0), (384, -1.0))), "body.logit_bias"),
+        (replace(SAMPLING, stop_token_ids=(500, 1)), "body.stop_token_ids"),
+    ],
+)
 def test_token_ids_that_the_tokenizer_lacks_are_refused(tiny_tokenizer: Any, sampling: Sampling, field: str) -> None:
     largest = len(tiny_tokenizer) - 1
     within = replace(SAMPLING, logit_bias=((largest, 1.0),), stop_token_ids=(0, largest))

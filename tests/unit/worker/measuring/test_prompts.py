@@ -38,13 +38,17 @@ def read(file: Path, settings: Settings, **options: Any) -> list[Line]:
 
 def test_all_forms_are_read_and_are_no_traffic(tmp_path: Path, settings: Settings) -> None:
     turn = [{"role": "user", "content": "c"}]
-    file = written(tmp_path, [
-        {"prompt": "a"},
-        {"task": "unheard-of", "body": {"messages": turn, "max_tokens": 7, "model": "another"}},
-        {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "d", "temperature": 0.5}},
-        {"messages": turn, "deadline": "2020-01-01T00:00:00Z", "purpose": "control", "decoding": "speculative"},
-        "", {"prompt": "e", "model": "gpt"},
-    ])  # fmt: skip
+    file = written(
+        tmp_path,
+        [
+            {"prompt": "a"},
+            {"task": "unheard-of", "body": {"messages": turn, "max_tokens": 7, "model": "another"}},
+            {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "d", "temperature": 0.5}},
+            {"messages": turn, "deadline": "2020-01-01T00:00:00Z", "purpose": "control", "decoding": "speculative"},
+            "",
+            {"prompt": "e", "model": "gpt"},
+        ],
+    )
     jobs = [line.job for line in read(file, settings, max_tokens=9)]
     assert {job.purpose for job in jobs} == {Purpose.PROBE}
     assert {job.body.max_tokens for job in jobs} == {9}

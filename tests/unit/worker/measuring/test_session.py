@@ -55,10 +55,15 @@ def prompts(engine: FakeEngine, sampling: Sampling, num: int = NUM) -> list[Prep
 
 
 def session_of(
-    engine: Timed, *, lengths: tuple[int, ...] = (2, 4), batch: int = 1, repeats: int = 1, seed: int = 0,
+    engine: Timed,
+    *,
+    lengths: tuple[int, ...] = (2, 4),
+    batch: int = 1,
+    repeats: int = 1,
+    seed: int = 0,
     sampling: Sampling = Sampling(max_tokens=60, temperature=0.0),  # noqa: B008
     should_stop: Callable[[], bool] = lambda: False,
-) -> Session:  # fmt: skip
+) -> Session:
     plan = Plan(prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed)
     return Session(engine, plan, should_stop=should_stop, clock=engine.clock)
 
@@ -153,9 +158,13 @@ def test_sampled_prompts_are_not_compared_and_are_tried_greedy(rng: random.Rando
         assert row.figures.exactness.is_exact
 
 
-@pytest.mark.parametrize(("num_prompts", "batch", "num_candidates", "hint"), [
-    (24, 4, 3, "at least 25 prompts"), (10, 2, 1, "at least 11 prompts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("num_prompts", "batch", "num_candidates", "hint"),
+    [
+        (24, 4, 3, "at least 25 prompts"),
+        (10, 2, 1, "at least 11 prompts"),
+    ],
+)
 def test_too_few_batches_are_refused(num_prompts: int, batch: int, num_candidates: int, hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         refuse_few(num_prompts, batch, num_candidates)

@@ -12,10 +12,17 @@ from worker.measuring.bounds import Bounds, median_bounds
 from worker.measuring.verdict import Judgement, Verdict, judge
 
 
-@pytest.mark.parametrize(("low", "high", "verdict"), [
-    (1.3, 1.5, Verdict.SHIP), (1.2999, 1.5, Verdict.TOO_CLOSE), (1.1, 1.3, Verdict.TOO_CLOSE),
-    (1.1, 1.2999, Verdict.DO_NOT_SHIP), (0.5, 0.6, Verdict.DO_NOT_SHIP), (1.0, 2.0, Verdict.TOO_CLOSE),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.3, 1.5, Verdict.SHIP),
+        (1.2999, 1.5, Verdict.TOO_CLOSE),
+        (1.1, 1.3, Verdict.TOO_CLOSE),
+        (1.1, 1.2999, Verdict.DO_NOT_SHIP),
+        (0.5, 0.6, Verdict.DO_NOT_SHIP),
+        (1.0, 2.0, Verdict.TOO_CLOSE),
+    ],
+)
 def test_the_bar_belongs_to_those_who_reach_it(low: float, high: float, verdict: Verdict) -> None:
     assert judge(Bounds((low + high) / 2, low, high, 30), 1.3, 3).verdict is verdict
 

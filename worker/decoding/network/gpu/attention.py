@@ -13,11 +13,29 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def attend_kernel(
-    qkv, seen, partial, marks, positions, ancestry, read_slots, lengths, firsts, widths, capacity, address,
-    scaling, window, num_tokens,
-    NUM_QUERIES: tl.constexpr, NUM_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, IS_LOCAL: tl.constexpr,
-    NUM_PARTS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    seen,
+    partial,
+    marks,
+    positions,
+    ancestry,
+    read_slots,
+    lengths,
+    firsts,
+    widths,
+    capacity,
+    address,
+    scaling,
+    window,
+    num_tokens,
+    NUM_QUERIES: tl.constexpr,
+    NUM_KEYS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    IS_LOCAL: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
     """`seen` [tokens, queries, head_dim]; or for several parts `partial` [parts, tokens, queries, head_dim] and
     `marks` [2, parts, tokens, queries]: each part's greatest score, and the sum of its weights.
 
@@ -92,9 +110,15 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def combine_kernel(
-    seen, partial, marks, columns, num_tokens,
-    NUM_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_PARTS: tl.constexpr,
-):  # fmt: skip
+    seen,
+    partial,
+    marks,
+    columns,
+    num_tokens,
+    NUM_QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+):
     """One query head of one token a program: the parts' results, each weighted as its scores say."""
     token, query = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(columns + token) >= 0:

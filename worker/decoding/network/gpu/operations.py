@@ -82,11 +82,21 @@ class StaticAttention:
         inputs, num_tokens = self._inputs, self._inputs.shape.num_tokens
         num_queries, num_keys, head_dim = heads.num_queries, heads.num_keys, heads.head_dim
         place_kernel[(num_tokens, num_queries + 2 * num_keys)](
-            qkv, self._tables[heads.kind], qkv if heads.norms is None else heads.norms,
-            inputs.positions, inputs.slots, inputs.columns, inputs.capacity, held, heads.epsilon,
-            NUM_QUERIES=num_queries, NUM_KEYS=num_keys, HALF=head_dim // 2, HAS_NORMS=heads.norms is not None,
+            qkv,
+            self._tables[heads.kind],
+            qkv if heads.norms is None else heads.norms,
+            inputs.positions,
+            inputs.slots,
+            inputs.columns,
+            inputs.capacity,
+            held,
+            heads.epsilon,
+            NUM_QUERIES=num_queries,
+            NUM_KEYS=num_keys,
+            HALF=head_dim // 2,
+            HAS_NORMS=heads.norms is not None,
             num_warps=1,
-        )  # fmt: skip
+        )
         num_rows = inputs.shape.width * num_queries // num_keys
         block_rows = min(_MOST_ROWS, max(16, triton.next_power_of_2(num_rows)))
         num_blocks = num_keys * triton.cdiv(num_rows, block_rows)
@@ -97,19 +107,43 @@ class StaticAttention:
             partial = qkv.new_empty((num_parts, num_tokens, num_queries, head_dim), dtype=torch.float32)
             marks = qkv.new_empty((2, num_parts, num_tokens, num_queries), dtype=torch.float32)
         attend_kernel[(num_tokens, num_blocks, num_parts)](
-            qkv, seen, partial, marks, inputs.positions, inputs.ancestry,
-            inputs.read_slots, inputs.lengths, inputs.firsts, inputs.widths, inputs.capacity, held,
-            heads.scaling / math.log(2), self._window, num_tokens,
-            NUM_QUERIES=num_queries, NUM_KEYS=num_keys, HEAD_DIM=head_dim,
-            IS_LOCAL=heads.is_local and self._window > 0, NUM_PARTS=num_parts, BLOCK_ROWS=block_rows,
+            qkv,
+            seen,
+            partial,
+            marks,
+            inputs.positions,
+            inputs.ancestry,
+            inputs.read_slots,
+            inputs.lengths,
+            inputs.firsts,
+            inputs.widths,
+            inputs.capacity,
+            held,
+            heads.scaling / math.log(2),
+            self._window,
+            num_tokens,
+            NUM_QUERIES=num_queries,
+            NUM_KEYS=num_keys,
+            HEAD_DIM=head_dim,
+            IS_LOCAL=heads.is_local and self._window > 0,
+            NUM_PARTS=num_parts,
+            BLOCK_ROWS=block_rows,
             BLOCK_KEYS=min(128, max(16, _KEY_BYTES // (head_dim * qkv.element_size()))),
-            num_warps=4 if block_rows < _MOST_ROWS else 8, num_stages=2,
-        )  # fmt: skip
+            num_warps=4 if block_rows < _MOST_ROWS else 8,
+            num_stages=2,
+        )
         if num_parts > 1:
             combine_kernel[(num_tokens, num_queries)](
-                seen, partial, marks, inputs.columns, num_tokens,
-                NUM_QUERIES=num_queries, HEAD_DIM=head_dim, NUM_PARTS=num_parts, num_warps=1,
-            )  # fmt: skip
+                seen,
+                partial,
+                marks,
+                inputs.columns,
+                num_tokens,
+                NUM_QUERIES=num_queries,
+                HEAD_DIM=head_dim,
+                NUM_PARTS=num_parts,
+                num_warps=1,
+            )
         return seen
 
     def _num_parts(self, num_blocks: int) -> int:

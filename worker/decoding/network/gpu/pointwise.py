@@ -33,9 +33,20 @@ def gate_kernel(x, y, size, IS_SILU: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def place_kernel(
-    qkv, rotations, norms, positions, slots, columns, capacity, address, epsilon,
-    NUM_QUERIES: tl.constexpr, NUM_KEYS: tl.constexpr, HALF: tl.constexpr, HAS_NORMS: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    rotations,
+    norms,
+    positions,
+    slots,
+    columns,
+    capacity,
+    address,
+    epsilon,
+    NUM_QUERIES: tl.constexpr,
+    NUM_KEYS: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+):
     """One head of one token a program: queries and keys are normed and rotated, keys and values go into the cache.
 
     Elements that are rotated as a pair lie side by side. A token whose column is -1 is not there.

@@ -30,9 +30,18 @@ def attend_to(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[...,
 
     @inlined
     def attend(
-        queries: Any, keys: Any, values: Any, length: Any, column: Any, seen: Any, positions: Any, window: Any,
-        scaling: Any, scores: Any, out: Any,
-    ) -> None:  # fmt: skip
+        queries: Any,
+        keys: Any,
+        values: Any,
+        length: Any,
+        column: Any,
+        seen: Any,
+        positions: Any,
+        window: Any,
+        scaling: Any,
+        scores: Any,
+        out: Any,
+    ) -> None:
         total = length + len(positions)
         score(queries, keys, total, scores)
         end = total

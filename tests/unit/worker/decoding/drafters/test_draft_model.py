@@ -23,7 +23,7 @@ from worker.decoding.network.groups import Read
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import randomness
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.verification.chain import draw
 from worker.engine import Sampling
 
@@ -101,13 +101,13 @@ class Model:
 
 def drafter(
     model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, max_prompt: int | None = None, **more: Any
-) -> DraftModelDrafter:  # fmt: skip
+) -> DraftModelDrafter:
     state = DrafterState("small", "r", 8, is_stale=False, max_prompt_tokens=max_prompt)
     return DraftModelDrafter(state, model, tokens, num_slots=8, context_length=context, **more)
 
 
 def ask(text: list[int], num: int, sampling: Sampling = GREEDY, job_id: str = "j") -> Ask:
-    return Ask(job_id, text, num, Choice(job_id, sampling, len(text)))
+    return Ask(job_id, text, num, TokenChooser(job_id, sampling, len(text)))
 
 
 def one(made: DraftModelDrafter, text: list[int], num: int, sampling: Sampling = GREEDY) -> Proposal:
@@ -286,7 +286,7 @@ def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> Non
     for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
         assert proposal.q is not None
         assert proposal.q.shape == (6, VOCABULARY)
-        again = Choice(asked.job_id, kind, 3)
+        again = TokenChooser(asked.job_id, kind, 3)
         for place, token in enumerate(proposal.tokens):
             before = proposal.tokens[:place]
             logits = logits_behind([*asked.text, *before])[None]
@@ -300,7 +300,7 @@ def test_a_job_with_a_seed_drafts_what_its_noise_says(seed: int) -> None:
     text = [4, 5, 6]
     proposal = one(drafter(Model()), text, 5, sampling)
     assert proposal.q is None
-    choice = Choice("other", sampling, 3)
+    choice = TokenChooser("other", sampling, 3)
     for place, token in enumerate(proposal.tokens):
         logits = logits_behind([*text, *proposal.tokens[:place]])[None]
         assert token == int(choice.tokens(logits, [len(text) + place]))
@@ -326,7 +326,7 @@ def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
     tokens = replace(TOKENS, token_ids=ids)
     columns = VOCABULARY if ids is None else len(ids)
     whole = one(drafter(Model(columns), tokens), text, 8, sampling).tokens
-    choice = Choice("j", sampling, 3)
+    choice = TokenChooser("j", sampling, 3)
     probability, num = 1.0, 0
     while num < 8 and probability >= 0.3:
         logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
@@ -366,7 +366,7 @@ def test_branches_are_the_next_likeliest_tokens_of_every_place(
     made.open("j", text, sampling, "code")
     for _ in range(12):
         num = rng.randint(1, 9)
-        choice = Choice("j", sampling, 4)
+        choice = TokenChooser("j", sampling, 4)
         (proposal,) = made.propose([Ask("j", text, num, choice)])
         assert proposal.parents is not None
         assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)

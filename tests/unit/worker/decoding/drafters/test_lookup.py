@@ -14,11 +14,11 @@ from worker.decoding.drafters.continuations import NOVELTY
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.drafters.suffixes import MAX_OCCURRENCES, SuffixIndex
 from worker.decoding.proposal import Ask, Drafter, Proposal
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.engine import Sampling
 
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
-NO_CHOICE = cast(Choice, None)  # what followed before does not depend on how tokens are chosen
+NO_CHOICE = cast(TokenChooser, None)  # what followed before does not depend on how tokens are chosen
 
 tokens = st.integers(0, 3)
 texts = st.lists(tokens, min_size=1, max_size=60)

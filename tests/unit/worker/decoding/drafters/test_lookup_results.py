@@ -14,11 +14,11 @@ from worker.decoding.drafters.earlier_results import BYTES_PER_TOKEN, EarlierRes
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.drafters.suffixes import MAX_OCCURRENCES
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.engine import Sampling
 
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
-NO_CHOICE = cast(Choice, None)  # what followed before does not depend on how tokens are chosen
+NO_CHOICE = cast(TokenChooser, None)  # what followed before does not depend on how tokens are chosen
 
 tokens = st.integers(0, 3)
 results = st.lists(st.lists(tokens, max_size=12), max_size=20)

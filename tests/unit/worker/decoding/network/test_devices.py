@@ -25,8 +25,10 @@ def test_a_plain_pass_mixes_nothing_of_the_host_with_what_is_on_the_device(
     cache = SlotCache(network.kv_shape, 4, torch.device("meta"))
     cache.lengths = [3, 40, 7, 0]
     reads = [
-        Read(0, [1, 2, 3], num_logits=3, parents=[-1, 0, 0]), Read(2, [5]), Read(1, [6] * 40),
+        Read(0, [1, 2, 3], num_logits=3, parents=[-1, 0, 0]),
+        Read(2, [5]),
+        Read(1, [6] * 40),
         Read(3, [4] * 20, num_logits=2),
-    ]  # fmt: skip
+    ]
     logits = network(cache, plan_pass(cache, reads, network.window))
     assert (logits.device.type, logits.shape) == ("meta", (7, network.num_outputs))

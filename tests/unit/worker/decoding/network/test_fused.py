@@ -158,9 +158,15 @@ def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_
     def multiply(x: torch.Tensor, held: torch.Tensor | None, num_threads: int) -> torch.Tensor:
         y = torch.full((len(x), 200), 7.0, dtype=torch.bfloat16)
         arguments = Arguments(
-            x=x.data_ptr(), weights=lain.data_ptr(), y=y.data_ptr(), num_rows=len(x), num_inputs=48, num_outputs=200,
-            bias=bias.data_ptr() if has_bias else 0, held=0 if held is None else held.data_ptr(),
-        )  # fmt: skip
+            x=x.data_ptr(),
+            weights=lain.data_ptr(),
+            y=y.data_ptr(),
+            num_rows=len(x),
+            num_inputs=48,
+            num_outputs=200,
+            bias=bias.data_ptr() if has_bias else 0,
+            held=0 if held is None else held.data_ptr(),
+        )
         kernel(ctypes.addressof(arguments), num_threads)
         return y
 

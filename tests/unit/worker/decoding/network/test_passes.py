@@ -38,9 +38,7 @@ class Reading:
 
 
 def load(folder: Path) -> LanguageModel:
-    return LanguageModel(
-        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval(), 1024
-    )  # fmt: skip
+    return LanguageModel(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval(), 1024)
 
 
 def some_tokens(rng: random.Random, num: int) -> list[int]:
@@ -72,9 +70,7 @@ def test_any_pass_equals_plain_passes(
     for _ in range(5):
         # Slots that are left out lie dead between the others.
         slots = rng.sample(sorted(texts), rng.randint(1, NUM_SLOTS))
-        readings = [
-            some_reading(rng, slot, texts[slot], must_be_short=rng.random() < 0.8) for slot in slots
-        ]  # fmt: skip
+        readings = [some_reading(rng, slot, texts[slot], must_be_short=rng.random() < 0.8) for slot in slots]
         found = model.read(cache, [one.read for one in readings])
         expected = [reference.logits(path)[-1] for one in readings for path in one.wanted]
         assert found.shape == (len(expected), NUM_TOKENS)
@@ -132,8 +128,10 @@ def test_long_reads_are_attended_to_alone(rng: random.Random) -> None:
     nums = (3, WIDEST_SHARED + 1, WIDEST_SHARED, 200)
     plan = plan_pass(cache, [Read(slot, some_tokens(rng, num)) for slot, num in zip(slots, nums, strict=True)], None)
     assert [(group.slots, group.width) for group in plan.groups] == [
-        (slice(0, 3), WIDEST_SHARED), (slice(1, 2), WIDEST_SHARED + 1), (slice(3, 4), 200),
-    ]  # fmt: skip
+        (slice(0, 3), WIDEST_SHARED),
+        (slice(1, 2), WIDEST_SHARED + 1),
+        (slice(3, 4), 200),
+    ]
     # In the order of the reads, wherever their tokens lie.
     assert plan.wanted is not None
     assert plan.wanted.tolist() == [2, 3 + WIDEST_SHARED + WIDEST_SHARED, 3 + WIDEST_SHARED - 1, plan.num_tokens - 1]

@@ -12,13 +12,24 @@ from worker.decoding.pairing.pair import Finding, ModelFacts, check_pair, num_sh
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(
-    source="target", family="llama", refusal=None, tokens=WORDS, num_rows=5, end_tokens=frozenset({0}), bos_token=None,
-    pad_token=None, chat_template="{{ x }}", num_parameters=1_000_000, num_parameters_read=900_000, dtype="bfloat16",
-    itemsize=2, kv_bytes_per_token=100, pass_bytes_per_row=60, context_length=1000,
-)  # fmt: skip
-DRAFT = replace(
-    TARGET, source="draft", num_parameters=200_000, num_parameters_read=90_000, kv_bytes_per_token=10
-)  # fmt: skip
+    source="target",
+    family="llama",
+    refusal=None,
+    tokens=WORDS,
+    num_rows=5,
+    end_tokens=frozenset({0}),
+    bos_token=None,
+    pad_token=None,
+    chat_template="{{ x }}",
+    num_parameters=1_000_000,
+    num_parameters_read=900_000,
+    dtype="bfloat16",
+    itemsize=2,
+    kv_bytes_per_token=100,
+    pass_bytes_per_row=60,
+    context_length=1000,
+)
+DRAFT = replace(TARGET, source="draft", num_parameters=200_000, num_parameters_read=90_000, kv_bytes_per_token=10)
 ROOM = 10**9
 
 
@@ -30,8 +41,15 @@ def findings(target: ModelFacts, draft: ModelFacts, *, available_bytes: int = RO
 def test_a_pair_that_fits_has_nothing_but_ok() -> None:
     found = findings(TARGET, DRAFT)
     assert list(found) == [
-        "vocabulary", "special tokens", "chat template", "size", "architecture", "dtype", "context", "memory",
-    ]  # fmt: skip
+        "vocabulary",
+        "special tokens",
+        "chat template",
+        "size",
+        "architecture",
+        "dtype",
+        "context",
+        "memory",
+    ]
     assert {finding.verdict for finding in found.values()} == {"ok"}
     assert "All 5 ids name the same tokens." in found["vocabulary"].sentence
     assert "0 '<eos>'" in found["special tokens"].sentence
@@ -114,9 +132,12 @@ def test_proposals_end_where_the_shared_tokens_end() -> None:
 
 def test_every_refusal_is_in_the_error() -> None:
     found = check_pair(
-        TARGET, replace(DRAFT, tokens={}, num_parameters_read=10**6), num_slots=4, max_draft_tokens=5,
+        TARGET,
+        replace(DRAFT, tokens={}, num_parameters_read=10**6),
+        num_slots=4,
+        max_draft_tokens=5,
         available_bytes=ROOM,
-    )  # fmt: skip
+    )
     with pytest.raises(IncompatiblePair, match=r"draft cannot draft: vocabulary: .* size: .*cannot pay") as caught:
         refuse_incompatible(DRAFT, found)
     assert "check-pair" in (caught.value.hint or "")

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.engine import Sampling
 
 VOCABULARY = 23
@@ -31,13 +31,15 @@ def restated(logits: list[float], sampling: Sampling, prompt: list[int], output:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"repetition_penalty": 1.3}, {"repetition_penalty": 0.8}, {"frequency_penalty": 0.7},
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 0.8},
+        {"frequency_penalty": 0.7},
         {"presence_penalty": -1.5},
         {"logit_bias": ((3, 5.0), (22, -100.0))},
         {"repetition_penalty": 1.2, "frequency_penalty": -0.3, "presence_penalty": 0.9, "logit_bias": ((0, 1.5),)},
     ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_scores_are_the_restated_ones_in_every_round(
     settings: dict[str, object], is_tree: bool, rng: random.Random
@@ -45,7 +47,7 @@ def test_scores_are_the_restated_ones_in_every_round(
     sampling = Sampling(max_tokens=99, temperature=0.0, **settings)  # type: ignore[arg-type]
     prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 9))]
     text = list(prompt)
-    choice = Choice("job", sampling, len(prompt))
+    choice = TokenChooser("job", sampling, len(prompt))
     assert not choice.is_plain
     for _ in range(6):
         drafts = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(6))]
@@ -76,15 +78,15 @@ def test_a_rounds_width_does_not_change_a_score(rng: random.Random) -> None:
     sampling = Sampling(9, 0.0, repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((5, 0.3),))
     text = [rng.randrange(VOCABULARY) for _ in range(30)]
     logits = torch.randn(8, VOCABULARY, generator=torch.Generator().manual_seed(rng.randrange(2**31))).bfloat16()
-    wide = Choice("job", sampling, 20).scores(logits, text[:23], text[23:])
-    one_by_one = Choice("job", sampling, 20)
+    wide = TokenChooser("job", sampling, 20).scores(logits, text[:23], text[23:])
+    one_by_one = TokenChooser("job", sampling, 20)
     narrow = [one_by_one.scores(logits[i : i + 1], text[: 23 + i]) for i in range(8)]
     assert wide.dtype == torch.float32
     assert torch.equal(wide, torch.cat(narrow))
 
 
 def test_logits_of_a_plain_job_are_its_scores() -> None:
-    choice = Choice("job", Sampling(9, 0.7, top_k=3, seed=1), 1)
+    choice = TokenChooser("job", Sampling(9, 0.7, top_k=3, seed=1), 1)
     logits = torch.zeros(2, 5)
     assert choice.is_plain
     assert choice.scores(logits, [1], [2]) is logits

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.sampling.distribution import BLOCK, probabilities
 from worker.decoding.sampling.randomness import key_of, uniforms
 from worker.decoding.verification.coupling import coupled_tokens
@@ -16,10 +16,23 @@ from worker.engine import Sampling
 
 CPU = torch.device("cpu")
 CUTS = [
-    {"top_k": 1}, {"top_k": 3}, {"top_k": 50}, {"top_k": 10**6}, {"top_p": 0.01}, {"top_p": 0.5}, {"top_p": 0.95},
-    {"top_p": 1 - 1e-6}, {"min_p": 1.0}, {"min_p": 0.05}, {"min_p": 1e-9}, {"top_k": 40, "top_p": 0.8},
-    {"top_k": 40, "min_p": 0.1}, {"top_p": 0.9, "min_p": 0.02}, {"top_k": 7, "top_p": 0.7, "min_p": 0.3}, {},
-]  # fmt: skip
+    {"top_k": 1},
+    {"top_k": 3},
+    {"top_k": 50},
+    {"top_k": 10**6},
+    {"top_p": 0.01},
+    {"top_p": 0.5},
+    {"top_p": 0.95},
+    {"top_p": 1 - 1e-6},
+    {"min_p": 1.0},
+    {"min_p": 0.05},
+    {"min_p": 1e-9},
+    {"top_k": 40, "top_p": 0.8},
+    {"top_k": 40, "min_p": 0.1},
+    {"top_p": 0.9, "min_p": 0.02},
+    {"top_k": 7, "top_p": 0.7, "min_p": 0.3},
+    {},
+]
 
 
 def sampled(**settings: float) -> Sampling:
@@ -90,7 +103,7 @@ def test_no_token_is_lost_by_not_sorting_the_vocabulary(spread: float, cut: dict
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_row_is_the_same_to_the_bit_beside_any_others(cut: dict[str, float], rng: random.Random) -> None:
     scores = torch.tensor([[rng.gauss(0, spread) for _ in range(3 * BLOCK)] for spread in (0.01, 1.0, 2.0, 6.0)])
-    choice = Choice("job", sampled(seed=1, **cut), 1)
+    choice = TokenChooser("job", sampled(seed=1, **cut), 1)
     alone = torch.cat([choice.probabilities(row[None]) for row in scores])
     assert torch.equal(choice.probabilities(scores), alone)
 
@@ -110,7 +123,7 @@ def test_top_k_keeps_ties() -> None:
 def test_scores_that_are_not_finite_are_refused(cut: dict[str, float], broken: float) -> None:
     scores = torch.zeros(2, 10)
     scores[1, 3] = broken
-    choice = Choice("job", sampled(seed=1, **cut), 1)
+    choice = TokenChooser("job", sampled(seed=1, **cut), 1)
     with pytest.raises(RuntimeError, match="not finite"):
         choice.probabilities(scores)
     with pytest.raises(RuntimeError, match="not finite"):
@@ -124,7 +137,7 @@ def test_the_token_is_that_of_the_whole_noise(
     vocabulary: int, spread: float, cut: dict[str, float], rng: random.Random
 ) -> None:
     scores = torch.tensor([[rng.gauss(0, spread) for _ in range(vocabulary)] for _ in range(6)])
-    choice = Choice("job", sampled(temperature=0.7, seed=rng.randrange(2**63), **cut), 3)
+    choice = TokenChooser("job", sampled(temperature=0.7, seed=rng.randrange(2**63), **cut), 3)
     positions = [7, 8, 8, 9, 10, 11]
     noise = torch.stack([choice.noise(position, vocabulary, CPU) for position in positions])
     assert torch.equal(choice.tokens(scores, positions), coupled_tokens(choice.probabilities(scores), noise))
@@ -135,7 +148,7 @@ def test_tokens_have_the_distribution(cut: dict[str, float], seed: int) -> None:
     """Pearson's χ² over 4,000 positions, in a vocabulary of more than one block; fails by chance once in 10^9."""
     num, vocabulary = 4000, BLOCK + 6
     scores = torch.linspace(-3, 2, vocabulary).expand(num, -1)
-    choice = Choice("job", sampled(seed=seed, **cut), 1)
+    choice = TokenChooser("job", sampled(seed=seed, **cut), 1)
     tokens = choice.tokens(scores, range(num))
     expected = num * choice.probabilities(scores[:1])[0]
     seen = tokens.bincount(minlength=vocabulary).double()
@@ -152,7 +165,7 @@ def test_tokens_have_the_distribution(cut: dict[str, float], seed: int) -> None:
 
 def test_the_noise_is_gumbel_noise_and_independent(seed: int) -> None:
     """Kolmogorov and Smirnov at 1e-9, and correlations within a block, between blocks and between positions."""
-    choice = Choice("job", sampled(seed=seed), 1)
+    choice = TokenChooser("job", sampled(seed=seed), 1)
     vocabulary = 3 * BLOCK + 9
     noise = torch.stack([choice.noise(position, vocabulary, CPU) for position in range(600)])
     ordered = (-(-noise.flatten()).exp()).exp().sort().values
@@ -163,13 +176,13 @@ def test_the_noise_is_gumbel_noise_and_independent(seed: int) -> None:
 
 
 def test_noise_follows_from_seed_and_position_alone() -> None:
-    noise = Choice("any job", sampled(seed=-5, top_k=3), 2).noise(11, 100, CPU)
-    assert torch.equal(noise, Choice("other", sampled(seed=-5, temperature=0.3), 7).noise(11, 100, CPU))
+    noise = TokenChooser("any job", sampled(seed=-5, top_k=3), 2).noise(11, 100, CPU)
+    assert torch.equal(noise, TokenChooser("other", sampled(seed=-5, temperature=0.3), 7).noise(11, 100, CPU))
     # Another process, another machine, a later release: what a seed meant once it means for good.
     recorded = [-0.058276980213, 0.177761932995, 0.990476177483, 0.854357607188, 1.036845090622]
     assert noise[[0, 1, 63, 64, 99]].tolist() == pytest.approx(recorded, rel=1e-9)
     for seed, position in ((-5, 12), (5, 11), (2**32 - 5, 11)):
-        assert not torch.equal(noise, Choice("any job", sampled(seed=seed), 2).noise(position, 100, CPU))
+        assert not torch.equal(noise, TokenChooser("any job", sampled(seed=seed), 2).noise(position, 100, CPU))
 
 
 def test_uniforms_are_splitmix64s() -> None:
@@ -184,7 +197,7 @@ def test_uniforms_are_splitmix64s() -> None:
 
 
 def test_a_job_draws_the_same_numbers_each_time_however_they_are_asked_for() -> None:
-    first, again, other = (Choice(job_id, sampled(), 1) for job_id in ("job-1", "job-1", "job-2"))
+    first, again, other = (TokenChooser(job_id, sampled(), 1) for job_id in ("job-1", "job-1", "job-2"))
     drawn = first.uniforms(8, CPU)
     assert torch.equal(drawn, torch.cat((again.uniforms(3, CPU), again.uniforms(5, CPU))))
     assert not torch.equal(drawn, first.uniforms(8, CPU))
@@ -192,11 +205,11 @@ def test_a_job_draws_the_same_numbers_each_time_however_they_are_asked_for() -> 
 
 
 def test_only_jobs_with_a_seed_have_noise() -> None:
-    greedy = Choice("job", sampled(temperature=0, seed=3), 1)
+    greedy = TokenChooser("job", sampled(temperature=0, seed=3), 1)
     assert greedy.is_greedy
     assert not greedy.is_reproducible
     assert greedy.tokens(torch.tensor([[1.0, 2.0, 2.0], [3.0, 0.0, 0.0]]), [1, 2]).tolist() == [1, 0]
-    unseeded = Choice("job", sampled(), 1)
+    unseeded = TokenChooser("job", sampled(), 1)
     assert not unseeded.is_reproducible
     for choice in (greedy, unseeded):
         with pytest.raises(ValueError, match="seed"):

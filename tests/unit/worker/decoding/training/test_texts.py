@@ -14,8 +14,10 @@ from worker.decoding.training.texts import TextStore, WrittenText
 TOKENS = st.lists(st.integers(0, 200_000), min_size=1, max_size=9).map(tuple)
 TEXTS = st.lists(
     st.builds(WrittenText, st.integers(0, 500), st.sampled_from(["any", "code", "à-la"]), TOKENS, TOKENS),
-    min_size=1, max_size=12, unique_by=lambda text: text.number,
-)  # fmt: skip
+    min_size=1,
+    max_size=12,
+    unique_by=lambda text: text.number,
+)
 
 
 @settings(max_examples=15)

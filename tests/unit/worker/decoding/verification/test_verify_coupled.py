@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.fixtures.enumeration import Fixed, Language, Text
-from worker.decoding.sampling.choice import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.verification.chain import verify_greedy
 from worker.decoding.verification.coupling import coupled_tokens
 from worker.decoding.verification.tree import tree_depths, verify_tree_greedy
@@ -25,8 +25,8 @@ LENGTH = 24
 NUM = 10_000
 
 
-def choice_of(seed: int, **settings: float) -> Choice:
-    return Choice("job", Sampling(max_tokens=LENGTH, temperature=1.0, seed=seed, **settings), 0)  # type: ignore[arg-type]
+def choice_of(seed: int, **settings: float) -> TokenChooser:
+    return TokenChooser("job", Sampling(max_tokens=LENGTH, temperature=1.0, seed=seed, **settings), 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_impossible", [0, 1])
@@ -104,14 +104,14 @@ def test_neither_drafts_nor_their_shape_change_the_text(
     assert num_accepted > 0, "nothing was accepted, so nothing was shown"
 
 
-def chosen(choice: Choice, language: Language, prefixes: list[Text]) -> Tensor:
+def chosen(choice: TokenChooser, language: Language, prefixes: list[Text]) -> Tensor:
     """The coupled token behind each prefix."""
     return choice.tokens(
         torch.stack([language.behind(prefix) for prefix in prefixes]).log(), [len(prefix) for prefix in prefixes]
     )
 
 
-def one_round(choice: Choice, target: Language, drafter: Language, text: Text, rng: random.Random) -> Text:
+def one_round(choice: TokenChooser, target: Language, drafter: Language, text: Text, rng: random.Random) -> Text:
     """What a random tree or chain leads to: of random tokens, the drafter's coupled ones, and the target's."""
     parents: list[int] = []
     prefixes: list[Text] = [text]

@@ -53,15 +53,25 @@ def test_norms_and_gates(gpu: Any, rng: random.Random, dtype: torch.dtype, limit
 @pytest.mark.parametrize("dtype", [torch.float32, NARROW])
 @torch.inference_mode()
 def test_attention_over_ragged_reads_chains_and_trees(
-    gpu: Any, rng: random.Random, num_processors: int, window: int | None, has_norms: bool, shared: int,
+    gpu: Any,
+    rng: random.Random,
+    num_processors: int,
+    window: int | None,
+    has_norms: bool,
+    shared: int,
     dtype: torch.dtype,
-) -> None:  # fmt: skip
+) -> None:
     num_keys, head_dim = 2, 16
     heads = Heads(
-        num_queries=num_keys * shared, num_keys=num_keys, head_dim=head_dim, scaling=0.3, kind="full",
-        is_local=window is not None, epsilon=1e-6,
+        num_queries=num_keys * shared,
+        num_keys=num_keys,
+        head_dim=head_dim,
+        scaling=0.3,
+        kind="full",
+        is_local=window is not None,
+        epsilon=1e-6,
         norms=_random(rng, num_keys * (shared + 1), head_dim).to(DEVICE, dtype) if has_norms else None,
-    )  # fmt: skip
+    )
     angles = _random(rng, 512, head_dim // 2)
     rotations = {"full": torch.polar(torch.ones_like(angles), angles)}
     cache = SlotCache(KvShape(1, num_keys, head_dim, dtype), 4, DEVICE)
@@ -88,9 +98,15 @@ def test_attention_over_ragged_reads_chains_and_trees(
     plain.fill(shape, reads, other)
     inputs = plain.views(shape)
     exact = Heads(
-        heads.num_queries, num_keys, head_dim, heads.scaling, heads.kind, heads.is_local,
-        None if heads.norms is None else heads.norms.cpu().double(), heads.epsilon,
-    )  # fmt: skip
+        heads.num_queries,
+        num_keys,
+        head_dim,
+        heads.scaling,
+        heads.kind,
+        heads.is_local,
+        None if heads.norms is None else heads.norms.cpu().double(),
+        heads.epsilon,
+    )
     expected = ReferenceAttention(inputs, {"full": rotations["full"].to(torch.complex128)}, window)(
         qkv.double(), inputs.addresses, exact
     )[:8]

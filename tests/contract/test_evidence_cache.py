@@ -1,0 +1,191 @@
+"""What a worker remembers, beside another worker's outcomes and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import SUMS
+from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.messages import Mode
+from alphaloop.store.acceptance_state import AcceptanceStateStore, Look
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import Outcome, OutcomeStore
+from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+from worker.deciding import evidence_cache as module
+from worker.deciding.evidence_cache import EvidenceCache
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+HALF_LIFE = timedelta(days=3)
+_NUMBERS = count()
+
+
+@pytest.fixture
+def worker(database: Database) -> EvidenceCache:
+    return new_worker(database)
+
+
+def new_worker(database: Database, store: AcceptanceStateStore | None = None) -> EvidenceCache:
+    return EvidenceCache(
+        store or AcceptanceStateStore(database),
+        DraftRegistry(database),
+        target_revision=TARGET,
+        engine=ENGINE,
+        drafters={"lookup": "draft-1"},
+        half_life=HALF_LIFE,
+    )
+
+
+def record(database: Database, runs: Sequence[DecodeRun]) -> list[Outcome]:
+    ids = [f"{next(_NUMBERS)}" for _ in runs]
+    JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
+    recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
+    assert len(OutcomeStore(database, half_life=HALF_LIFE).record(recorded, owner="w")) == len(runs)
+    return recorded
+
+
+def batch(
+    rng: random.Random, number: int, *, task: str = "code", num_jobs: int = 3, prompt_bucket: str = ""
+) -> list[DecodeRun]:
+    at = NOW + timedelta(minutes=number)
+    return [
+        decode_run(
+            simulated_counts(rng, [0.8, 0.6, 0.5][: rng.randint(1, 3)], 12),
+            task=task,
+            at=at,
+            prompt_bucket=prompt_bucket or rng.choice(["<=256", "<=1024"]),
+        )
+        for _ in range(num_jobs)
+    ]
+
+
+def assert_same(found: dict[EvidenceKey, KeyEvidence], expected: dict[EvidenceKey, KeyEvidence]) -> None:
+    assert found.keys() == expected.keys()
+    for key, evidence in found.items():
+        for name in SUMS:
+            for one, other in ((evidence.all, expected[key].all), (evidence.recent, expected[key].recent)):
+                assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9, abs=1e-9), name
+
+
+def test_own_outcomes_count_at_once_and_as_the_database_counts_them(
+    database: Database, worker: EvidenceCache, rng: random.Random
+) -> None:
+    worker.look()
+    for number in range(6):
+        for recorded in [record(database, batch(rng, number))]:
+            worker.add(one for done in recorded for one in done.evidence)
+    later = NOW + timedelta(hours=1)
+    other = new_worker(database)
+    other.look()
+    assert_same(worker.leaves("code", "lookup", later), other.leaves("code", "lookup", later))
+
+
+def test_what_others_add_is_there_after_a_look_and_moves_the_version(
+    database: Database, worker: EvidenceCache, rng: random.Random
+) -> None:
+    worker.look()
+    later, before = NOW + timedelta(hours=1), worker.version("code", "lookup")
+    record(database, batch(rng, 0))
+    assert worker.leaves("code", "lookup", later) == {}
+    worker.look()
+    assert worker.version("code", "lookup") > before
+    assert sum(evidence.all.jobs for evidence in worker.leaves("code", "lookup", later).values()) == pytest.approx(
+        3, rel=0.02
+    )
+    standing = worker.version("code", "lookup")
+    worker.look()
+    assert worker.version("code", "lookup") == standing
+
+
+class Interrupted(AcceptanceStateStore):
+    """Something happens between the reading of rows and their arrival."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def look(self, *args: Any, **kwargs: Any) -> Look:
+        """As ever, and then what happens meanwhile."""
+        found = super().look(*args, **kwargs)
+        self.meanwhile()
+        return found
+
+
+def test_a_look_that_began_before_outcomes_of_ours_does_not_take_them_back(
+    database: Database, rng: random.Random
+) -> None:
+    """Of one key: another worker's job is read, then two of ours are recorded and counted, then the row arrives."""
+    store = Interrupted(database)
+    worker = new_worker(database, store)
+    first, others, *ours = (run for n in range(4) for run in batch(rng, n, num_jobs=1, prompt_bucket="<=256"))
+    record(database, [first])
+    worker.look()
+    record(database, [others])
+    store.meanwhile = lambda: worker.add(one for done in record(database, ours) for one in done.evidence)
+    worker.look()
+    later = NOW + timedelta(hours=1)
+    (evidence,) = worker.leaves("code", "lookup", later).values()
+    assert evidence.all.jobs == pytest.approx(3, rel=0.02)
+    store.meanwhile = lambda: None
+    worker.look()
+    other = new_worker(database)
+    other.look()
+    assert_same(worker.leaves("code", "lookup", later), other.leaves("code", "lookup", later))
+    (evidence,) = worker.leaves("code", "lookup", later).values()
+    assert evidence.all.jobs == pytest.approx(4, rel=0.02)
+
+
+def test_flags_are_seen_and_taken_back(database: Database, worker: EvidenceCache) -> None:
+    registry = DraftRegistry(database)
+    registry.register("lookup", "draft-1", TARGET)
+    for status, is_stale in (
+        (DraftStatus.STALE, True),
+        (DraftStatus.ACTIVE, False),
+        (DraftStatus.RETIRED, True),
+    ):
+        registry.set_status("lookup", "draft-1", TARGET, status, "a test")
+        worker.look()
+        assert worker.is_stale("lookup", "draft-1") is is_stale
+
+
+def test_lengths_are_those_of_the_tasks_jobs_as_they_weigh(database: Database, worker: EvidenceCache) -> None:
+    record(
+        database,
+        [
+            decode_run(vanilla_counts(100), mode=Mode.VANILLA, at=NOW - HALF_LIFE),
+            decode_run(vanilla_counts(40), mode=Mode.VANILLA, at=NOW, prompt_bucket="<=1024"),
+            decode_run(vanilla_counts(7), mode=Mode.VANILLA, at=NOW, task="chat"),
+        ],
+    )
+    worker.look()
+    lengths = worker.lengths("code", ["", "lookup"], NOW)
+    assert lengths.jobs == pytest.approx(1.5)
+    assert lengths.output_tokens == pytest.approx((0.5 * 100 + 40) / 1.5)
+    assert worker.lengths("sql", [""], NOW).output_tokens is None
+
+
+def test_only_tasks_of_late_tell_of_a_drafter(
+    database: Database, worker: EvidenceCache, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_TASKS", 3)
+    for number, task in enumerate("edcba"):
+        record(database, batch(rng, 60 * number, task=task, num_jobs=number + 1))
+    worker.look()
+    later = NOW + timedelta(minutes=240)
+    found = sorted(sums.jobs for sums in worker.of_tasks("lookup", later))
+    assert found == pytest.approx([3, 4, 5], rel=0.1)
+    worker.add(one for done in record(database, batch(rng, 240, task="a", num_jobs=2)) for one in done.evidence)
+    assert sorted(sums.jobs for sums in worker.of_tasks("lookup", later)) == pytest.approx([3, 4, 7], rel=0.1)
+    assert worker.last_used("a", "lookup") == later
+    assert worker.last_used("a", "unknown") is None

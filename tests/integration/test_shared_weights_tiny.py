@@ -1,0 +1,150 @@
+"""Drafters of the same weights are credited with the rounds of the one that decodes, over tiny models in float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.messages import Purpose
+from tests.fixtures.models import NUM_TOKENS, decision, make_job
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_tokens import DraftTokens
+from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.proposal import Ask
+from worker.decoding.sampling.chooser import Choice
+from worker.decoding.shared_weights import SharedWeightDrafter
+from worker.engine import Generation, Sampling, ShadowCounts
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+Build = Callable[..., "TransformersEngine"]
+MOST: Final = 5
+#: A gate that no draft falls below, one that every first token falls below, and none.
+GATES: Final = {"plain": 0.0, "open": 1e-300, "shut": 1 - 1e-12, "gated": 0.01}
+SAMPLINGS: Final = {
+    "greedy": Sampling(max_tokens=40, temperature=0.0),
+    "penalised": Sampling(max_tokens=40, temperature=0.0, frequency_penalty=0.2),
+    "drawn": Sampling(max_tokens=40, temperature=1.0, top_k=6),
+    "seeded": Sampling(max_tokens=40, temperature=1.0, top_k=6, seed=7),
+}
+
+
+@pytest.fixture
+def engine(tiny_engine: Build, tiny_models: dict[str, Path]) -> TransformersEngine:
+    """A target, and its own first layer as a draft behind several gates."""
+    folder = tiny_models["llama"]
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    whole.model.layers = whole.model.layers[:1]
+    whole.config.num_hidden_layers = 1
+    model = LanguageModel(whole, 2048)
+    shared_weights = {
+        name: SharedWeightDrafter(DrafterState(name, f"r-{name}", MOST, shared_weights="r"), gate)
+        for name, gate in GATES.items()
+    }
+    drafters = {
+        name: DraftModelDrafter(
+            one.state,
+            model,
+            DraftTokens(NUM_TOKENS, NUM_TOKENS, frozenset({0})),
+            num_slots=4,
+            context_length=2048,
+            min_probability=one.min_probability,
+            shared_weights=[other for other in shared_weights.values() if other is not one],
+        )
+        for name, one in shared_weights.items()
+    }
+    return tiny_engine("llama", num_slots=4, drafters=drafters)
+
+
+def decoded(
+    engine: TransformersEngine,
+    rng: random.Random,
+    drafter: str,
+    k: int,
+    sampling: Sampling,
+    purpose: Purpose = Purpose.TRAFFIC,
+) -> list[Generation]:
+    found = []
+    for number in range(12):
+        named = make_job(f"{rng.choice(['ab', 'cd', 'one'])} {number}", number)
+        job = named.model_copy(update={"purpose": purpose})
+        engine.admit(engine.prepare(job, sampling), decision(drafter, k))
+        while engine.load().num_running:
+            found += engine.step().finished
+    return found
+
+
+def shadow(generation: Generation, drafter: str) -> ShadowCounts:
+    (found,) = (one for one in generation.shadows if one.drafter == drafter)
+    return found
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_drafter_that_would_have_proposed_the_same_is_credited_with_the_same(
+    engine: TransformersEngine, rng: random.Random, sampling: str
+) -> None:
+    total = AcceptanceCounts()
+    for run in decoded(engine, rng, "plain", MOST, SAMPLINGS[sampling]):
+        same = shadow(run, "open")
+        assert same.counts == run.counts
+        assert same.chances[: len(run.chances)] == run.chances
+        assert not any(same.chances[len(run.chances) :])
+        total += run.counts
+    assert 0 < total.num_accepted < total.num_trials, "both outcomes are seen"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_one_that_ends_behind_its_first_token_is_credited_with_the_first_position(
+    engine: TransformersEngine, rng: random.Random, sampling: str
+) -> None:
+    for run in decoded(engine, rng, "plain", rng.randint(2, MOST), SAMPLINGS[sampling]):
+        first = shadow(run, "shut").counts
+        assert (first.rounds, first.trials, first.accepts) == (
+            run.counts.rounds,
+            run.counts.trials[:1],
+            run.counts.accepts[:1],
+        )
+        assert shadow(run, "shut").chances[:1] == run.chances[:1]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_gated_run_credits_drafts_without_a_gate_as_far_as_it_went(
+    engine: TransformersEngine, rng: random.Random, sampling: str
+) -> None:
+    total = AcceptanceCounts()
+    for run in decoded(engine, rng, "gated", MOST, SAMPLINGS[sampling]):
+        plain = shadow(run, "plain")
+        size = len(run.counts.trials)
+        assert (plain.counts.trials[:size], plain.counts.accepts[:size]) == (run.counts.trials, run.counts.accepts)
+        assert not any(plain.counts.trials[size:])
+        assert plain.chances[:size] == run.counts.trials, "what the gate left out is no chance"
+        assert {one.drafter for one in run.shadows} & GATES.keys() == {"plain", "shut"}, "a wider gate: nobody knows"
+        total += run.counts
+    assert any(before > after for before, after in zip(total.accepts, total.trials[1:], strict=False)), "it closed"
+
+
+def test_what_a_gate_costs_is_measured_without_it(engine: TransformersEngine) -> None:
+    drafter = engine._drafters["shut"]
+    text = [5, 6, 7]
+    ask = Ask("timed", text, MOST, Choice("timed", SAMPLINGS["greedy"], len(text)))
+    drafter.open("timed", text, SAMPLINGS["greedy"], "")
+    for is_timed, num_tokens in ((False, 1), (True, MOST)):
+        text.append(8)
+        (proposal,) = drafter.propose([replace(ask, is_timed=is_timed)])
+        assert len(proposal.tokens) == num_tokens
+    drafter.close("timed")
+
+
+def test_probes_credit_nobody(engine: TransformersEngine, rng: random.Random) -> None:
+    runs = decoded(engine, rng, "plain", MOST, SAMPLINGS["greedy"], purpose=Purpose.PROBE)
+    assert {run.shadows for run in runs} == {()}

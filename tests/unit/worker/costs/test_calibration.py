@@ -1,0 +1,235 @@
+"""What is measured, in which order, and how long it may take; on an engine whose clock is the test's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import DecodeFailed
+from alphaloop.settings import WorkerSettings
+from tests.fakes import FakeEngine
+from worker.costs.calibration import NUM_PASSES, Plan, Shape, calibrate, plan
+from worker.costs.shared_weights import timed_by, with_shared_weights
+
+SETTINGS = WorkerSettings(batch_size=8)
+DRAFTERS = (DrafterState("lookup", "r1", 8), DrafterState("model", "r1", 4))
+
+
+def target_ms(batch: int, width: int, context: int) -> float:
+    return 10.0 + batch * width + batch * context / 1000
+
+
+class TimedEngine(FakeEngine):
+    """Every measurement takes its own time on a clock that nothing else moves."""
+
+    def __init__(
+        self,
+        *,
+        drafters: tuple[DrafterState, ...] = DRAFTERS,
+        context_length: int = 8192,
+        slow_pass: int | None = None,
+    ) -> None:
+        super().__init__(drafters=drafters, context_length=context_length)
+        self.now_s = 0.0
+        self.asked: list[Shape] = []
+        self._slow_pass = slow_pass
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        shape = Shape(drafter or "", batch, width, context)
+        ms = target_ms(batch, width, context) if drafter is None else 0.5 * batch * width
+        return self._taken(shape, ms, num_samples)
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        return self._taken(Shape(drafter or "", 1, num_tokens, 0, CostKind.PREFILL), 0.5 * num_tokens, num_samples)
+
+    def _taken(self, shape: Shape, ms: float, num_samples: int) -> float:
+        if self.asked.count(shape) == self._slow_pass:
+            ms *= 7
+        self.asked.append(shape)
+        self.now_s += ms * num_samples / 1000
+        return ms
+
+
+def measure(engine: TimedEngine, wanted: Plan, budget_s: float) -> list[CostPoint]:
+    return calibrate(engine, wanted, num_samples=3, budget_s=budget_s, clock=lambda: engine.now_s)
+
+
+def test_of_kin_the_one_with_the_longest_drafts_is_measured() -> None:
+    shared_weights = [
+        DrafterState("short", "r1", 3, shared_weights="w"),
+        DrafterState("long", "r1", 5, shared_weights="w"),
+    ]
+    others = [
+        DrafterState("long too", "r1", 5, shared_weights="w"),
+        DrafterState("alone", "r1", 4, shared_weights="v"),
+        DRAFTERS[0],
+    ]
+    assert timed_by([*shared_weights, *others]) == {"short": "long", "long too": "long"}
+    engine = TimedEngine(drafters=(*shared_weights, *others))
+    points = with_shared_weights(measure(engine, plan(engine, SETTINGS), 0.0), timed_by(engine.drafters))
+    assert {shape.drafter for shape in engine.asked} == {"", "long", "alone", "lookup"}
+    costs = CostTable(points)
+    for name in ("short", "long too"):
+        assert costs.part_ms(name, 8, 3) == costs.part_ms("long", 8, 3)
+        assert costs.prefill_ms(name, 64) == costs.prefill_ms("long", 64) > 0
+    assert plan(engine, SETTINGS, points).missing(points) == Plan((), ())
+
+
+def test_the_corners_are_needed_and_what_lies_between_refines() -> None:
+    wanted = plan(TimedEngine(), SETTINGS)
+    assert set(wanted.needed) == {
+        *(Shape("", batch, width, 256) for batch in (1, 8) for width in (1, 9)),
+        *(Shape("lookup", batch, width, 256) for batch in (1, 8) for width in (2, 9)),
+        *(Shape("model", batch, width, 256) for batch in (1, 8) for width in (2, 5)),
+        *(Shape(name, 1, 64, 0, CostKind.PREFILL) for name in ("", "lookup", "model")),
+    }
+    between = {shape for group in wanted.refining for shape in group}
+    assert {Shape("", 1, 2048, 0, CostKind.PREFILL)} & between == set()
+    assert {
+        Shape("", 1, 512, 0, CostKind.PREFILL),
+        Shape("model", 1, 512, 0, CostKind.PREFILL),
+        Shape("", 8, 9, 2048),
+        Shape("model", 1, 5, 2048),
+        Shape("", 1, 2, 256),
+        Shape("", 8, 5, 256),
+        Shape("", 4, 9, 256),
+    } < between
+    assert not between & set(wanted.needed)
+
+
+def test_what_the_settings_name_is_needed() -> None:
+    settings = replace_settings(calibration_batches=(2, 64), calibration_widths=(3,), calibration_contexts=(100, 5000))
+    wanted = plan(TimedEngine(), settings)
+    shapes = {(s.batch, s.width, s.context) for s in wanted.needed if not s.drafter and s.kind is CostKind.ROUND}
+    # A batch beyond the worker's is never decoded; a context beyond half of the model's leaves no room to grow.
+    assert shapes >= {(batch, width, 100) for batch in (1, 2, 8) for width in (1, 3, 9)}
+    assert {context for _, _, context in shapes} == {100, 4096}
+    assert {s.batch for group in wanted.refining for s in group if s.kind is CostKind.ROUND} == set()
+
+
+def replace_settings(**changes: object) -> WorkerSettings:
+    return WorkerSettings.model_validate({**SETTINGS.model_dump(), **changes})
+
+
+def test_a_short_model_is_measured_within_its_context() -> None:
+    engine = TimedEngine(context_length=64)
+    wanted = plan(engine, SETTINGS)
+    every = [*wanted.needed, *(shape for group in wanted.refining for shape in group)]
+    assert {s.context for s in every if s.kind is CostKind.ROUND} == {32}
+    assert {s.width for s in every if s.kind is CostKind.PREFILL} == {32}
+
+
+def test_all_is_measured_where_there_is_time_and_interleaved() -> None:
+    engine = TimedEngine()
+    wanted = plan(engine, SETTINGS)
+    every = {*wanted.needed, *(shape for group in wanted.refining for shape in group)}
+    points = measure(engine, wanted, budget_s=1e6)
+    assert {Shape.of(point) for point in points} == every
+    per_pass = [engine.asked[i : i + len(every)] for i in range(0, len(engine.asked), len(every))]
+    assert len(per_pass) == NUM_PASSES
+    assert all(set(asked) == every for asked in per_pass)
+
+
+@pytest.mark.parametrize("slow_pass", range(NUM_PASSES))
+def test_a_slow_moment_leaves_no_trace(slow_pass: int) -> None:
+    engine = TimedEngine(slow_pass=slow_pass)
+    for point in measure(engine, plan(engine, SETTINGS), budget_s=1e6):
+        if point.drafter is None and point.kind is CostKind.ROUND:
+            assert point.median_ms == target_ms(point.batch, point.width, point.context)
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 2.0, 4.0, 8.0, 16.0])
+def test_the_budget_ends_the_refining_but_never_the_needed(budget_s: float) -> None:
+    engine = TimedEngine()
+    wanted = plan(engine, SETTINGS)
+    points = measure(engine, wanted, budget_s)
+    measured = {Shape.of(point) for point in points}
+    assert set(wanted.needed) <= measured
+    needed_s = 3 * NUM_PASSES * sum(p.median_ms for p in points if Shape.of(p) in wanted.needed) / 1000
+    # What a group takes is foreseen from what was measured, so it may be off; never by much.
+    assert engine.now_s <= max(1.001 * needed_s, 1.3 * budget_s)
+    # A group is measured whole: half a row of widths would look flat where it ends.
+    for group in wanted.refining:
+        assert measured.issuperset(group) or not measured.intersection(group)
+
+
+def test_progress_counts_to_what_was_foreseen() -> None:
+    engine, told = TimedEngine(), list[tuple[int, int]]()
+    calibrate(
+        engine,
+        plan(engine, SETTINGS),
+        num_samples=1,
+        budget_s=3.0,
+        clock=lambda: engine.now_s,
+        on_measured=lambda done, total: told.append((done, total)),
+    )
+    assert [done for done, _ in told] == list(range(1, len(told) + 1))
+    assert told[-1][0] == told[-1][1] == len(engine.asked)
+
+
+def test_what_does_not_fit_the_memory_is_left_out_unless_it_is_needed() -> None:
+    class SmallEngine(TimedEngine):
+        """Out of memory for eight sequences with a far context, or with any."""
+
+        longest = 256
+
+        def measure_round_ms(
+            self, drafter: str | None, batch: int, width: int, context: int, num_samples: int
+        ) -> float:
+            if batch == 8 and context > self.longest:
+                raise DecodeFailed("out of memory")
+            return super().measure_round_ms(drafter, batch, width, context, num_samples)
+
+    engine, told = SmallEngine(), list[tuple[int, int]]()
+    wanted = plan(engine, SETTINGS)
+    points = calibrate(
+        engine,
+        wanted,
+        num_samples=1,
+        budget_s=1e6,
+        clock=lambda: engine.now_s,
+        on_measured=lambda done, total: told.append((done, total)),
+    )
+    assert {point.context for point in points if point.kind is CostKind.ROUND} == {256}
+    assert {(p.batch, p.width) for p in points if p.drafter is None} >= {(4, 9), (8, 5)}  # the groups behind it
+    assert told[-1][0] == told[-1][1] == len(engine.asked)
+    engine.longest = 0
+    with pytest.raises(DecodeFailed, match="out of memory"):
+        measure(engine, wanted, budget_s=1e6)
+
+
+def test_nothing_is_missing_once_measured_and_a_new_drafter_is() -> None:
+    engine = TimedEngine()
+    points = measure(engine, plan(engine, SETTINGS), budget_s=0.0)
+    assert plan(engine, SETTINGS, points).missing(points) == Plan((), ())
+    without = [point for point in points if point.drafter != "model"]
+    lacking = plan(engine, SETTINGS, without).missing(without)
+    assert {shape.drafter for shape in lacking.needed} == {"model"}
+    assert lacking.refining  # there is a budget again
+
+
+def test_a_batch_measured_for_narrow_passes_is_measured_for_wide_ones_too() -> None:
+    engine = TimedEngine()
+    narrow = [CostPoint(None, batch, width, 10.0, 3) for batch in (1, 4, 8) for width in (1, 5)]
+    lacking = plan(engine, SETTINGS, narrow).missing(narrow)
+    rounds = {(s.batch, s.width) for s in lacking.needed if not s.drafter and s.kind is CostKind.ROUND}
+    assert rounds == {(1, 9), (4, 9), (8, 9)}
+
+
+def test_costs_between_the_corners_are_known_after_the_least_calibration() -> None:
+    engine = TimedEngine()
+    costs = CostTable(measure(engine, plan(engine, SETTINGS), budget_s=0.0))
+    for batch in range(1, 9):
+        for k in range(9):
+            # This device is bilinear, so its corners say everything.
+            assert costs.part_ms(None, batch, k + 1) == pytest.approx(target_ms(batch, k + 1, 256))
+    assert costs.round_ms("model", 3, 4) is not None
+
+
+def test_shapes_come_back_from_their_points() -> None:
+    shape = Shape("model", 2, 5, 256)
+    point = CostPoint("model", 2, 5, 1.0, 3, 256)
+    assert Shape.of(point) == shape == Shape.of(replace(point, correction=2.0))

@@ -1,0 +1,221 @@
+"""The table that decisions rest on follows what steps took, and is stored when it moved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alphaloop.cost import CostKind, CostPoint
+from alphaloop.errors import StoreUnavailable
+from worker.costs.live import LiveCosts
+from worker.engine import Step
+
+POINTS = (
+    *(CostPoint(None, batch, width, 10.0 + batch * width, 9) for batch in (1, 4) for width in (1, 9)),
+    *(CostPoint("model", batch, width, 1.0 * width, 9) for batch in (1, 4) for width in (2, 9)),
+    CostPoint(None, 1, 64, 30.0, 9, 0, CostKind.PREFILL),
+)
+HALF_LIFE = 16
+
+
+class Store:
+    """Keeps what it is given; away when told."""
+
+    def __init__(self) -> None:
+        self.saved: list[Sequence[CostPoint]] = []
+        self.is_away = False
+
+    def __call__(self, points: Sequence[CostPoint]) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        self.saved.append(points)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def live(store: Store, clock: Clock, points: Sequence[CostPoint] = POINTS) -> LiveCosts:
+    return LiveCosts(points, half_life=HALF_LIFE, save=store, save_every_s=60.0, clock=clock)
+
+
+def step(costs_ms: float, *, draft_ms: float = 0.0, batch: int = 1, width: int = 1, **changes: Any) -> Step:
+    """A round of the time that is given, a tenth of the target's in overhead."""
+    made = Step(
+        (),
+        (),
+        batch,
+        width,
+        (costs_ms + draft_ms) / 1000,
+        draft_s=draft_ms / 1000,
+        verify_s=0.9 * costs_ms / 1000,
+        overhead_s=0.1 * costs_ms / 1000,
+        context=256,
+        drafter="model" if draft_ms else None,
+    )
+    return replace(made, **changes)
+
+
+def test_kin_have_one_drafters_times_and_its_corrections(store: Store, clock: Clock) -> None:
+    stale = [replace(point, drafter="kin", median_ms=77.0) for point in POINTS if point.drafter == "model"]
+    costs = LiveCosts(
+        [*POINTS, *stale], half_life=HALF_LIFE, save=store, save_every_s=60.0, timed={"kin": "model"}, clock=clock
+    )
+    calibrated, vanilla = costs.table.part_ms("model", 1, 3), costs.table.part_ms(None, 1, 3)
+    assert calibrated is not None
+    assert vanilla is not None
+    for name, times in (("kin", 2), ("model", 3)):
+        assert costs.table.part_ms("kin", 1, 3) == costs.table.part_ms("model", 1, 3)
+        for _ in range(3 * HALF_LIFE):
+            costs.observe(step(vanilla, draft_ms=times * calibrated, width=3, drafter=name))
+        for other in ("model", "kin"):
+            assert costs.table.part_ms(other, 1, 3) == pytest.approx(times * calibrated, rel=0.01)
+    assert set(costs.parts) == {point.drafter for point in POINTS}
+    assert costs.save()
+    (saved,) = store.saved
+    of_model = [replace(point, drafter="kin") for point in saved if point.drafter == "model"]
+    assert [point for point in saved if point.drafter == "kin"] == of_model != []
+
+
+def test_rounds_of_the_calibrated_time_change_nothing(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(100):
+        costs.observe(step(10 + 4 * 5, batch=4, width=5, draft_ms=5.0))
+    for drafter, k in ((None, 0), ("model", 8), ("model", 3)):
+        before, after = live(store, clock).table.round_ms(drafter, 4, k), costs.table.round_ms(drafter, 4, k)
+        assert after == pytest.approx(before)
+    assert not costs.save()
+
+
+def test_a_device_twice_as_slow_is_known_in_every_shape_while_its_drafter_is_not(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(HALF_LIFE + 1):
+        costs.observe(step(2 * 11))
+    assert costs.table.round_ms(None, 4, 8) == pytest.approx(2 * 46)
+    assert costs.table.part_ms("model", 1, 9) == pytest.approx(9.0)
+    assert costs.level(None) == pytest.approx(2.0)
+    assert costs.level("model") == 1.0
+    assert costs.table.prefill_ms(None, 64) == pytest.approx(2 * 30.0)
+
+
+def test_prompts_are_corrected_by_steps_that_read_nothing_else(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(3 * HALF_LIFE):
+        costs.observe(step(11.0))
+        costs.observe(replace(step(0.0), num_prefill_tokens=128, verify_s=0.120))
+    assert costs.table.prefill_ms(None, 64) == pytest.approx(60.0), "twice what was calibrated for 128 tokens"
+    assert costs.table.part_ms(None, 1, 1) == pytest.approx(11.0)
+    assert costs.table.prefill_ms("model", 64) == live(store, clock).table.prefill_ms("model", 64)
+
+
+def test_a_drafters_prompts_are_corrected_by_the_rounds_that_read_them(store: Store, clock: Clock) -> None:
+    points = [*POINTS, CostPoint("model", 1, 64, 8.0, 3, 0, CostKind.PREFILL)]
+    costs = live(store, clock, points)
+    first, all_of_them = costs.table.part_ms("model", 1, 2), costs.table.part_ms("model", 1, 9)
+    assert first is not None
+    assert all_of_them is not None
+    for _ in range(3 * HALF_LIFE):
+        costs.observe(step(19.0, width=9, draft_ms=all_of_them))
+        reading = 3 * 16.0 + all_of_them - first
+        costs.observe(step(19.0, width=9, draft_ms=reading, num_draft_prefill_tokens=128))
+        costs.observe(step(11.0, draft_ms=500.0, num_draft_prefill_tokens=512))
+    assert costs.table.prefill_ms("model", 64) == pytest.approx(24.0), "three times what was calibrated"
+    assert costs.table.part_ms("model", 1, 9) == pytest.approx(all_of_them), "rounds are not thought slower for it"
+    assert costs.table.prefill_ms(None, 64) == live(store, clock).table.prefill_ms(None, 64)
+
+
+def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng: random.Random) -> None:
+    costs = live(store, clock)
+    for _ in range(4 * HALF_LIFE):
+        width = rng.choice((2, 9))
+        costs.observe(step(10 + width, draft_ms=1.5 * width * rng.uniform(0.97, 1.03), width=width))
+    assert costs.table.round_ms("model", 1, 8) == pytest.approx(19 + 1.5 * 9, rel=0.05)
+    assert costs.table.round_ms(None, 1, 8) == pytest.approx(19)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_prefill_tokens": 500, "num_positions": 1},
+        {"verify_s": 0.0},
+        {"batch": 0},
+    ],
+    ids=["reads a prompt beside it", "had no round", "was empty"],
+)
+def test_steps_that_tell_nothing_of_rounds_teach_nothing(store: Store, clock: Clock, changes: dict[str, Any]) -> None:
+    costs = live(store, clock)
+    for _ in range(10 * HALF_LIFE):
+        costs.observe(step(500.0, draft_ms=500.0, **changes))
+    assert costs.table.points == live(store, clock).table.points
+
+
+def test_what_several_drafters_took_is_nobodys(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(10 * HALF_LIFE):
+        costs.observe(step(11.0, draft_ms=500.0, drafter=None))
+    assert costs.table.part_ms("model", 1, 9) == 9.0
+
+
+def test_a_ragged_pass_is_judged_by_what_it_holds(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(4 * HALF_LIFE):
+        # One sequence of four proposes eight tokens: twelve positions, as many as three a sequence.
+        costs.observe(step(10 + 12, batch=4, width=9, num_positions=12))
+    assert costs.table.part_ms(None, 4, 9) == pytest.approx(46.0)
+
+
+def test_corrections_are_stored_when_due_and_moved(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(HALF_LIFE + 1):
+        costs.observe(step(22.0))
+    assert not costs.save_when_due()
+    clock.now_s = 61.0
+    assert costs.save_when_due()
+    assert not costs.save_when_due()
+    clock.now_s = 122.0
+    assert not costs.save_when_due()  # nothing has moved since
+    (saved,) = store.saved
+    assert all(p.correction == pytest.approx(2.0) for p in saved if p.drafter is None)
+    assert {p.correction for p in saved if p.drafter} == {1.0}
+    assert [p.median_ms for p in saved] == [p.median_ms for p in POINTS]
+
+
+def test_a_store_that_is_away_is_tried_again(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    for _ in range(HALF_LIFE + 1):
+        costs.observe(step(22.0))
+    store.is_away, clock.now_s = True, 61.0
+    assert not costs.save_when_due()
+    store.is_away, clock.now_s = False, 122.0
+    assert costs.save_when_due()
+
+
+def test_a_restart_begins_where_the_last_life_ended(store: Store, clock: Clock) -> None:
+    first = live(store, clock)
+    for _ in range(4 * HALF_LIFE):
+        first.observe(step(22.0, draft_ms=3.0, width=1))
+    assert first.save()
+    second = live(store, clock, store.saved[-1])
+    assert second.table.points == first.table.points
+    assert any(point.num_corrections > HALF_LIFE for point in second.table.points)
+    assert not second.save()
+    second.observe(step(1000.0))
+    assert second.table.part_ms(None, 1, 1) == pytest.approx(22.0)

@@ -1,0 +1,104 @@
+"""What a decision is told of its batch, and what it makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pytest
+
+from alphaloop.cost import CostTable
+from alphaloop.deciding.decision import Decision, DecisionContext, Reason
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.policy import decide
+from alphaloop.messages import Origin, parse_job
+from alphaloop.settings import TaskSettings
+from tests.fakes import FakeEngine
+from worker.deciding.conditions import objective_of, with_conditions
+from worker.engine import CacheMemory, PreparedJob, Sampling
+from worker.jobs.batching import batch_key
+
+NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
+MIB: Final = 1 << 20
+SMALL: Final = DrafterState("small", "draft-1", 4, cache_bytes_per_token=1 << 10)
+
+
+class ShortEngine(FakeEngine):
+    """One draft model; so much memory is free, and prompts of `context` tokens and more it cannot read."""
+
+    def __init__(self, free: int, context: int = 10**9) -> None:
+        super().__init__(drafters=(SMALL,))
+        self._free, self._context = free, context
+
+    def memory(self) -> CacheMemory:
+        """Of what is free the target takes 4 KiB a token, in steps of 128, and a pass 1 KiB a row."""
+        return CacheMemory(self._free, 0, 1 << 40, 4 << 10, {"small": 1 << 10}, 128, 1 << 10)
+
+    def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
+        """By the shortest prompt."""
+        shortest = min(len(job.token_ids) for job in jobs)
+        return {"small": f"prompts of {shortest} tokens"} if shortest >= self._context else {}
+
+
+def prepare(num_prompt: int, deadline_s: float | None = None) -> PreparedJob:
+    fields = {} if deadline_s is None else {"deadline": (NOW + timedelta(seconds=deadline_s)).isoformat()}
+    value = json.dumps({"task": "code", "body": {"prompt": "x"}, **fields}).encode()
+    job = parse_job(value, Origin("test", "jobs.code", 0, num_prompt), task="code")
+    return PreparedJob(job, (1,) * num_prompt, Sampling(max_tokens=100, temperature=0.0))
+
+
+def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], pattern: str = "") -> Decision:
+    context = DecisionContext("code", len(jobs), 100.0, 0.5)
+    key = batch_key(jobs[0].job, jobs[0].sampling, pattern)
+    context = with_conditions(context, engine, key, jobs, TaskSettings(), NOW)
+    return decide({}, engine.drafters, CostTable([]), context, PolicyLimits())
+
+
+def test_a_draft_without_room_beside_the_target_is_refused_with_the_arithmetic() -> None:
+    jobs = [prepare(900), prepare(100)]
+    # The target: 2 x 1024 positions x 4 KiB = 8 MiB. The passes: 2 x 5 rows x 1 KiB. The draft: 2 x 1000 x 1 KiB.
+    enough = 8 * MIB + 2 * 5 * 1024 + 2 * 1000 * 1024
+    assert decided(ShortEngine(enough), jobs).reason is Reason.NO_COSTS, "nothing but the costs is missing"
+    short = decided(ShortEngine(enough - 1), jobs)
+    assert short.reason is Reason.NO_MEMORY
+    assert "2 jobs x 1000 tokens x 1024 bytes" in short.explanation
+
+
+def test_prompts_that_no_drafter_can_serve_are_told() -> None:
+    refused = decided(ShortEngine(1 << 40, context=100), [prepare(100), prepare(300)])
+    assert (refused.reason, refused.drafter) == (Reason.CANNOT_SERVE, None)
+    assert "prompts of 100 tokens" in refused.explanation
+    assert decided(ShortEngine(1 << 40, context=100), [prepare(99)]).reason is Reason.NO_COSTS
+
+
+def test_a_pattern_switches_speculation_off_and_is_named() -> None:
+    off = decided(ShortEngine(1 << 40), [prepare(5)], "Translate *")
+    assert (off.reason, off.drafter) == (Reason.SWITCHED_OFF, None)
+    assert "Translate *" in off.explanation
+
+
+@pytest.mark.parametrize(
+    ("task", "deadlines_s", "expected"),
+    [
+        ({}, [None, None], Objective()),
+        ({}, [None, 60.0, 30.0], Objective(Aim.DEADLINE, 30_000.0)),
+        ({"target_time_per_token_ms": 50}, [30.0], Objective(Aim.TIME_PER_TOKEN, 50.0)),
+        ({"target_time_to_first_token_ms": 800}, [None], Objective(Aim.TIME_TO_FIRST_TOKEN, 800.0)),
+    ],
+)
+def test_a_tasks_target_goes_before_the_earliest_deadline(
+    task: dict[str, Any], deadlines_s: list[float | None], expected: Objective
+) -> None:
+    jobs = [prepare(5, seconds) for seconds in deadlines_s]
+    assert objective_of(jobs, TaskSettings.model_validate(task), NOW) == expected
+
+
+def test_an_engine_without_draft_models_is_not_asked_for_its_memory() -> None:
+    engine = ShortEngine(0)
+    engine.drafters = (replace(SMALL, cache_bytes_per_token=0),)
+    assert decided(engine, [prepare(5)]).reason is Reason.NO_COSTS

@@ -1,0 +1,173 @@
+"""What a round tells of drafters with the same weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.goodput import DrafterState
+from worker.decoding.proposal import NOTHING, Proposal
+from worker.decoding.shared_weights import SharedWeightCounts, SharedWeightDrafter
+
+#: Of a draft token: the probability that its draft gives it, how often that is, and how often it is then accepted.
+KINDS = ((0.9, 0.7, 0.95), (0.5, 0.3, 0.4))
+GATE = 0.7
+
+
+def shared_weights(longest: int, gate: float, name: str = "other") -> SharedWeightDrafter:
+    return SharedWeightDrafter(DrafterState(name, "r", longest), gate)
+
+
+def proposal(*probabilities: float) -> Proposal:
+    together, product_ = [], 1.0
+    for p in probabilities:
+        product_ *= p
+        together.append(product_)
+    return Proposal(tuple(range(len(probabilities))), together=tuple(together))
+
+
+def counted(
+    other: SharedWeightDrafter,
+    own_gate: float,
+    drafted: Proposal,
+    num_accepted: int,
+    *,
+    num_asked: int,
+    num_possible: int = 99,
+    num_emitted: int | None = None,
+) -> tuple[AcceptanceCounts, tuple[int, ...]]:
+    counts = SharedWeightCounts([other], own_gate)
+    emitted = num_accepted + 1 if num_emitted is None else num_emitted
+    counts.take(drafted, num_accepted, num_emitted=emitted, num_asked=num_asked, num_possible=num_possible)
+    (shadow,) = counts.shadows()
+    assert (shadow.drafter, shadow.draft_revision, shadow.num_draft_tokens) == (
+        "other",
+        "r",
+        other.state.max_draft_tokens,
+    )
+    return shadow.counts, shadow.chances
+
+
+def test_a_gate_would_have_ended_the_draft_behind_its_first_doubtful_token() -> None:
+    counts, chances = counted(shared_weights(4, 0.6), 0.0, proposal(0.9, 0.5, 0.9), 3, num_asked=3)
+    assert counts == AcceptanceCounts().with_round(2, 2, num_emitted=3)
+    assert chances == (1, 1, 1, 0), "that nothing stood at the third place is the gate's doing"
+
+
+def test_what_a_gate_left_out_is_no_chance_of_a_longer_draft() -> None:
+    counts, chances = counted(shared_weights(4, 0.0), 0.6, proposal(0.9, 0.5), 2, num_asked=4)
+    assert chances == (1, 1, 0, 0)
+    assert (counts.proposed, counts.trials, counts.accepts) == ((1, 1, 1, 1), (1, 1, 0, 0), (1, 1, 0, 0))
+    counts, chances = counted(shared_weights(4, 0.0), 0.6, proposal(0.9, 0.5), 1, num_asked=4)
+    assert chances == (1, 1, 0, 0)
+    assert (counts.trials, counts.accepts) == ((1, 1, 0, 0), (1, 0, 0, 0))
+
+
+def test_behind_the_length_that_was_asked_for_nothing_is_known() -> None:
+    counts, chances = counted(shared_weights(4, 0.6), 0.0, proposal(0.9, 0.9), 2, num_asked=2)
+    assert (counts.trials, counts.accepts, chances) == ((1, 1), (1, 1), (1, 1, 0, 0))
+    counts, chances = counted(shared_weights(1, 0.6), 0.0, proposal(0.9, 0.9), 2, num_asked=2)
+    assert (counts, chances) == (AcceptanceCounts().with_round(1, 1, num_emitted=2), (1,))
+
+
+@pytest.mark.parametrize("gate", [0.0, 0.6])
+def test_where_one_had_nothing_to_propose_its_kin_had_nothing_either(gate: float) -> None:
+    counts, chances = counted(shared_weights(3, gate), 0.0, NOTHING, 0, num_asked=2)
+    assert (counts, chances) == (AcceptanceCounts().with_round(0, 0, num_emitted=1), (1, 0, 0))
+    ended, chances = counted(shared_weights(3, gate), 0.0, proposal(0.9), 1, num_asked=3)
+    assert (ended, chances) == (AcceptanceCounts().with_round(1, 1, num_emitted=2), (1, 1, 0)), "an end token"
+    prefill, chances = counted(shared_weights(3, gate), 0.0, NOTHING, 0, num_asked=0, num_possible=0)
+    assert (prefill.rounds, prefill.num_empty_rounds, sum(chances)) == (1, 1, 0)
+
+
+def test_a_gate_between_none_and_the_decoding_one_is_not_judged() -> None:
+    assert (
+        SharedWeightCounts([shared_weights(3, 0.3), shared_weights(3, 0.7, "strict")], 0.6).shadows()[0].drafter
+        == "strict"
+    )
+
+
+probabilities = st.lists(st.sampled_from([0.3, 0.6, 0.9, 1.0]), max_size=8)
+
+
+@given(
+    probabilities=probabilities,
+    accepted=st.integers(0, 8),
+    own=st.sampled_from([0.0, 0.4, 0.7]),
+    other=st.sampled_from([0.0, 0.4, 0.7, 0.95]),
+    longest=st.integers(1, 10),
+    more=st.integers(0, 3),
+    room=st.integers(0, 3),
+    cut=st.integers(1, 9),
+)
+def test_any_round_gives_counts_that_a_round_can_have(
+    probabilities: list[float], accepted: int, own: float, other: float, longest: int, more: int, room: int, cut: int
+) -> None:
+    drafted = proposal(*probabilities)
+    accepted = min(accepted, len(probabilities))
+    asked = len(probabilities) + more
+    counts = SharedWeightCounts([shared_weights(longest, other)], own)
+    counts.take(drafted, accepted, num_emitted=min(cut, accepted + 1), num_asked=asked, num_possible=asked + room)
+    for shadow in counts.shadows():
+        assert shadow.counts.rounds == 1
+        assert all(chance >= trial for chance, trial in zip(shadow.chances, shadow.counts.trials, strict=False)), (
+            "a trial is a chance"
+        )
+        before = (1, *shadow.counts.accepts)
+        assert all(chance <= reached for chance, reached in zip(shadow.chances, before, strict=False))
+        assert shadow.counts.num_accepted <= accepted
+
+
+def rounds(longest: int, gate: float) -> Iterator[tuple[float, Proposal, int]]:
+    """Every round of a drafter whose positions are alike and independent: (probability, proposal, accepted)."""
+    for kinds in product(range(2), repeat=longest):
+        for outcome in product(range(2), repeat=longest):
+            chance, drafted = 1.0, 0
+            through = 1.0
+            for kind, is_right in zip(kinds, outcome, strict=True):
+                p, share, right = KINDS[kind]
+                chance *= share * (right if is_right else 1 - right)
+                if drafted is not None and (not gate or through >= gate):
+                    through *= p
+                    drafted += 1
+            accepted = next((i for i in range(drafted) if not outcome[i]), drafted)
+            yield chance, proposal(*(KINDS[kind][0] for kind in kinds[:drafted])), accepted
+
+
+def survival(longest: int, gate: float) -> list[float]:
+    """s_i of real rounds: a token is proposed and accepted at i, of those accepted through i - 1."""
+    reached: Counter[int] = Counter()
+    accepts: Counter[int] = Counter()
+    for chance, _, accepted in rounds(longest, gate):
+        for position in range(min(accepted + 1, longest)):
+            reached[position] += chance  # type: ignore[assignment]
+            accepts[position] += chance * (position < accepted)  # type: ignore[assignment]
+    return [accepts[i] / reached[i] for i in range(longest)]
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "other", "longest"),
+    [(0.0, 4, GATE, 4), (0.0, 3, GATE, 5), (GATE, 4, 0.0, 4), (GATE, 4, 0.8, 4), (0.0, 2, 0.0, 4), (GATE, 2, GATE, 4)],
+)
+def test_alike_positions_are_counted_as_its_own_rounds_would_count_them(
+    own: float, asked: int, other: float, longest: int
+) -> None:
+    """By enumeration: where no round's beginning differs from another's, nothing is left out that would matter."""
+    chances: Counter[int] = Counter()
+    accepts: Counter[int] = Counter()
+    for probability, drafted, accepted in rounds(asked, own):
+        counts, allowed = counted(shared_weights(longest, other), own, drafted, accepted, num_asked=asked)
+        for position, chance in enumerate(allowed):
+            chances[position] += probability * chance  # type: ignore[assignment]
+        for position, accept in enumerate(counts.accepts):
+            accepts[position] += probability * accept  # type: ignore[assignment]
+    known = [i for i in range(longest) if chances[i] > 0]
+    assert known == list(range(min(asked, longest))), "every position that was drafted, and none behind"
+    expected = survival(longest, other)
+    assert [accepts[i] / chances[i] for i in known] == pytest.approx([expected[i] for i in known])

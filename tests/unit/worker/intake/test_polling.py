@@ -1,0 +1,200 @@
+"""The intake over a scripted consumer: what is paused, what is committed, what survives a rebalance."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from alphaloop.errors import BrokerError, FatalBrokerError
+from alphaloop.kafka.records import Record, TopicPartition
+from worker.intake.polling import Intake
+
+P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
+WAIT_S = 10.0
+
+
+class ScriptedSource:
+    """A consumer whose polls run what the test puts into `script`; every act is noted."""
+
+    def __init__(self) -> None:
+        self.script: SimpleQueue[object] = SimpleQueue()
+        self.commits: list[dict[TopicPartition, int]] = []
+        self.paused: set[TopicPartition] = set()
+        self.changed = threading.Condition()
+        self.refuse_commits = False
+        self.is_closed = False
+
+    def subscribe(self, patterns, *, on_assign, on_revoke, on_lost) -> None:
+        self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
+
+    def poll(self, timeout_s: float) -> Record | None:
+        try:
+            act = self.script.get(timeout=min(timeout_s, 0.01) or 0.001)
+        except Empty:
+            return None
+        if callable(act):
+            act()
+            return None
+        if isinstance(act, Exception):
+            raise act
+        assert isinstance(act, Record)
+        return act
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._note(lambda: self.paused.update(partitions))
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        self._note(lambda: self.paused.difference_update(partitions))
+
+    def commit(self, offsets: dict[TopicPartition, int]) -> None:
+        if self.refuse_commits:
+            raise BrokerError("rebalance in progress")
+        self._note(lambda: self.commits.append(dict(offsets)))
+
+    def close(self) -> None:
+        self._note(lambda: setattr(self, "is_closed", True))
+
+    def _note(self, act) -> None:
+        with self.changed:
+            act()
+            self.changed.notify_all()
+
+    def wait_for(self, condition) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, WAIT_S), "the intake did not get there in time"
+
+    def settle(self) -> None:
+        """Return once everything put into the script so far has been polled."""
+        done = threading.Event()
+        self.script.put(done.set)
+        assert done.wait(WAIT_S)
+
+
+def record(partition: TopicPartition, offset: int) -> Record:
+    return Record(partition.topic, partition.partition, offset, None, b"{}", (), None)
+
+
+@pytest.fixture
+def source() -> ScriptedSource:
+    return ScriptedSource()
+
+
+@pytest.fixture
+def intake(source: ScriptedSource) -> Iterator[Intake]:
+    intake = Intake(source, ["^jobs"], max_buffered=4, max_distance=10, commit_interval_s=0.0)
+    intake.start()
+    source.script.put(lambda: source.on_assign([P0, P1]))
+    yield intake
+    intake.close(WAIT_S)
+
+
+def take_all(intake: Intake, count: int) -> list:
+    taken: list = []
+    while len(taken) < count:
+        got = intake.take(count - len(taken), WAIT_S)
+        assert got, f"only {len(taken)} of {count} came"
+        taken += got
+    return taken
+
+
+def test_commits_follow_the_oldest_unfinished(source: ScriptedSource, intake: Intake) -> None:
+    for offset in range(3):
+        source.script.put(record(P0, offset))
+    first, second, third = take_all(intake, 3)
+    intake.finish([third, second])
+    source.settle()
+    assert all(commit.get(P0, 0) == 0 for commit in source.commits)
+    intake.finish([first])
+    source.wait_for(lambda: source.commits and source.commits[-1] == {P0: 3})
+    assert intake.num_in_flight == 0
+
+
+def test_a_full_buffer_pauses_and_room_resumes(source: ScriptedSource, intake: Intake) -> None:
+    for offset in range(4):
+        source.script.put(record(P0, offset))
+    source.wait_for(lambda: source.paused == {P0, P1})
+    take_all(intake, 3)
+    source.wait_for(lambda: not source.paused)
+
+
+def test_one_stuck_job_pauses_its_partition_only(source: ScriptedSource, intake: Intake) -> None:
+    source.script.put(record(P0, 0))
+    take_all(intake, 1)
+    for offset in range(1, 11):
+        source.script.put(record(P0, offset))
+        intake.finish(take_all(intake, 1))
+    source.wait_for(lambda: source.paused == {P0})
+
+
+def test_revoked_work_is_committed_and_its_buffer_dropped(source: ScriptedSource, intake: Intake) -> None:
+    for offset in range(3):
+        source.script.put(record(P0, offset))
+    source.script.put(record(P1, 7))
+    first, *_ = take_all(intake, 1)
+    intake.finish([first])
+    source.script.put(lambda: source.on_revoke([P0]))
+    source.settle()
+    assert {P0: 1}.items() <= {k: v for commit in source.commits for k, v in commit.items()}.items()
+    assert not intake.is_current(first)
+    assert [d.record.offset for d in take_all(intake, 1)] == [7]
+
+
+def test_nothing_is_committed_for_lost_partitions(source: ScriptedSource, intake: Intake) -> None:
+    source.script.put(record(P0, 0))
+    (delivery,) = take_all(intake, 1)
+    source.script.put(lambda: source.on_lost([P0]))
+    source.settle()
+    intake.finish([delivery])
+    source.settle()
+    source.settle()
+    assert all(commit.get(P0, 0) == 0 for commit in source.commits)
+
+
+def test_completions_of_an_earlier_assignment_are_void(source: ScriptedSource, intake: Intake) -> None:
+    source.script.put(record(P0, 0))
+    (old,) = take_all(intake, 1)
+    source.script.put(lambda: source.on_revoke([P0]))
+    source.script.put(lambda: source.on_assign([P0]))
+    source.script.put(record(P0, 0))
+    (new,) = take_all(intake, 1)
+    intake.finish([old])
+    source.settle()
+    source.settle()
+    assert intake.num_in_flight == 1
+    intake.finish([new])
+    source.wait_for(lambda: source.commits and source.commits[-1].get(P0) == 1)
+
+
+def test_a_refused_commit_is_tried_again(source: ScriptedSource, intake: Intake) -> None:
+    source.refuse_commits = True
+    source.script.put(record(P0, 0))
+    intake.finish(take_all(intake, 1))
+    source.settle()
+    assert source.commits == []
+    source.refuse_commits = False
+    source.wait_for(lambda: source.commits and source.commits[-1] == {P0: 1})
+
+
+def test_a_fatal_error_reaches_the_worker(source: ScriptedSource, intake: Intake) -> None:
+    source.script.put(FatalBrokerError("fenced"))
+    source.wait_for(lambda: source.is_closed)
+    with pytest.raises(FatalBrokerError):
+        intake.take(1, WAIT_S)
+
+
+def test_stopping_hands_out_nothing_more_but_goes_on_polling(source: ScriptedSource, intake: Intake) -> None:
+    for offset in range(2):
+        source.script.put(record(P0, offset))
+    (first,) = take_all(intake, 1)
+    source.settle()
+    intake.stop_taking()
+    source.wait_for(lambda: source.paused == {P0, P1})
+    assert intake.take(1, 0.0) == []
+    intake.finish([first])
+    intake.close(WAIT_S)
+    assert source.is_closed
+    assert source.commits[-1] == {P0: 1}
+    assert intake.poll_age_s < WAIT_S

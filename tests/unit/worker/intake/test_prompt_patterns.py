@@ -1,0 +1,87 @@
+"""Patterns that switch speculation off, against regular expressions of the same meaning."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.kafka.records import Record
+from alphaloop.messages import Purpose
+from alphaloop.settings import TaskSettings, WorkerSettings
+from tests.fakes import FakeEngine
+from worker.intake.polling import Delivery
+from worker.intake.prompt_patterns import PromptPattern
+from worker.intake.validation import ReadyJob, Validation
+from worker.jobs.batching import batch_key
+
+LISTED = {"code": TaskSettings(vanilla_patterns=("*```diff*", "Translate *"))}
+
+
+def read(
+    tasks: dict[str, TaskSettings] = LISTED, *, purpose: Purpose = Purpose.TRAFFIC, task: str = "code", **body: Any
+) -> ReadyJob:
+    return validation(tasks).read(delivery({"purpose": purpose, "body": body}, task))
+
+
+def validation(tasks: dict[str, TaskSettings], newer: dict[str, TaskSettings] | None = None) -> Validation:
+    return Validation(FakeEngine(), tasks, reread_tasks=lambda: newer or {}, limits=WorkerSettings(), cluster="cluster")
+
+
+def delivery(job: dict[str, Any], task: str = "code") -> Delivery:
+    return Delivery(Record(f"jobs.{task}", 0, 7, None, json.dumps(job).encode(), (), None), epoch=0)
+
+
+@given(st.text("abA*.\n", max_size=12), st.text("abA.\n*", max_size=30))
+def test_a_pattern_means_what_a_regular_expression_of_it_means(pattern: str, text: str) -> None:
+    expression = ".*".join(re.escape(literal) for literal in pattern.casefold().split("*"))
+    expected = re.fullmatch(expression, text.casefold(), re.DOTALL) is not None
+    assert PromptPattern.of(pattern).covers(text.casefold()) == expected
+
+
+def test_no_prompt_takes_long_to_compare() -> None:
+    # A matcher that goes back on its choices tries some 10 ** 200 of them here.
+    assert not PromptPattern.of("*a" * 50 + "*b*").covers("a" * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern"),
+    [
+        ({"prompt": "Review this:\n```DIFF\n+1\n```"}, "*```diff*"),
+        ({"prompt": "translate this: ```diff"}, "*```diff*"),
+        ({"prompt": "translate this"}, "Translate *"),
+        ({"prompt": "Please translate this"}, ""),
+        (
+            {"messages": [{"role": "system", "content": "Translate it."}, {"role": "user", "content": "Bonjour"}]},
+            "Translate *",
+        ),
+        ({"messages": [{"role": "user", "content": "Translate"}, {"role": "user", "content": " it"}]}, ""),
+    ],
+)
+def test_the_first_pattern_that_covers_a_prompt_or_a_message_counts(body: dict[str, Any], pattern: str) -> None:
+    assert read(**body).switched_off == pattern
+
+
+def test_jobs_that_are_switched_off_share_no_batch_with_others() -> None:
+    off, on = read(prompt="Translate this"), read(prompt="Continue this")
+    keys = [batch_key(job.job, job.prepared.sampling, job.switched_off) for job in (off, on)]
+    assert keys[0] != keys[1]
+    assert [key.switched_off for key in keys] == ["Translate *", ""]
+
+
+def test_probes_and_controls_measure_whatever_their_prompts_say() -> None:
+    for purpose in (Purpose.PROBE, Purpose.CONTROL):
+        assert read(purpose=purpose, prompt="Translate this").switched_off == ""
+
+
+def test_a_task_list_that_is_read_again_brings_its_patterns() -> None:
+    newer = {"code": TaskSettings(vanilla_patterns=("Bonjour",)), "sql": TaskSettings()}
+    reading = validation(LISTED, newer)
+    job = {"body": {"prompt": "Bonjour"}}
+    assert reading.read(delivery(job)).switched_off == ""
+    assert reading.read(delivery(job, "sql")).switched_off == ""
+    assert reading.read(delivery(job)).switched_off == "Bonjour"

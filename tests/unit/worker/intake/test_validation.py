@@ -1,0 +1,81 @@
+"""From a message and its task's settings to the sampling settings the engine gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import InvalidField
+from alphaloop.kafka.records import Record
+from alphaloop.settings import TaskSettings, WorkerSettings
+from tests.fakes import FakeEngine
+from worker.engine import Sampling
+from worker.intake.polling import Delivery
+from worker.intake.validation import Validation
+
+TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
+
+
+def read(**body: Any) -> Sampling:
+    validation = Validation(FakeEngine(), {"code": TASK}, reread_tasks=dict, limits=WorkerSettings(), cluster="cluster")
+    value = json.dumps({"body": {"prompt": "x", **body}}).encode()
+    record = Record("jobs.code", 0, 7, None, value, (), None)
+    return validation.read(Delivery(record, epoch=0)).prepared.sampling
+
+
+def test_what_a_job_leaves_out_is_its_tasks() -> None:
+    nothing = {"temperature": None, "top_k": None, "min_p": None, "logit_bias": None, "stop_token_ids": None}
+    expected = Sampling(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
+    assert read() == read(**nothing) == expected
+
+
+def test_what_a_job_says_is_what_the_engine_gets() -> None:
+    found = read(
+        max_tokens=5,
+        temperature=0,
+        top_p=1,
+        top_k=-1,
+        min_p=0,
+        repetition_penalty=1,
+        frequency_penalty=-0.5,
+        presence_penalty=0.25,
+        logit_bias={"12": -100, "3": 1.5},
+        seed=0,
+        stop="a",
+        stop_token_ids=[9, 2],
+    )
+    assert found == Sampling(
+        max_tokens=5,
+        temperature=0.0,
+        frequency_penalty=-0.5,
+        presence_penalty=0.25,
+        seed=0,
+        stop=("a",),
+        logit_bias=((3, 1.5), (12, -100.0)),
+        stop_token_ids=(9, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "bucket"),
+    [
+        ({"temperature": 0, "repetition_penalty": 1, "seed": 4}, "greedy"),
+        ({"temperature": 0}, "greedy,adjusted"),
+        ({"repetition_penalty": 1}, "t<=1.0,cut"),
+        ({"repetition_penalty": 1, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 0}, "t<=1.0,seeded"),
+        ({"repetition_penalty": 1, "top_k": 0, "top_p": 1}, "t<=1.0,cut"),
+        ({"repetition_penalty": 1, "presence_penalty": 0.1}, "t<=1.0,cut,adjusted"),
+        ({"repetition_penalty": 1, "frequency_penalty": 0.1}, "t<=1.0,cut,adjusted"),
+        ({"repetition_penalty": 1, "logit_bias": {"5": 1}, "seed": 1}, "t<=1.0,cut,seeded,adjusted"),
+    ],
+)
+def test_jobs_that_are_sampled_in_another_way_have_another_history(body: dict[str, Any], bucket: str) -> None:
+    assert read(**body).bucket == bucket
+
+
+def test_another_model_than_the_one_served_is_refused() -> None:
+    assert read(model="fake").max_tokens == 77
+    with pytest.raises(InvalidField, match="'fake'"):
+        read(model="large")

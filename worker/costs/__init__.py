@@ -1,0 +1,1 @@
+"""What a round costs on this device: calibrated, corrected by real rounds, stored."""

@@ -1,0 +1,213 @@
+"""What a round costs on this device, measured through the engine's seam, within a budget of time.
+
+The shapes without which no decision can be taken are always measured: the corners, batch 1 and the full batch, width 1
+and the widest. What refines them follows, the most useful first, while the budget lasts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from alphaloop.cost import BASE_CONTEXT, CostKind, CostPoint
+from alphaloop.errors import DecodeFailed
+from alphaloop.settings.model import WorkerSettings
+from worker.costs.shared_weights import timed_by
+from worker.engine import Engine
+
+log = logging.getLogger(__name__)
+
+#: A burst of somebody else's work lasts longer than one shape's samples: everything is measured in this many passes.
+NUM_PASSES: Final = 3
+FAR_CONTEXT: Final = 2048
+_EACH_WIDTH: Final = 5  #: every width up to it is measured
+PROMPT_TOKENS: Final = (64, 512)
+#: Sequences grow while a drafter is measured on them.
+_ROOM_TO_GROW: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """What one point times; `drafter` is empty for the target, so that shapes can be sorted."""
+
+    drafter: str
+    batch: int
+    width: int
+    context: int
+    kind: CostKind = CostKind.ROUND
+
+    @classmethod
+    def of(cls, point: CostPoint) -> Shape:
+        """The shape of a measured point."""
+        return cls(point.drafter or "", point.batch, point.width, point.context, point.kind)
+
+    def measure_ms(self, engine: Engine, num_samples: int) -> float:
+        """Median milliseconds on this device."""
+        drafter = self.drafter or None
+        if self.kind is CostKind.PREFILL:
+            return engine.measure_prefill_ms(drafter, self.width, 1)
+        return engine.measure_round_ms(drafter, self.batch, self.width, self.context, num_samples)
+
+    @property
+    def num_tokens(self) -> int:
+        """A measure of its size, to foresee how long it takes from one that was timed.
+
+        A drafter reads the context before it is timed; what the target looks back on is never read.
+        """
+        return self.batch * (self.width + self.context if self.drafter else self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Shapes in the order in which they are measured."""
+
+    needed: tuple[Shape, ...]  #: measured whatever the time
+    #: Measured while the budget lasts, each group whole: half a row of widths would look flat where it ends.
+    refining: tuple[tuple[Shape, ...], ...]
+
+    def missing(self, points: Iterable[CostPoint]) -> Plan:
+        """What of this plan `points` lack: nothing, where they have all that is needed."""
+        have = {Shape.of(point) for point in points}
+        lacking = tuple(shape for shape in self.needed if shape not in have)
+        if not lacking:
+            return Plan((), ())
+        groups = (tuple(shape for shape in group if shape not in have) for group in self.refining)
+        return Plan(lacking, tuple(group for group in groups if group))
+
+
+def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoint] = ()) -> Plan:
+    """What to measure for this engine and these settings.
+
+    A cost is held constant outside what was measured, so every batch size is measured up to the widest pass: those of
+    the settings, and those that were `measured` before for a narrower one. Batches, widths and contexts that the
+    settings name are needed; where they name none the corners are needed and what lies between refines. Of drafters
+    that take the same time one is measured.
+    """
+    length = engine.identity.context_length
+    timed = timed_by(engine.drafters)
+    drafters = [drafter for drafter in engine.drafters if drafter.name not in timed]
+    widest = {drafter.name: drafter.max_draft_tokens + 1 for drafter in drafters}
+    # Narrow passes are most, and a device may take other paths from one position to the next; further on by doublings.
+    last = max(widest.values(), default=1)
+    widths = sorted({*range(1, min(last, _EACH_WIDTH) + 1), *_doublings(1, last, offset=1), last})
+    batches = sorted({1, *_doublings(2, settings.batch_size), settings.batch_size})
+    needed_widths = {*(settings.calibration_widths or ()), widths[0], widths[-1]}
+    needed_batches = {
+        b for b in (*(settings.calibration_batches or ()), *(p.batch for p in measured)) if b <= batches[-1]
+    }
+    needed_batches |= {batches[0], batches[-1]}
+    longest = int(_ROOM_TO_GROW * length)
+    near, *further = sorted({min(c, longest) for c in settings.calibration_contexts or (BASE_CONTEXT, FAR_CONTEXT)})
+
+    def rounds(of_batches: Iterable[int], of_widths: Iterable[int], context: int) -> list[Shape]:
+        """The target's shapes, then each drafter's own up to the widest it can fill; width 1 asks nothing of it."""
+        grid = [(batch, width) for batch in sorted(set(of_batches)) for width in sorted(set(of_widths))]
+        found = [Shape("", batch, width, context) for batch, width in grid]
+        for name, own in widest.items():
+            mine = dict.fromkeys((batch, min(max(width, 2), own)) for batch, width in grid)
+            found += [Shape(name, batch, width, context) for batch, width in mine]
+        return found
+
+    corners = ({batches[0], batches[-1]}, {widths[0], widths[-1]})
+    needed = rounds(needed_batches, needed_widths, near)
+    # Widths first: between two that were measured a step of the device would look like a slope, and k is chosen there.
+    refining = []
+    if settings.calibration_widths is None:
+        refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
+    # Where prompts cost nothing, a draft that has to read them too looks better than it is.
+    readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in drafters}}
+    prompts, *longer = (
+        [Shape(name, 1, min(num_tokens, most), 0, CostKind.PREFILL) for name, most in readers.items()]
+        for num_tokens in PROMPT_TOKENS
+    )
+    needed += prompts
+    refining += longer
+    far = [rounds(*corners, context) for context in further]
+    if settings.calibration_contexts:
+        needed += [shape for shapes in far for shape in shapes]
+    else:
+        refining += [[s for s in shapes if not s.drafter] for shapes in far]
+        refining += [[s for s in shapes if s.drafter] for shapes in far]
+    if settings.calibration_batches is None:
+        refining += [rounds([batch], needed_widths, near) for batch in batches[1:-1] if batch not in needed_batches]
+    have = set(needed)
+    return Plan(
+        tuple(dict.fromkeys(needed)),
+        tuple(tuple(dict.fromkeys(s for s in group if s not in have)) for group in refining if set(group) - have),
+    )
+
+
+def calibrate(
+    engine: Engine,
+    wanted: Plan,
+    *,
+    num_samples: int,
+    budget_s: float,
+    on_measured: Callable[[int, int], None] = lambda done, total: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[CostPoint]:
+    """One point a shape, the least of its medians over the passes.
+
+    Other work on the machine only ever adds to a time, and a decision rests on ratios between shapes, so one shape
+    measured in a busy moment would distort every decision. The first pass settles which shapes are measured: a group is
+    begun if the time it is foreseen to take fits `budget_s` in all passes. `on_measured` is told how many measurements
+    are done and how many are foreseen.
+
+    Raises DecodeFailed where a needed shape cannot be measured; a group that refines is left out instead.
+    """
+    began = clock()
+    least: dict[Shape, float] = {}
+    seconds: dict[Shape, float] = {}
+    done, total = 0, NUM_PASSES * len(wanted.needed)
+
+    def measure(shape: Shape) -> None:
+        nonlocal done
+        start = clock()
+        median_ms = shape.measure_ms(engine, num_samples)
+        seconds[shape] = min(clock() - start, seconds.get(shape, float("inf")))
+        least[shape] = min(median_ms, least.get(shape, median_ms))
+        done += 1
+        on_measured(done, total)
+
+    for shape in wanted.needed:
+        measure(shape)
+    for group in wanted.refining:
+        foreseen_s = sum(_foresee_s(shape, seconds) for shape in group)
+        if NUM_PASSES * (clock() - began + foreseen_s) > budget_s:
+            continue
+        total += NUM_PASSES * len(group)
+        try:
+            for shape in group:
+                measure(shape)
+        except DecodeFailed as error:
+            # A far context at a full batch may not fit the memory; decisions can be taken without it.
+            log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
+            for shape in group:
+                least.pop(shape, None)
+            total = done + (NUM_PASSES - 1) * len(least)
+    for _ in range(NUM_PASSES - 1):
+        for shape in list(least):
+            measure(shape)
+    return [
+        CostPoint(s.drafter or None, s.batch, s.width, ms, NUM_PASSES * num_samples, s.context, s.kind)
+        for s, ms in least.items()
+    ]
+
+
+def _foresee_s(shape: Shape, seconds: dict[Shape, float]) -> float:
+    """Seconds that a shape will take: in proportion to its tokens, from the timed one nearest in size."""
+    alike = [s for s in seconds if s.drafter == shape.drafter] or list(seconds)
+    if not alike:
+        return 0.0
+    nearest = min(alike, key=lambda s: abs(s.num_tokens - shape.num_tokens))
+    return seconds[nearest] * max(1.0, shape.num_tokens / nearest.num_tokens)
+
+
+def _doublings(first: int, below: int, *, offset: int = 0) -> Iterator[int]:
+    """first, 2·first, 4·first …, each plus `offset`, while less than `below`."""
+    while first + offset < below:
+        yield first + offset
+        first *= 2

@@ -1,0 +1,220 @@
+"""The costs that decisions rest on: calibrated, corrected by every round, stored from time to time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.errors import StoreError
+from alphaloop.settings import WorkerSettings
+from alphaloop.store.costs import CostStore
+from worker.costs.calibration import calibrate, plan
+from worker.costs.correction import Correction
+from worker.costs.shared_weights import timed_by, with_shared_weights
+from worker.engine import Engine, Step
+
+log = logging.getLogger(__name__)
+
+#: A correction that moved by less is not worth a write.
+_NEWS: Final = math.log(1.01)
+#: Contexts are told apart by so many tokens: what a pass looks back on moves its time little, and grows every round.
+_CONTEXT_STEP: Final = 64
+#: Steps that wait to be learned from at most. Together, and between two decisions rather than between two passes, each
+#: takes a quarter of the time: behind a pass the processor's caches hold weights.
+_MOST_WAITING: Final = 64
+#: Shapes whose calibrated time is remembered.
+_MOST_KNOWN: Final = 10_000
+
+
+class LiveCosts:
+    """Measured points and what real rounds make of them. One thread owns it; `level` may be read from others.
+
+    Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old.
+    `save` is called with every point whenever a correction has moved by a hundredth, at most every `save_every_s`.
+    Drafters named in `timed` have the times of the other one, corrections included (kin_costs.py).
+    """
+
+    def __init__(
+        self,
+        points: Sequence[CostPoint],
+        *,
+        half_life: int,
+        save: Callable[[Sequence[CostPoint]], None],
+        save_every_s: float,
+        timed: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timed = dict(timed or {})
+        points = [point for point in points if point.drafter not in self._timed]
+        self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
+        self._points = tuple(points)
+        self._saved = self._points
+        self._save, self._save_every_s, self._clock = save, save_every_s, clock
+        self._due = clock() + save_every_s
+        self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
+        self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
+        self._corrections = {
+            part: Correction(half_life, {point: point.correction for point in measured})
+            for part, measured in self._by_part.items()
+        }
+        self._waiting: list[Step] = []
+        self._table: CostTable | None = None
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        """What was timed: None, the target, and the names of drafters, of kin one."""
+        return tuple(self._corrections)
+
+    def level(self, part: str | None) -> float:
+        """How much slower than calibrated the target or a drafter is now."""
+        return self._corrections[part].level
+
+    @property
+    def table(self) -> CostTable:
+        """The costs as they are now."""
+        self._learn_from_waiting()
+        if self._table is None:
+            self._table = CostTable(with_shared_weights(self._corrected(), self._timed))
+        return self._table
+
+    def observe(self, step: Step) -> None:
+        """Learn from a step. What is no draft belongs to the target's pass: a round takes that too, whatever its mode.
+
+        A step that reads prompts beside a round is left out: the one cannot be told from the other.
+        """
+        if step.batch == 0 or step.verify_s <= 0 or (step.num_prefill_tokens and step.num_positions):
+            return
+        self._waiting.append(step)
+        if len(self._waiting) >= _MOST_WAITING:
+            self._learn_from_waiting()
+
+    def _learn_from_waiting(self) -> None:
+        if self._waiting:
+            self._table = None
+        for step in self._waiting:
+            self._learn_from(step)
+        self._waiting.clear()
+
+    def _learn_from(self, step: Step) -> None:
+        if step.num_prefill_tokens:
+            self._learn(CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
+            return
+        # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
+        mean_width = step.num_positions / step.batch if step.num_positions else step.width
+        context = step.context - step.context % _CONTEXT_STEP
+        self._learn(CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
+        if step.drafter is not None and step.draft_s > 0:
+            self._learn_from_draft(step, self._timed.get(step.drafter, step.drafter), context)
+
+    def _learn_from_draft(self, step: Step, part: str, context: int) -> None:
+        if not step.num_draft_prefill_tokens:
+            self._learn(CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+            return
+        # A prompt is measured up to its first token, which is the first of these drafts.
+        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
+        if first is not None and all_of_them is not None and step.width > 1:
+            seconds = step.draft_s - (all_of_them - first) / 1000
+            if seconds > 0:
+                self._learn(CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+
+    def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
+        """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
+        ms = self._calibrated.part_ms(part, batch, width, context)
+        return None if ms is None else ms * self.level(part)
+
+    def save_when_due(self) -> bool:
+        """Store corrections that moved; a database that is away is tried again later. True if something was stored."""
+        if self._clock() < self._due:
+            return False
+        self._due = self._clock() + self._save_every_s
+        return self.save()
+
+    def save(self) -> bool:
+        """Store corrections that moved since the last time."""
+        self._learn_from_waiting()
+        points = self._corrected()
+        moved = [abs(math.log(now.correction / then.correction)) for now, then in zip(points, self._saved, strict=True)]
+        if max(moved, default=0.0) < _NEWS:
+            return False
+        try:
+            self._save(with_shared_weights(points, self._timed))
+        except StoreError as error:
+            log.warning("corrected costs not stored: %s", error.message, extra={"action": "costs_not_saved"})
+            return False
+        self._saved = points
+        return True
+
+    def _learn(self, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float) -> None:
+        shape = (kind, part, batch, width, context)
+        if shape not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[shape] = self._calibrated_for(*shape)
+        if (known := self._known[shape]) is not None:
+            nearest, ms = known
+            self._corrections[part].observe(nearest, 1000 * seconds / ms)
+
+    def _calibrated_for(
+        self, kind: CostKind, part: str | None, batch: int, width: float, context: int
+    ) -> tuple[CostPoint, float] | None:
+        """The measured point of the most similar shape, and the milliseconds calibrated for this one; None without.
+
+        What a point lacks or has too much is counted in doublings.
+        """
+        if kind is CostKind.PREFILL:
+            ms: float | None = self._calibrated.prefill_ms(part, width)
+        else:
+            ms = self._calibrated.part_ms(part, batch, width, context)
+        if not ms:
+            return None
+
+        def distance(point: CostPoint) -> float:
+            sizes = zip((point.batch, point.width, point.context), (batch, width, context), strict=True)
+            return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
+
+        return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
+
+    def _corrected(self) -> tuple[CostPoint, ...]:
+        return tuple(self._correct(point) for point in self._points)
+
+    def _correct(self, point: CostPoint) -> CostPoint:
+        correction = self._corrections[point.drafter]
+        num_rounds = point.num_corrections + correction.num_rounds(point)
+        return replace(point, correction=correction.factor(point), num_corrections=num_rounds)
+
+
+def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> LiveCosts:
+    """Costs stored for this device, engine, target and drafters; what they lack is measured and stored first."""
+    identity = engine.identity
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    key = (identity.device, identity.engine, identity.target_revision, revisions)
+    timed = timed_by(engine.drafters)
+    known = store.load(*key).points
+    lacking = plan(engine, settings, known).missing(known)
+    if lacking.needed:
+        log.info(
+            "measuring what a round costs here", extra={"action": "calibration_started", "device": identity.device}
+        )
+        measured = calibrate(
+            engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
+        )
+        store.save(*key, with_shared_weights(measured, timed))
+    points = store.load(*key).points
+    log.info(
+        "costs: %d points, %d of them measured now",
+        len(points),
+        len(points) - len(known),
+        extra={"action": "calibration_done"},
+    )
+    return LiveCosts(
+        points,
+        half_life=settings.correction_half_life_rounds,
+        save_every_s=settings.correction_save_s,
+        timed=timed,
+        save=lambda corrected: store.save_corrections(*key, corrected),
+    )

@@ -1,0 +1,1 @@
+"""What the worker knows and decides about drafting."""

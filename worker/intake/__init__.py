@@ -1,0 +1,1 @@
+"""From Kafka to a job that can be decoded: polling, offsets, validation, refusals."""

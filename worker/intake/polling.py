@@ -1,0 +1,253 @@
+"""The one thread that owns the consumer: it polls at least once a second whatever the decoder does.
+
+Deliveries go into a bounded buffer; completions come back through a queue and move the low watermark. A partition is
+paused when the buffer is full or its watermark lags too far behind, and resumed when there is room again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol
+
+from alphaloop.errors import AlphaloopError, BrokerError
+from alphaloop.kafka.records import Record, TopicPartition
+from worker.intake.watermark import Watermark
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message, and the assignment under which it came: completions of an earlier assignment are void."""
+
+    record: Record
+    epoch: int
+
+    @property
+    def partition(self) -> TopicPartition:
+        """Where it lies."""
+        return TopicPartition(self.record.topic, self.record.partition)
+
+
+class RecordSource(Protocol):
+    """What the intake needs of alphaloop.kafka.consumer.Consumer."""
+
+    def subscribe(
+        self,
+        patterns: Sequence[str],
+        *,
+        on_assign: Callable[[Sequence[TopicPartition]], None],
+        on_revoke: Callable[[Sequence[TopicPartition]], None],
+        on_lost: Callable[[Sequence[TopicPartition]], None],
+    ) -> None: ...
+    def poll(self, timeout_s: float) -> Record | None: ...
+    def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
+    def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
+    def commit(self, offsets: dict[TopicPartition, int]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Assigned:
+    watermark: Watermark
+    epoch: int
+    committed: int | None = None
+    is_paused: bool = False
+
+
+class Intake:
+    """Deliveries out, completions in. Public methods are called from the worker's thread."""
+
+    def __init__(
+        self,
+        source: RecordSource,
+        patterns: Sequence[str],
+        *,
+        max_buffered: int,
+        max_distance: int,
+        commit_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._patterns = patterns
+        self._max_buffered = max_buffered
+        self._max_distance = max_distance
+        self._commit_interval_s = commit_interval_s
+        self._clock = clock
+        self._partitions: dict[TopicPartition, _Assigned] = {}
+        self._epoch = 0
+        self._buffer: deque[Delivery] = deque()
+        self._changed = threading.Condition()
+        self._finished: SimpleQueue[Delivery] = SimpleQueue()
+        self._is_taking = True
+        self._closing = threading.Event()
+        self._failure: AlphaloopError | None = None
+        self._last_commit = self._last_poll = clock()
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+
+    def start(self) -> None:
+        """Subscribe and begin to poll."""
+        self._source.subscribe(self._patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._thread.start()
+
+    def take(self, limit: int, timeout_s: float) -> list[Delivery]:
+        """Up to `limit` deliveries; waits up to `timeout_s` for the first. Raises what the polling thread died of."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._buffer or self._failure or self._closing.is_set(), timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+
+    def finish(self, deliveries: Iterable[Delivery]) -> None:
+        """These messages need never be read again."""
+        for delivery in deliveries:
+            self._finished.put(delivery)
+
+    def is_current(self, delivery: Delivery) -> bool:
+        """Whether its partition is still ours under the same assignment."""
+        held = self._partitions.get(delivery.partition)
+        return held is not None and held.epoch == delivery.epoch
+
+    def stop_taking(self) -> None:
+        """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
+        with self._changed:
+            self._is_taking = False
+            self._buffer.clear()
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> None:
+        """Commit what is finished, leave the group, end the thread."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def poll_age_s(self) -> float:
+        """Seconds since the consumer was last polled."""
+        return self._clock() - self._last_poll
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether the group has given this member anything."""
+        return bool(self._partitions)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Messages delivered and not finished."""
+        return sum(held.watermark.num_in_flight for held in list(self._partitions.values()))
+
+    @property
+    def distance(self) -> int:
+        """The largest distance of a watermark behind its newest delivery."""
+        return max((held.watermark.distance for held in list(self._partitions.values())), default=0)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._turn()
+            self._drain_finished()
+            self._commit(self._partitions)
+        except AlphaloopError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(BrokerError(f"the polling thread ended: {type(error).__name__}: {error}"))
+            log.exception("polling thread ended", extra={"action": "intake_failed"})
+        finally:
+            self._source.close()
+
+    def _turn(self) -> None:
+        record = self._source.poll(POLL_S if self._finished.empty() else 0.0)
+        self._last_poll = self._clock()
+        if record is not None:
+            self._deliver(record)
+        self._drain_finished()
+        self._balance()
+        if self._clock() - self._last_commit >= self._commit_interval_s:
+            self._last_commit = self._clock()
+            self._commit(self._partitions)
+
+    def _deliver(self, record: Record) -> None:
+        held = self._partitions.get(TopicPartition(record.topic, record.partition))
+        if held is None or not held.watermark.deliver(record.offset):
+            return
+        with self._changed:
+            if self._is_taking:
+                self._buffer.append(Delivery(record, held.epoch))
+                self._changed.notify_all()
+
+    def _drain_finished(self) -> None:
+        while True:
+            try:
+                delivery = self._finished.get_nowait()
+            except Empty:
+                return
+            if self.is_current(delivery):
+                self._partitions[delivery.partition].watermark.finish(delivery.record.offset)
+
+    def _balance(self) -> None:
+        is_full = len(self._buffer) >= self._max_buffered or not self._is_taking
+        has_room = len(self._buffer) <= self._max_buffered // 2 and self._is_taking
+        pause, resume = [], []
+        for partition, held in self._partitions.items():
+            is_far = held.watermark.distance >= self._max_distance
+            if not held.is_paused and (is_full or is_far):
+                pause.append(partition)
+            elif held.is_paused and has_room and not is_far:
+                resume.append(partition)
+        for partitions, act, state in ((pause, self._source.pause, True), (resume, self._source.resume, False)):
+            if partitions:
+                act(partitions)
+                for partition in partitions:
+                    self._partitions[partition].is_paused = state
+
+    def _commit(self, partitions: Iterable[TopicPartition]) -> None:
+        offsets = {}
+        for partition in partitions:
+            held = self._partitions.get(partition)
+            if held and held.watermark.committable is not None and held.watermark.committable != held.committed:
+                offsets[partition] = held.watermark.committable
+        if not offsets:
+            return
+        try:
+            self._source.commit(offsets)
+        except BrokerError as error:
+            # What is not committed is read again and answered from the record: late, never wrong.
+            log.warning("offsets not committed: %s", error, extra={"action": "commit_failed"})
+            return
+        for partition, offset in offsets.items():
+            self._partitions[partition].committed = offset
+
+    def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._epoch += 1
+        for partition in partitions:
+            self._partitions[partition] = _Assigned(Watermark(), self._epoch)
+        log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
+
+    def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self._drain_finished()
+        self._commit(partitions)
+        self._forget(partitions)
+
+    def _lost(self, partitions: Sequence[TopicPartition]) -> None:
+        log.warning("%d partitions lost", len(partitions), extra={"action": "partitions_lost"})
+        self._forget(partitions)
+
+    def _forget(self, partitions: Sequence[TopicPartition]) -> None:
+        gone = set(partitions)
+        for partition in gone:
+            self._partitions.pop(partition, None)
+        with self._changed:
+            self._buffer = deque(delivery for delivery in self._buffer if delivery.partition not in gone)
+
+    def _fail(self, error: AlphaloopError) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()

@@ -1,0 +1,124 @@
+"""From a delivery to a job that this worker can decode, or to the error for the dead-letter topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from alphaloop.errors import InvalidField, UnknownTask
+from alphaloop.kafka.topics import task_of
+from alphaloop.messages import Job, Origin, Purpose, parse_job, payload_digest
+from alphaloop.settings import TaskSettings, WorkerSettings
+from worker.engine import Engine, PreparedJob, Sampling
+from worker.intake.polling import Delivery
+from worker.intake.prompt_patterns import PromptPatterns
+
+Value = TypeVar("Value", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyJob:
+    """A valid job with its prompt tokenized, and the delivery it must finish."""
+
+    delivery: Delivery
+    prepared: PreparedJob
+    payload_sha256: bytes
+    switched_off: str = ""  #: the pattern for which speculation is switched off; empty if it is not
+
+    @property
+    def job(self) -> Job:
+        """The job."""
+        return self.prepared.job
+
+
+class Validation:
+    """Reads deliveries. A task that is not known makes it read the task list afresh: it may have been added since."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tasks: Mapping[str, TaskSettings],
+        *,
+        reread_tasks: Callable[[], Mapping[str, TaskSettings]],
+        limits: WorkerSettings,
+        cluster: str,
+    ) -> None:
+        self._engine = engine
+        self._tasks = dict(tasks)
+        self._switched_off: dict[str, PromptPatterns] = {}
+        self._reread_tasks = reread_tasks
+        self._limits = limits
+        self._cluster = cluster
+
+    def origin(self, delivery: Delivery) -> Origin:
+        """Where a delivery came from."""
+        record = delivery.record
+        return Origin(self._cluster, record.topic, record.partition, record.offset)
+
+    def read(self, delivery: Delivery) -> ReadyJob:
+        """Raises the MessageError that goes into the dead letter."""
+        topic = delivery.record.topic
+        task = task_of(topic) or topic
+        settings = self._settings_of(task)
+        job = parse_job(
+            delivery.record.value,
+            self.origin(delivery),
+            task=task,
+            max_bytes=self._limits.max_job_bytes,
+            max_depth=self._limits.max_json_depth,
+        )
+        served = self._engine.identity.target
+        if job.body.model not in (None, served):
+            raise InvalidField(
+                f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
+            )
+        prepared = self._engine.prepare(job, sampling_of(job, settings))
+        return ReadyJob(delivery, prepared, payload_digest(job), self._pattern_of(job, settings))
+
+    def task(self, name: str) -> TaskSettings:
+        """The settings of a task that a job was read for."""
+        return self._tasks[name]
+
+    def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
+        """Probes and controls are decoded as they ask: what they measure is not the prompts' affair."""
+        if job.purpose is not Purpose.TRAFFIC:
+            return ""
+        if job.task not in self._switched_off:
+            self._switched_off[job.task] = PromptPatterns(settings.vanilla_patterns)
+        return self._switched_off[job.task].pattern_of(job.body)
+
+    def _settings_of(self, task: str) -> TaskSettings:
+        if task not in self._tasks:
+            self._tasks.update(self._reread_tasks())
+            self._switched_off.clear()
+        if task not in self._tasks:
+            raise UnknownTask(
+                f"expected a task of configs/tasks.toml, found {task[:100]!r}",
+                field="task",
+                hint=f"add [tasks.{task[:100]}] there, or send to one of: {', '.join(sorted(self._tasks))}",
+            )
+        return self._tasks[task]
+
+
+def sampling_of(job: Job, task: TaskSettings) -> Sampling:
+    """What the job asks for, and its task's settings where it says nothing."""
+    body = job.body
+    return Sampling(
+        max_tokens=_given(body.max_tokens, task.max_tokens),
+        temperature=_given(body.temperature, task.temperature),
+        top_p=_given(body.top_p, task.top_p),
+        top_k=max(0, _given(body.top_k, task.top_k)),
+        min_p=_given(body.min_p, task.min_p),
+        repetition_penalty=_given(body.repetition_penalty, task.repetition_penalty),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=tuple(sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())),
+        seed=body.seed,
+        stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
+    )
+
+
+def _given(value: Value | None, default: Value) -> Value:
+    return default if value is None else value

@@ -1,0 +1,1 @@
+"""The life of a job: waiting, claimed, decoded, recorded, published."""

@@ -1,0 +1,123 @@
+"""Claiming a batch: which of its jobs are ours to decode, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from alphaloop.errors import JobConflict
+from alphaloop.messages import Failure, Status
+from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
+from worker.intake.validation import ReadyJob
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job that is ours until its lease runs out; `attempt` is the fencing token."""
+
+    ready: ReadyJob
+    attempt: int
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self.ready.job.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class EndedUndecoded:
+    """A claimed job that ends without decoding."""
+
+    claimed: ClaimedJob
+    status: Status
+    failure: Failure
+
+
+@dataclass(slots=True)
+class Claims:
+    """A batch, sorted by what its claims answered."""
+
+    to_decode: list[ClaimedJob] = field(default_factory=list)
+    ended: list[EndedUndecoded] = field(default_factory=list)
+    answered: list[tuple[ReadyJob, bytes]] = field(default_factory=list)  #: recorded before; emit these bytes again
+    conflicts: list[tuple[ReadyJob, JobConflict]] = field(default_factory=list)
+    held: list[tuple[ReadyJob, float]] = field(
+        default_factory=list
+    )  #: another worker's; ask again after so many seconds
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """The fencing token of every job that is ours."""
+        return {c.job_id: c.attempt for c in (*self.to_decode, *(e.claimed for e in self.ended))}
+
+
+class Claiming:
+    """Claims batches for one worker."""
+
+    def __init__(
+        self, store: JobStore, *, owner: str, lease_s: float, max_attempts: int, now: Callable[[], datetime]
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._lease_s = lease_s
+        self._max_attempts = max_attempts
+        self._now = now
+
+    def claim(self, batch: Sequence[ReadyJob]) -> Claims:
+        """Claim a batch in one transaction. A second delivery of one of its jobs is asked again later."""
+        claims = Claims()
+        first: dict[str, ReadyJob] = {}
+        for ready in batch:
+            if first.setdefault(ready.job.job_id, ready) is not ready:
+                claims.held.append((ready, 0.0))
+        answers = self._store.claim(
+            [_request(ready) for ready in first.values()],
+            owner=self._owner,
+            lease_s=self._lease_s,
+            max_attempts=self._max_attempts,
+        )
+        for ready, answer in zip(first.values(), answers, strict=True):
+            self._sort(claims, ready, answer)
+        return claims
+
+    def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
+        claimed = ClaimedJob(ready, answer.attempt)
+        match answer.state:
+            case ClaimState.ENDED:
+                claims.answered.append((ready, answer.outcome or b""))
+            case ClaimState.CONFLICT:
+                hint = "give another job another job_id; the same payload again is answered from the record"
+                claims.conflicts.append((ready, JobConflict(field="job_id", hint=hint)))
+            case ClaimState.HELD:
+                claims.held.append((ready, answer.held_for_s or 0.0))
+            case ClaimState.CANCELLED:
+                claims.ended.append(EndedUndecoded(claimed, Status.CANCELLED, cancelled()))
+            case ClaimState.EXHAUSTED:
+                message = f"{answer.attempt - 1} attempts ended without an outcome: the worker died each time"
+                claims.ended.append(
+                    EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
+                )
+            case ClaimState.CLAIMED if ready.job.is_expired(self._now()):
+                failure = Failure(code="expired", message=f"not started by its deadline, {ready.job.deadline}")
+                claims.ended.append(EndedUndecoded(claimed, Status.EXPIRED, failure))
+            case ClaimState.CLAIMED:
+                claims.to_decode.append(claimed)
+
+
+def cancelled() -> Failure:
+    """What the result of a cancelled job says."""
+    return Failure(code="cancelled", message="cancelled on request")
+
+
+def _request(ready: ReadyJob) -> ClaimRequest:
+    job = ready.job
+    return ClaimRequest(
+        job_id=job.job_id,
+        payload_sha256=ready.payload_sha256,
+        task=job.task,
+        segment=job.segment,
+        custom_id=job.custom_id,
+        batch_id=job.batch_id,
+        purpose=job.purpose.value,
+    )

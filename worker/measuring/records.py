@@ -1,0 +1,118 @@
+"""What `alphaloop measure` tells beside what it measures: the models' memory, how a pair fits, a draft's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.settings import Settings
+from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from worker.decoding.device import find_device
+from worker.decoding.memory import available_bytes
+from worker.decoding.pairing.facts import facts_of
+from worker.decoding.pairing.pair import ModelFacts, check_pair
+from worker.decoding.training.card import FILE, figures, read_card
+from worker.engine import Engine
+from worker.measuring.footprint import Footprint, Part, peak_process_bytes
+from worker.measuring.reasons import HeldOut
+from worker.measuring.report import Records
+
+
+class MemoryWatch:
+    """How much of a device is taken, from when this is made; make it before anything is loaded."""
+
+    def __init__(self, models: ModelSettings) -> None:
+        self._device = find_device(models.target.device)
+        self._before = available_bytes(self._device)
+        self._least = self._before
+
+    def look(self) -> None:
+        """Take notice of what is free now."""
+        if self._device.type != "cpu":
+            self._least = min(self._least, available_bytes(self._device))
+
+    def footprint(self, parts: tuple[Part, ...]) -> Footprint:
+        """Everything up to now."""
+        self.look()
+        held = None if self._device.type == "cpu" else self._before - self._least
+        return Footprint(parts, peak_process_bytes(), held)
+
+
+def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Records, list[str]]:
+    """Every loaded model's size, and what is on record of each draft model; the last are notes for a person."""
+    served, length = settings.models.target, engine.identity.context_length
+    target = facts_of(served.source, dtype=served.dtype, revision=served.revision, context_length=length)
+    parts = [_part("target", target, length)]
+    findings, held_out, notes = {}, {}, []
+    registered, trouble = _registered(settings)
+    for name, drafter in settings.models.drafters.items():
+        if not isinstance(drafter, DraftModelDrafterSettings):
+            continue
+        draft = facts_of(
+            drafter.source, dtype=drafter.dtype or served.dtype, revision=drafter.revision, context_length=length
+        )
+        parts.append(_part(name, draft, min(length, draft.context_length)))
+        found = check_pair(
+            target,
+            draft,
+            num_slots=engine.load().num_slots,
+            max_draft_tokens=drafter.max_draft_tokens,
+            available_bytes=target.weight_bytes + draft.weight_bytes + available_bytes(find_device(served.device)),
+        )
+        findings[name] = [(one.check, one.sentence) for one in found if one.verdict == "warning"]
+        revision = next(state.revision for state in engine.drafters if state.name == name)
+        record = _from_folder(Path(drafter.source), revision) or _held_out(
+            registered(engine.identity.target_revision, revision)
+        )
+        if record is not None:
+            held_out[name] = record
+        elif trouble:
+            notes.append(f"no record of {name} on held-out text: {trouble}")
+    return tuple(parts), Records(findings, held_out), notes
+
+
+def _part(name: str, facts: ModelFacts, context_length: int) -> Part:
+    return Part(name, facts.weight_bytes, facts.kv_bytes_per_token, facts.kv_bytes_per_token * context_length)
+
+
+def _from_folder(folder: Path, revision: str) -> HeldOut | None:
+    """What `alphaloop draft train` left beside the weights; None where somebody else made them."""
+    if not (folder / FILE).is_file():
+        return None
+    try:
+        card = read_card(folder)
+    except ConfigError:
+        return None
+    return _held_out(figures(card.judgement)) if revision.startswith(card.draft_revision) else None
+
+
+def _registered(settings: Settings) -> tuple[Callable[[str, str], Mapping[str, Any] | None], str]:
+    """The figures of a (target revision, draft revision) in the database, if one is configured and answers."""
+    if settings.postgres.url is None:
+        return lambda target, draft: None, ""
+    try:
+        database = Database(settings.postgres.url, connect_timeout_s=settings.postgres.connect_timeout_s)
+        try:
+            known = DraftRegistry(database).all()
+        finally:
+            database.close()
+    except AlphaloopError as error:
+        return lambda target, draft: None, error.message
+
+    def find(target: str, draft: str) -> Mapping[str, Any] | None:
+        # The same weights with a gate or in another dtype have a revision that begins with theirs.
+        same = (d for d in known if d.target_revision == target and draft.startswith(d.draft_revision) and d.figures)
+        return next((d.figures for d in same), None)
+
+    return find, ""
+
+
+def _held_out(told: Mapping[str, Any] | None) -> HeldOut | None:
+    total = (told or {}).get("total")
+    if not total or not total["trials"] or not total["trials"][0]:
+        return None
+    return HeldOut(total["accepts"][0] / total["trials"][0], f"its {total['num_texts']} held-out texts")
