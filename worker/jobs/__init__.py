@@ -1,0 +1,1 @@
+"""Jobs between intake and engine: where they wait, and which of them is admitted next."""
