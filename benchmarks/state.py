@@ -102,7 +102,7 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
 
     look = store.look(TARGET, ENGINE, every)
     evidence_cache = new_remembered(database)
-    evidence_cache.look()
+    evidence_cache.refresh()
     now = NOW + timedelta(seconds=1)
     task = tasks[len(tasks) // 2]
     leaves = evidence_cache.leaves(task, "small", now)

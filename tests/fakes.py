@@ -135,6 +135,11 @@ class FakeEngine:
             )
         )
 
+    def redraft(self, job_id, drafter, num_draft_tokens):
+        for one in self._running:
+            if one.prepared.job.job_id == job_id:
+                one.decision = replace(one.decision, drafter=drafter, num_draft_tokens=num_draft_tokens)
+
     def step(self) -> Step:
         """One round for every sequence; the first yields one token, as a prefill does."""
         began, number = time.perf_counter(), self.num_steps

@@ -39,8 +39,8 @@ class _Held:
 class EvidenceCache:
     """Rows of acceptance_state for one target, one engine and the drafters here, and which of these may not serve.
 
-    `look` reads what changed, from any thread; `add` counts this worker's own outcomes at once; the rest answers from
-    memory alone.
+    `refresh` reads what changed, from any thread; `add` counts this worker's own outcomes at once; everything else
+    answers without the database.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EvidenceCache:
         self._totals: dict[_Place, EvidenceSums] = {}
         self._versions: dict[_Place, int] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read which drafts are stale, and the rows that changed since the last look; the first time, all of them.
 
         Raises StoreError; what is known then stays as it was.

@@ -74,6 +74,11 @@ def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetim
     return _outcome(claimed, Result(**_addressed(claimed, now), status=status, error=failure), None)
 
 
+def expired(claimed: ClaimedJob) -> Failure:
+    """What the result of a job says that was not started by its deadline."""
+    return Failure(code="expired", message=f"not started by its deadline, {claimed.ready.job.deadline}")
+
+
 def failure_of(error: AlphaloopError) -> Failure:
     """What a result says of an error."""
     return Failure(code=error.code, message=error.message, hint=error.hint)
