@@ -116,7 +116,7 @@ class AdmissionQueue(Generic[Item]):
         lanes = {lane for lane, num_running in running.items() if num_running > 0}
         if self._turns.end_if_over(lanes, lambda task: self._tasks[task].jobs.measured_lanes()):
             self._served_last = None
-        taken = self._take_traffic(limit, lanes)
+        taken = self._take_traffic(limit)
         if not taken:
             taken = self._take_measured(limit, lanes)
         return [(job.lane, job.item) for job in taken]
@@ -136,10 +136,10 @@ class AdmissionQueue(Generic[Item]):
         self._num_bytes -= sum(job.num_bytes for job in gone)
         return [job.item for job in gone]
 
-    def _take_traffic(self, limit: int, running: Set[LaneKey]) -> list[WaitingJob[Item]]:
+    def _take_traffic(self, limit: int) -> list[WaitingJob[Item]]:
         """Traffic up to `limit`, or up to where a measured lane is next: its turn begins there."""
         taken: list[WaitingJob[Item]] = []
-        if limit <= 0 or self._turns.is_open or any(lane.is_measured for lane in running):
+        if limit <= 0 or self._turns.is_open:
             return taken
         tasks = self._backlogged
         if self._turns.num_traffic_first:
