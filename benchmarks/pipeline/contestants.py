@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
 from benchmarks.pipeline.our_worker import WorkerOrder
 from benchmarks.pipeline.parallel_consumer import ParallelConsumer
 from benchmarks.pipeline.topics import NUM_PARTITIONS, Topics
@@ -83,16 +85,27 @@ class RunningWorker:
     def __init__(self, race: Race, num_slots: int, *, is_sampled: bool = False) -> None:
         self._log = race.log
         self._order = WorkerOrder(
-            bootstrap_servers=race.topics.servers, database_url=race.database_url, group_id=race.group_id,
-            task=race.task, num_partitions=NUM_PARTITIONS, num_slots=num_slots, num_jobs=race.num_jobs,
+            bootstrap_servers=race.topics.servers,
+            database_url=race.database_url,
+            group_id=race.group_id,
+            task=race.task,
+            num_partitions=NUM_PARTITIONS,
+            num_slots=num_slots,
+            num_jobs=race.num_jobs,
             is_sampled=is_sampled,
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> RunningWorker:
         command = [sys.executable, "-m", "benchmarks.pipeline.our_worker"]
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                cwd=REPOSITORY,
+                env=_plain_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         assert self._process.stdin is not None
         self._process.stdin.write(self._order.model_dump_json() + "\n")
@@ -160,13 +173,26 @@ class Loop:
         return _run(self.name, command, f"{race.database_url}\n" if self.outcomes else "\n", race.log)
 
 
+def _plain_environment() -> dict[str, str]:
+    """Ours without settings of alphaloop: they would win over those that the benchmark gives."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX) and name not in PLAIN_ENV
+    }
+
+
 def _run(name: str, command: Sequence[str], given: str, log: Path) -> dict[str, Any]:
     """Run a program to its end; the last line of its standard output."""
     with log.open("a") as errors:
         ended = subprocess.run(
-            command, cwd=REPOSITORY, input=given, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=RUN_S,
+            command,
+            cwd=REPOSITORY,
+            input=given,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            timeout=RUN_S,
             check=False,
-        )  # fmt: skip
+        )
     if ended.returncode != 0 or not ended.stdout.strip():
         raise RuntimeError(f"{name} ended with {ended.returncode}; its words are in {log}")
     answer: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])

@@ -65,7 +65,7 @@ class Overhead:
 def ratios(
     rates: Mapping[str, Sequence[float]], ours: Sequence[str], peers: Sequence[str]
 ) -> dict[str, tuple[list[float], Ratio]]:
-    """`OURS / PEER` to the ratio of each round and their median with bounds; `best` is the peers' best of each round."""
+    """`OURS / PEER` to the ratio of each round and their median; also against the best peer of each round."""
     against = {peer: list(rates[peer]) for peer in peers}
     if len(peers) > 1:
         against["best parallel consumer"] = [max(each) for each in zip(*against.values(), strict=True)]

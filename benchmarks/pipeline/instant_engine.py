@@ -57,19 +57,33 @@ class InstantEngine:
         device_s = _ROUND_MS / 1000
         finished = tuple(
             Generation(
-                prepared.job.job_id, TEXT, (0,), "length", len(_PROMPT), _COUNTS, device_s, device_s, device_s / batch,
+                prepared.job.job_id,
+                TEXT,
+                (0,),
+                "length",
+                len(_PROMPT),
+                _COUNTS,
+                device_s,
+                device_s,
+                device_s / batch,
                 batch,
             )
             for prepared in jobs
-        )  # fmt: skip
+        )
         moments = began, time.time()
         for prepared in jobs:
             self.moments[prepared.job.job_id] = moments
         wall_s = time.perf_counter() - started
         return Step(
-            finished, (), batch, 1, wall_s, verify_s=wall_s, context=len(_PROMPT),
+            finished,
+            (),
+            batch,
+            1,
+            wall_s,
+            verify_s=wall_s,
+            context=len(_PROMPT),
             num_prefill_tokens=batch * len(_PROMPT),
-        )  # fmt: skip
+        )
 
     def cancel(self, job_id: str) -> bool:
         """Drop a job."""

@@ -9,9 +9,23 @@ from typing import Final
 
 NUM_BYTES: Final = 400
 _WORDS: Final = (
-    "order", "parcel", "invoice", "shipping", "refund", "customer", "harbour", "station", "number", "morning",
-    "evening", "window", "letter", "answer", "question", "address",
-)  # fmt: skip
+    "order",
+    "parcel",
+    "invoice",
+    "shipping",
+    "refund",
+    "customer",
+    "harbour",
+    "station",
+    "number",
+    "morning",
+    "evening",
+    "window",
+    "letter",
+    "answer",
+    "question",
+    "address",
+)
 
 
 def jobs(num_jobs: int, *, prefix: str, seed: int = 0) -> Iterator[tuple[str, bytes]]:

@@ -42,9 +42,18 @@ class ParallelConsumer:
         """A run with one committed row and one result a job."""
         classes = f"{self.folder / 'libs'}/*:{self.kafka_home / 'libs'}/*"
         return [
-            str(self.java), "-Xmx1g", "-cp", classes, str(self.folder / PROGRAM),
-            servers, topic, str(num_jobs), str(num_at_once), "pg", jdbc_url(database_url),
-        ]  # fmt: skip
+            str(self.java),
+            "-Xmx1g",
+            "-cp",
+            classes,
+            str(self.folder / PROGRAM),
+            servers,
+            topic,
+            str(num_jobs),
+            str(num_at_once),
+            "pg",
+            jdbc_url(database_url),
+        ]
 
 
 def jdbc_url(database_url: str) -> str:

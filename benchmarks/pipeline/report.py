@@ -47,14 +47,12 @@ class Findings:
                 name: {**asdict(entry), "spread": asdict(Spread.of(entry.jobs_per_s))}
                 for name, entry in self.entries.items()
             },
-            "ratios": {
-                name: {"rounds": rounds, **asdict(ratio)} for name, (rounds, ratio) in self.ratios.items()
-            },
+            "ratios": {name: {"rounds": rounds, **asdict(ratio)} for name, (rounds, ratio) in self.ratios.items()},
             "stages": {
                 name: {"by_stage": stage_figures(one, self.num_jobs), **one} for name, one in self.sampled.items()
             },
             "lone": {name: asdict(overhead) for name, overhead in self.lone.items()},
-        }  # fmt: skip
+        }
 
 
 def print_findings(console: Console, findings: Findings, *, num_functions: int) -> None:

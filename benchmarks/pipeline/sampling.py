@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from benchmarks.pipeline.stages import stage_of
 
+Key = TypeVar("Key")
+
 EVERY_S: Final = 0.002
-#: A thread gives the interpreter up so often that a sample does not have to wait for its next system call. With Python's
-#: usual 5 ms nearly all samples would be taken where the thread waits for a server.
+#: Seconds after which a running thread makes room for the sampler. With Python's usual 5 ms nearly all samples would be
+#: taken where a thread waits for a server.
 SWITCH_S: Final = 0.0002
 #: Share of the time between two samples above which a thread counts as running.
 _RUNNING: Final = 0.2
@@ -28,10 +30,12 @@ class Sampled:
     seconds: float = 0.0  #: that were sampled
     num_samples: int = 0
     process_cpu_s: float = 0.0  #: of all threads, native ones included
-    wall_s: Counter[tuple[str, str]] = field(default_factory=Counter)
-    cpu_s: Counter[tuple[str, str]] = field(default_factory=Counter)
-    own_cpu_s: Counter[str] = field(default_factory=Counter)  #: by the function that ran
-    cumulative_cpu_s: Counter[str] = field(default_factory=Counter)  #: by every function of the stack
+    wall_s: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    cpu_s: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    own_cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  #: by the function that ran
+    cumulative_cpu_s: defaultdict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  #: by every function of the stack
 
     def as_json(self, *, num_functions: int) -> dict[str, Any]:
         """Everything, of the functions only the first so many."""
@@ -41,10 +45,10 @@ class Sampled:
             "process_cpu_s": self.process_cpu_s,
             "threads": [
                 {"thread": thread, "stage": stage, "wall_s": wall_s, "cpu_s": self.cpu_s[thread, stage]}
-                for (thread, stage), wall_s in self.wall_s.most_common()
+                for (thread, stage), wall_s in _largest(self.wall_s)
             ],
-            "own_cpu_s": dict(self.own_cpu_s.most_common(num_functions)),
-            "cumulative_cpu_s": dict(self.cumulative_cpu_s.most_common(num_functions)),
+            "own_cpu_s": dict(_largest(self.own_cpu_s)[:num_functions]),
+            "cumulative_cpu_s": dict(_largest(self.cumulative_cpu_s)[:num_functions]),
         }
 
 
@@ -52,7 +56,8 @@ class Sampler:
     """A thread that looks at all others every few milliseconds while `is_wanted` says so.
 
     A thread's own processor clock tells how much it ran since the last sample; that time goes to the stack it is found
-    in. Threads named in `left_out` are not looked at. Threads of native libraries have no stack here; they are in `process_cpu_s` only.
+    in. Threads named in `left_out` are not looked at. Threads of native libraries have no stack here; only
+    `process_cpu_s` counts them.
     """
 
     def __init__(
@@ -123,3 +128,7 @@ class Sampler:
             stack.append(self._labels[code])
             frame = frame.f_back
         return stack
+
+
+def _largest(seconds: Mapping[Key, float]) -> list[tuple[Key, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])

@@ -53,9 +53,14 @@ def test_the_engine_ends_each_admitted_job_with_one_token() -> None:
 
 def test_the_worker_gets_the_shipped_guarantees() -> None:
     order = WorkerOrder(
-        bootstrap_servers="127.0.0.1:1", database_url="postgresql://a:b@127.0.0.1:1/c", group_id="g", task="bulk",
-        num_partitions=8, num_slots=64, num_jobs=10,
-    )  # fmt: skip
+        bootstrap_servers="127.0.0.1:1",
+        database_url="postgresql://a:b@127.0.0.1:1/c",
+        group_id="g",
+        task="bulk",
+        num_partitions=8,
+        num_slots=64,
+        num_jobs=10,
+    )
     settings = settings_of(WorkerOrder.model_validate_json(order.model_dump_json()))
     assert settings.worker.batch_size == 64
     assert settings.kafka.extra == {}

@@ -91,9 +91,14 @@ def findings() -> Findings:
     entry = Entry([100.0, 300.0, 200.0], [{}], [{"kafka": 50.0}], [0])
     rates = {"ours": [100.0, 300.0, 200.0], "peer": [100.0, 100.0, 100.0]}
     return Findings(
-        1000, {"cores": 2}, ["Parallel Consumer: no Java"], {"ours": entry}, ratios(rates, ["ours"], ["peer"]),
-        {"ours": SAMPLED}, {"arrival to first step": Overhead.of([0.01])},
-    )  # fmt: skip
+        1000,
+        {"cores": 2},
+        ["Parallel Consumer: no Java"],
+        {"ours": entry},
+        ratios(rates, ["ours"], ["peer"]),
+        {"ours": SAMPLED},
+        {"arrival to first step": Overhead.of([0.01])},
+    )
 
 
 def test_the_json_line_holds_every_figure() -> None:

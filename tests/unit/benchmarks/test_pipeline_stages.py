@@ -18,6 +18,7 @@ LOOP = ["worker.loop:Worker.run_once", "worker.loop:Worker.run", "__main__:main"
     [
         (["alphaloop.store.jobs:JobStore.claim", "worker.claiming:Claiming.claim"], "claim"),
         (["alphaloop.store.jobs:lock_held", "alphaloop.store.outcomes:OutcomeStore.record"], "record"),
+        (["alphaloop.store.decode_runs:insert_runs", "alphaloop.store.outcomes:OutcomeStore.record"], "record"),
         (["alphaloop.store.database:Database.begin", "alphaloop.store.outbox:Outbox.delete"], "finish"),
         (["alphaloop.kafka.producer:Producer.flush", "worker.publish:Publisher.emit"], "publish"),
         (["alphaloop.messages.codec:parse_job", "worker.validation:Validation.read"], "intake"),
