@@ -36,12 +36,12 @@ class Difference:
 
     job_id: str
     place: int  #: tokens that are equal
-    gap: float  #: from the highest logit to the lower one of the two tokens; infinite where no token explains the text
+    gap: float | None  #: from the highest logit to the lower one of the two tokens; None: wider than NEAR_TIE
 
     @property
     def is_near_tie(self) -> bool:
         """Whether rounding explains the difference."""
-        return self.gap <= NEAR_TIE
+        return self.gap is not None
 
 
 class Reference:
@@ -91,7 +91,7 @@ def explain(job_id: str, target: Target, prompt: Sequence[int], token_ids: Seque
     return found[0]
 
 
-def _gap(target: Target, prompt: Sequence[int], token_ids: Sequence[int], place: int, text: str) -> float:
+def _gap(target: Target, prompt: Sequence[int], token_ids: Sequence[int], place: int, text: str) -> float | None:
     shared = token_ids[:place]
     logits = target.logits([*prompt, *shared])
     best = max(logits)
@@ -101,7 +101,7 @@ def _gap(target: Target, prompt: Sequence[int], token_ids: Sequence[int], place:
             break
         if token != token_ids[place] and _goes_on(target, shared, token, text):
             return gap
-    return float("inf")
+    return None
 
 
 def _goes_on(target: Target, shared: Sequence[int], token: int, text: str) -> bool:
