@@ -38,7 +38,8 @@ from benchmarks.whole.servers import running_servers
 DEFAULT_BASELINE = "6a6cdd7"
 CONFIGS = REPOSITORY / "configs"
 
-console = Console(stderr=True)
+#: A file or a pipe has no width of its own; the table needs this one.
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 
 
 def main() -> int:

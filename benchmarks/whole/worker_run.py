@@ -122,9 +122,7 @@ def run_worker(
             data_dir=folder / "data",
         )
         check_imports(checkout, environment)
-        subprocess.run(
-            migrate_command(), env=environment, check=True, timeout=_MIGRATE_TIMEOUT_S, stdout=subprocess.DEVNULL
-        )
+        _migrate(environment)
         worker = ChildProcess(
             f"worker ({name})",
             worker_command(checkout, seed=seed),
@@ -221,6 +219,14 @@ def checked(run: WorkerRun, jobs: Collection[PromptJob]) -> Mapping[str, int]:
         "several": sum(run.num_results[job_id] > 1 for job_id in ids),
         "not_succeeded": sum(result.status != "succeeded" for result in run.results.values()),
     }
+
+
+def _migrate(environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        migrate_command(), env=dict(environment), capture_output=True, text=True, timeout=_MIGRATE_TIMEOUT_S
+    )
+    if done.returncode:
+        raise RuntimeError(f"the migration of the fresh database failed: {done.stderr.strip()[-1000:]}")
 
 
 def _check_alive(worker: ChildProcess) -> None:
