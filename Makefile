@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline lock up down clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Extra arguments: make test ARGS="-k policy", make demo ARGS="--data-dir /tmp/d".
 ARGS ?=
 
-# make bench-decode: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
+# make bench-decode, bench-whole: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
 PROMPTS ?= ../shared/prompts
 VLLM := .venv-vllm
 
@@ -62,6 +62,9 @@ bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulat
 
 bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside three peers: make bench-pipeline PEERS=folder (10 minutes)
 	@$(BIN)/python -m benchmarks.pipeline --peers "$(PEERS)" $(ARGS)
+
+bench-whole: $(INSTALLED) $(VLLM)/.installed ## Kafka to Kafka, beside the engine alone and vLLM: make bench-whole PROMPTS=folder (2 hours)
+	@$(BIN)/python -m benchmarks.whole --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock
