@@ -49,6 +49,9 @@ class InstantEngine:
         """Take a job in."""
         self._running.append(prepared)
 
+    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
+        """A job of one token never drafts."""
+
     def step(self) -> Step:
         """Every admitted job ends with one token."""
         began, started = time.time(), time.perf_counter()

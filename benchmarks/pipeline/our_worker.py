@@ -47,14 +47,14 @@ class WorkerOrder(BaseModel):
 
 
 def settings_of(order: WorkerOrder) -> Settings:
-    """Every guarantee and default as it is shipped; only batches and buffers are as large as asked for."""
+    """Every guarantee and default as it is shipped; only the number of slots is what was asked for."""
     return Settings(
         kafka=KafkaSettings(
             bootstrap_servers=order.bootstrap_servers, group_id=order.group_id, num_partitions=order.num_partitions
         ),
         postgres=PostgresSettings(url=SecretStr(order.database_url)),
         tasks={order.task: TaskSettings(max_tokens=1)},
-        worker=WorkerSettings(batch_size=order.num_slots, max_buffered=max(256, 4 * order.num_slots)),
+        worker=WorkerSettings(batch_size=order.num_slots),
     )
 
 
@@ -72,25 +72,19 @@ def main() -> None:
     threading.Thread(target=_stop_at_end_of_input, args=(stop,), name="input", daemon=True).start()
     database = Database(SecretStr(order.database_url), pool_size=settings.postgres.pool_size)
     producer = Producer(settings.kafka)
-    parts = assemble(
+    components = assemble(
         settings, None, engine, database, producer, owner=owner_name(), stop=stop, hurry=hurry, rng=random.Random(1)
     )
-    worker = Worker(parts)
+    worker = Worker(components)
     gc.collect()
     gc.freeze()
     try:
-        parts.leases.start()
-        parts.watch.start()
-        parts.intake.start()
         if order.is_sampled:
             sampler.start()
         _say(answers, {"ready": True})
         worker.run()
     finally:
-        parts.intake.stop_taking()
-        parts.intake.close(CLOSE_S)
-        parts.leases.close()
-        parts.watch.close()
+        components.close(CLOSE_S)
         producer.close()
         database.close()
     report: dict[str, object] = {"num_prepared": engine.num_prepared, "moments": engine.moments}

@@ -18,20 +18,19 @@ _RULES: Final = tuple(
     for pattern, stage in (
         (r"metrics", "metrics"),
         (r"finish|watermark|commit|outbox|Outbox", "finish"),
-        (r"claim|lease", "claim"),
+        (r"claim|lease|worker\.jobs\.feed", "claim"),
         (r"publish|producer|Producer|emit|stream|dead_letter|refus", "publish"),
         (
             r"intake|consumer|kafka\.(records|conversion)|valid|messages\.(codec|job|body|text)|_take|"
-            r"batching|wait_for_batch|control|admission|switched_off",
+            r"control|admission|lanes|shares|worker\.jobs\.(order|waiting|measured)|prompt_patterns|_receive",
             "intake",
         ),
         (r"record|outcome|Outcome|store\.(decode_runs|acceptance_state)", "record"),
         (
-            r"decid|Decid|decision|choice|remember|recollect|evidence|posterior|incumbent|budget|question|circumstance|"
-            r"cost|correction|watch|session",
+            r"decid|Decid|decision|remember|evidence|posterior|incumbent|budget|cost|correction|watch|session",
             "decide",
         ),
-        (r"engine|decod|worker\.batch|step|admit", "decode"),
+        (r"engine|decod|worker\.jobs\.running|step|admit|steer", "decode"),
     )
 )
 _OURS: Final = ("worker.", "alphaloop.", "benchmarks.pipeline.instant_engine:")
