@@ -43,6 +43,7 @@ class CostPoint:
     kind: CostKind = CostKind.ROUND
     correction: float = 1.0  #: what real rounds took, over `median_ms`
     num_corrections: int = 0  #: real rounds behind the correction
+    correction_variance: float = 0.0  #: variance of ln(correction)
 
     @property
     def ms(self) -> float:

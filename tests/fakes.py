@@ -94,7 +94,9 @@ class FakeEngine:
         seed: int = 0,
         drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
     ) -> None:
-        self.identity = EngineIdentity("fake-1", "fake", "000000000000", "float32", "no-device", context_length)
+        self.identity = EngineIdentity(
+            "fake-1", "fake", "000000000000", "float32", "no-device", context_length, "no-host"
+        )
         self.drafters = drafters
         self.num_steps = 0
         self._num_slots, self._acceptance, self._seed = num_slots, tuple(acceptance), seed

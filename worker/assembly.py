@@ -22,7 +22,6 @@ from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dea
 from alphaloop.messages import DeadLetter, dead_letter
 from alphaloop.settings import Settings, TaskSettings, read_tasks
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.backfill import fill_from_hours
 from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -239,8 +238,6 @@ def _half_life(settings: Settings) -> timedelta:
 
 def _remember(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
     """All that was ever measured here, before the first job comes: a restarted worker decides from it at once."""
-    if num_keys := fill_from_hours(database, half_life, datetime.now(UTC)):
-        log.info("remembered %d keys of evidence from hourly sums", num_keys, extra={"action": "evidence_filled"})
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),
         DraftRegistry(database),

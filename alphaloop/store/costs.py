@@ -17,12 +17,12 @@ _TARGET: Final = ("", "")
 
 
 class CostStore:
-    """The table of round times, by device, engine, target and drafter revisions."""
+    """The table of round times, by host, device, engine, target and drafter revisions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def load(self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
+    def load(self, host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
         """What was measured for the target and for `drafters` (name → revision); empty if nothing was."""
         costs = cost_profiles.c
         query = select(
@@ -35,7 +35,9 @@ class CostStore:
             costs.kind,
             costs.correction,
             costs.num_corrections,
+            costs.correction_variance,
         ).where(
+            costs.host == host,
             costs.device == device,
             costs.engine == engine,
             costs.target_revision == target_revision,
@@ -54,49 +56,70 @@ class CostStore:
                 CostKind(row.kind),
                 row.correction,
                 row.num_corrections,
+                row.correction_variance,
             )
             for row in rows
         )
 
     def save(
-        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+        self,
+        host: str,
+        device: str,
+        engine: str,
+        target_revision: str,
+        drafters: Mapping[str, str],
+        points: Iterable[CostPoint],
     ) -> None:
         """Store measured points over those of the same shape, whose corrections they end.
 
         `drafters` gives the revision of each drafter among them.
         """
         with self._database.begin() as connection:
-            self._save(connection, device, engine, target_revision, drafters, points)
+            self._save(connection, host, device, engine, target_revision, drafters, points)
 
     def replace(
-        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+        self,
+        host: str,
+        device: str,
+        engine: str,
+        target_revision: str,
+        drafters: Mapping[str, str],
+        points: Iterable[CostPoint],
     ) -> None:
         """Store points in place of all that was measured for this target and these drafters."""
         costs = cost_profiles.c
         with self._database.begin() as connection:
             connection.execute(
                 delete(cost_profiles).where(
+                    costs.host == host,
                     costs.device == device,
                     costs.engine == engine,
                     costs.target_revision == target_revision,
                     tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *drafters.items()]),
                 )
             )
-            self._save(connection, device, engine, target_revision, drafters, points)
+            self._save(connection, host, device, engine, target_revision, drafters, points)
 
     def save_corrections(
-        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+        self,
+        host: str,
+        device: str,
+        engine: str,
+        target_revision: str,
+        drafters: Mapping[str, str],
+        points: Iterable[CostPoint],
     ) -> None:
         """Store what real rounds made of points; one that was measured anew meanwhile, or is gone, is left alone."""
         rows = [
             {
                 **{
                     f"at_{name}": value
-                    for name, value in _key(device, engine, target_revision, drafters, point).items()
+                    for name, value in _key(host, device, engine, target_revision, drafters, point).items()
                 },
                 "at_median_ms": point.median_ms,
                 "correction": point.correction,
                 "num_corrections": point.num_corrections,
+                "correction_variance": point.correction_variance,
             }
             for point in CostTable(points).points
         ]
@@ -109,6 +132,7 @@ class CostStore:
             .values(
                 correction=bindparam("correction"),
                 num_corrections=bindparam("num_corrections"),
+                correction_variance=bindparam("correction_variance"),
                 corrected_at=func.now(),
             )
         )
@@ -118,6 +142,7 @@ class CostStore:
     @staticmethod
     def _save(
         connection: Connection,
+        host: str,
         device: str,
         engine: str,
         target_revision: str,
@@ -126,7 +151,7 @@ class CostStore:
     ) -> None:
         rows = [
             {
-                **_key(device, engine, target_revision, drafters, point),
+                **_key(host, device, engine, target_revision, drafters, point),
                 "median_ms": point.median_ms,
                 "num_samples": point.num_samples,
             }
@@ -143,6 +168,7 @@ class CostStore:
                 "measured_at": func.now(),
                 "correction": 1.0,
                 "num_corrections": 0,
+                "correction_variance": 0.0,
                 "corrected_at": None,
             },
         )
@@ -150,9 +176,10 @@ class CostStore:
 
 
 def _key(
-    device: str, engine: str, target_revision: str, drafters: Mapping[str, str], point: CostPoint
+    host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], point: CostPoint
 ) -> dict[str, object]:
     return {
+        "host": host,
         "device": device,
         "engine": engine,
         "target_revision": target_revision,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.policy import Decision
@@ -145,7 +145,7 @@ def _run(
     )
     return DecodeRun(
         key=key,
-        decode_batch_id=decode_batch_id,
+        decode_batch_id=decode_batch_id or uuid4(),
         purpose=job.purpose.value,
         mode=decision.mode.value,
         num_draft_tokens=decision.num_draft_tokens,
@@ -167,7 +167,7 @@ def _run(
 def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
     """The same job under the key of a drafter that did not decode it."""
     return ShadowRun(
-        key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision, gate=""),
+        key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision),
         num_draft_tokens=shadow.num_draft_tokens,
         counts=shadow.counts,
         chances=shadow.chances,
