@@ -5,6 +5,7 @@ The URL comes from whoever called (alphaloop.store.schema), from `alembic -x url
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from alembic import context
@@ -31,8 +32,8 @@ def find_url() -> SecretStr:
 
 
 def include_name(name: str | None, kind: str, parents: Any) -> bool:
-    """Autogenerate compares tables; the partitions of decode_runs come and go with the days."""
-    return not (kind == "table" and (name or "").startswith("decode_runs_"))
+    """Autogenerate compares tables; partitions, which are named for their day, come and go."""
+    return not (kind == "table" and re.search(r"_\d{8}$", name or ""))
 
 
 def run_offline(url: SecretStr) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.partitions import PartitionKeeper, utc_day
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore
@@ -26,6 +27,7 @@ class Housekeeper:
     probes: ProbeStore
     reports: ReportStore
     state: AcceptanceStateStore
+    checkpoints: CheckpointStore
     settings: SchedulerSettings
 
     def keep(self, now: datetime) -> None:
@@ -37,7 +39,9 @@ class Housekeeper:
             self.rollups.roll_up_day(day)
         self.probes.settle_unsent(now - timedelta(seconds=self.settings.probe_deadline_s))
         self.reports.drop_before(oldest)
+        self.checkpoints.take(now)
         self.state.drop_before(oldest)
+        self.checkpoints.drop_before(oldest)
         try:
             self.partitions.drop_before(utc_day(oldest))
         except StoreUnavailable:

@@ -14,6 +14,7 @@ from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.kafka.topics import DRIFT_REPORTS
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
@@ -91,6 +92,7 @@ class Scheduler:
             self._probes,
             self._reports,
             AcceptanceStateStore(database),
+            CheckpointStore(database),
             settings,
         )
         self._probe_sender = ProbeSender(self._probes, sender, settings, tasks, probe_num_draft_tokens, flush_timeout_s)

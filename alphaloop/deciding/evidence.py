@@ -152,6 +152,13 @@ SUMS: Final = tuple(field.name for field in fields(EvidenceSums) if field.name !
 SECOND_ORDER: Final = frozenset(name for name in SUMS if name.endswith("_w2"))
 
 
+def together(jobs: Sequence[EvidenceSums], half_life: timedelta) -> EvidenceSums:
+    """The sums of several jobs, as of the last of them."""
+    until = max(job.as_of for job in jobs)
+    first, *others = (job.faded(until, half_life) for job in jobs)
+    return sum(others, start=first)
+
+
 def _times(value: Any, factor: float) -> Any:
     return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
 

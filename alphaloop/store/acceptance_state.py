@@ -9,7 +9,7 @@ first and second order fade together, so every row stays a weighing of its jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, cast
@@ -23,8 +23,10 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.database import Database
-from alphaloop.store.packed_evidence import pack, unpack
+from alphaloop.store.fold import FoldedKey, add_group, folded_of, key_of
+from alphaloop.store.packed_evidence import unpack
 from alphaloop.tables import acceptance_state
+from alphaloop.tables import ledger_ids as _ledger_ids
 from alphaloop.tables.state import KEY
 
 THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
@@ -136,35 +138,48 @@ def _read(connection: Connection, query: str, parameters: Sequence[object]) -> l
         return cursor.execute(query.encode(), parameters).fetchall()
 
 
-def add_jobs(connection: Connection, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]], half_life: timedelta) -> None:
+def add_jobs(
+    connection: Connection, jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None], half_life: timedelta
+) -> list[int]:
     """Fade the rows of these keys and add jobs, one `EvidenceSums` each, in the caller's transaction.
 
-    Jobs of one key are added together. Keys are locked in one order, so that two workers never wait for each other in
-    a circle, and read only then: what another worker adds meanwhile is not lost.
+    Returns a ledger_id for each of `jobs`, ascending; None stands for a row of the ledger that is no evidence. Keys are
+    locked in one order, so that two workers never wait for each other in a circle. Rows are read and ledger_ids are
+    drawn only under the locks: what another worker adds meanwhile is not lost, and of one key the order of ledger_ids
+    is the order in which jobs were added.
     """
-    by_key: dict[EvidenceKey, list[EvidenceSums]] = {}
-    for key, job in jobs:
-        by_key.setdefault(key, []).append(job)
-    keys = sorted(by_key, key=_place)
+    evidence = [job for job in jobs if job is not None]
+    keys = sorted({key for key, _ in evidence}, key=_place)
+    if keys:
+        _lock(connection, keys, {key: job.as_of for key, job in reversed(evidence)})
+    ledger_ids = _draw_ledger_ids(connection, len(jobs))
     if not keys:
-        return
-    _lock(connection, keys, {key: by_key[key][0].as_of for key in keys})
+        return ledger_ids
     standing = _standing(connection, keys)
+    by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
+    for ledger_id, job in zip(ledger_ids, jobs, strict=True):
+        if job is not None:
+            by_key.setdefault(job[0], []).append((ledger_id, job[1]))
     changed = []
     for key in keys:
-        evidence = standing[key].with_job(together(by_key[key], half_life), half_life)
+        folded = add_group(standing.get(key), by_key[key], half_life)
         where = {f"at_{name}": getattr(key, name) for name in KEY}
         changed.append(
-            {**where, "until": evidence.all.as_of, "num_more": len(by_key[key]), "new_evidence": pack(evidence)}
+            {
+                **where,
+                "until": folded.as_of,
+                "num_now": folded.num_jobs,
+                "new_evidence": folded.packed,
+                "last_id": folded.last_ledger_id,
+            }
         )
     connection.execute(_CHANGE, changed)
+    return ledger_ids
 
 
-def together(jobs: Sequence[EvidenceSums], half_life: timedelta) -> EvidenceSums:
-    """The sums of several jobs, as of the last of them."""
-    until = max(job.as_of for job in jobs)
-    first, *others = (job.faded(until, half_life) for job in jobs)
-    return sum(others, start=first)
+def _draw_ledger_ids(connection: Connection, number: int) -> list[int]:
+    query = select(_ledger_ids.next_value()).select_from(func.generate_series(1, number).table_valued("n"))
+    return list(connection.execute(query).scalars())
 
 
 _state: Final = acceptance_state.c
@@ -173,8 +188,9 @@ _CHANGE: Final = (
     .where(*(_state[name] == bindparam(f"at_{name}") for name in KEY))
     .values(
         as_of=bindparam("until"),
-        num_jobs=_state.num_jobs + bindparam("num_more"),
+        num_jobs=bindparam("num_now"),
         evidence=bindparam("new_evidence"),
+        last_ledger_id=bindparam("last_id"),
         changed_in=THIS_TRANSACTION,
     )
 )
@@ -186,17 +202,16 @@ def _lock(connection: Connection, keys: Sequence[EvidenceKey], as_of: Mapping[Ev
     statement = missing.on_conflict_do_update(
         index_elements=list(KEY), set_={"num_jobs": _state.num_jobs}, where=false()
     )
-    rows = [{**asdict(key), "as_of": as_of[key], "num_jobs": 0, "evidence": b""} for key in keys]
+    rows = [{**asdict(key), "as_of": as_of[key], "num_jobs": 0, "evidence": b"", "last_ledger_id": 0} for key in keys]
     connection.execute(statement, rows)
 
 
-def _standing(connection: Connection, keys: Sequence[EvidenceKey]) -> dict[EvidenceKey, KeyEvidence]:
+def _standing(connection: Connection, keys: Sequence[EvidenceKey]) -> dict[EvidenceKey, FoldedKey]:
     columns = [_state[name] for name in KEY]
-    query = select(*columns, _state.as_of, _state.evidence).where(tuple_(*columns).in_([_place(key) for key in keys]))
-    return {
-        EvidenceKey(**{name: getattr(row, name) for name in KEY}): unpack(row.evidence, row.as_of)
-        for row in connection.execute(query)
-    }
+    query = select(*columns, _state.as_of, _state.num_jobs, _state.evidence, _state.last_ledger_id).where(
+        _state.num_jobs > 0, tuple_(*columns).in_([_place(key) for key in keys])
+    )
+    return {key_of(row): folded_of(row) for row in connection.execute(query)}
 
 
 def _place(key: EvidenceKey) -> tuple[str, ...]:

@@ -1,26 +1,23 @@
-"""How jobs were decoded: one row a job, added in the same transaction to the sums of its hour."""
+"""What a job counted: how it was decoded, and what drafters beside its own would have been counted with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from itertools import zip_longest
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
 from uuid import UUID, uuid4
-
-from sqlalchemy import Connection, func
-from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.messages import Purpose
-from alphaloop.store.partitions import ensure_days, utc_day
-from alphaloop.tables import acceptance_hourly, decode_runs
 
-#: `mode` of sums that cost no time: beside vanilla and speculative, which are alphaloop.messages.Mode.
-SHADOW: Final = "shadow"
-_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
+
+class Source(StrEnum):
+    """How a row of evidence_rows was counted."""
+
+    SHADOW = "shadow"  #: scored on a text that others decoded
+    SHARED_WEIGHTS = "shared_weights"  #: in the rounds of a drafter of the same weights
+    DRAFTED = "drafted"  #: the job's own drafter, scored at its longest drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,7 @@ class ShadowRun:
     """What a drafter would have been counted with on traffic that it did not decode, under its own key.
 
     Evidence of acceptance like a run's (docs/concepts/drafters.md says why), and of nothing else: it took no time.
-    It enters what is remembered of its key, and the hours with the mode `shadow`; it is no row of decode_runs. One with
-    chances of its own is of parts of rounds: hours could not say of which, so it does not enter them.
+    One with chances of its own is of parts of rounds.
     """
 
     key: EvidenceKey
@@ -97,105 +93,31 @@ class ShadowRun:
         return replace(sums, output_tokens=float(whole), output_tokens_sq=float(whole**2))
 
 
-def insert_runs(
-    connection: Connection, runs: Sequence[tuple[str, int, DecodeRun]], shadows: Sequence[ShadowRun] = ()
-) -> None:
-    """Store the runs (job_id, attempt, run) and add them and the shadows to their hours, in the caller's transaction.
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """All that a job counted; nothing where it was not decoded."""
 
-    A day without a partition gets one first: nothing is lost because nobody made it in time.
-    """
-    if runs:
-        ensure_days(connection, {utc_day(run.decoded_at) for _, _, run in runs})
-        connection.execute(insert(decode_runs), [_run_row(*run) for run in runs])
-    if rows := [*(_run_hour(run) for _, _, run in runs), *map(_shadow_hour, shadows)]:
-        _add_to_hours(connection, rows)
+    job_id: str
+    attempt: int
+    run: DecodeRun | None = None
+    shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
 
+    @property
+    def is_run_evidence(self) -> bool:
+        """Whether the run's own counts are evidence: not a control's, nor where a longer score says all they say."""
+        run = self.run
+        return run is not None and run.is_evidence and all(shadow.key != run.key for shadow in self.shadows)
 
-def _run_row(job_id: str, attempt: int, run: DecodeRun) -> dict[str, Any]:
-    row = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances")}
-    return {
-        "job_id": job_id,
-        "attempt": attempt,
-        **row,
-        **asdict(run.key),
-        **_counts(run.counts),
-        "chances": list(run.chances),
-    }
+    @property
+    def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
+        """What the job adds to the evidence, by key: its run first, then its shadows."""
+        shadows = [(shadow.key, shadow.evidence) for shadow in self.shadows]
+        if self.run is not None and self.is_run_evidence:
+            return [(self.run.key, self.run.evidence), *shadows]
+        return shadows
 
-
-def _add_to_hours(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        key = tuple(row[name] for name in _KEY)
-        sums[key] = _add(sums[key], row) if key in sums else row
-    statement = insert(acceptance_hourly)
-    standing, new = acceptance_hourly.c, statement.excluded
-    added = {
-        name: func.array_add(standing[name], new[name]) if isinstance(value, list) else standing[name] + new[name]
-        for name, value in next(iter(sums.values())).items()
-        if name not in _KEY
-    }
-    # Row locks in one order: two workers that share hours never wait for each other in a circle.
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=list(_KEY), set_=added), [sums[key] for key in sorted(sums)]
-    )
-
-
-def _run_hour(run: DecodeRun) -> dict[str, Any]:
-    how = {"purpose": run.purpose, "mode": run.mode, "num_draft_tokens": run.num_draft_tokens}
-    return {
-        **_hour(run.key, run.decoded_at, run.counts, run.num_tokens),
-        **how,
-        "num_prompt_tokens": run.num_prompt_tokens,
-        "wall_s": run.wall_s,
-        "device_s": run.device_s,
-    }
-
-
-def _shadow_hour(shadow: ShadowRun) -> dict[str, Any]:
-    how = {"purpose": Purpose.TRAFFIC.value, "mode": SHADOW, "num_draft_tokens": shadow.num_draft_tokens}
-    return {
-        **_hour(shadow.key, shadow.decoded_at, shadow.counts, shadow.counts.num_tokens),
-        **how,
-        "num_prompt_tokens": shadow.num_prompt_tokens,
-        "wall_s": 0.0,
-        "device_s": 0.0,
-    }
-
-
-def _hour(key: EvidenceKey, decoded_at: datetime, counts: AcceptanceCounts, num_tokens: int) -> dict[str, Any]:
-    """One job as a row of sums: sums of squares and products are those of a single job."""
-    return {
-        "bucket": decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0),
-        **asdict(key),
-        "num_jobs": 1,
-        **_counts(counts),
-        "num_tokens": num_tokens,
-        "rounds_sq": counts.rounds**2,
-        "tokens_sq": num_tokens**2,
-        "rounds_tokens": counts.rounds * num_tokens,
-        "trials_sq": [trials**2 for trials in counts.trials],
-        "accepts_sq": [accepts**2 for accepts in counts.accepts],
-        "accepts_trials": [a * t for a, t in zip(counts.accepts, counts.trials, strict=True)],
-    }
-
-
-def _counts(counts: AcceptanceCounts) -> dict[str, Any]:
-    return {
-        "rounds": counts.rounds,
-        "num_empty_rounds": counts.num_empty_rounds,
-        "num_cropped": counts.num_cropped,
-        "proposed": list(counts.proposed),
-        "trials": list(counts.trials),
-        "accepts": list(counts.accepts),
-    }
-
-
-def _add(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    total = dict(left)
-    for name, value in right.items():
-        if isinstance(value, list):
-            total[name] = [a + b for a, b in zip_longest(left[name], value, fillvalue=0)]
-        elif name not in _KEY:
-            total[name] = left[name] + value
-    return total
+    def source(self, shadow: ShadowRun) -> Source:
+        """How one of `shadows` was counted."""
+        if self.run is not None and shadow.key == self.run.key:
+            return Source.DRAFTED
+        return Source.SHARED_WEIGHTS if shadow.chances else Source.SHADOW

@@ -46,16 +46,19 @@ class DriftStore:
         runs = decode_runs.c
         newest = (
             func.row_number()
-            .over(partition_by=[runs[name] for name in _STREAM], order_by=(runs.decoded_at.desc(), runs.run_id.desc()))
+            .over(
+                partition_by=[runs[name] for name in _STREAM],
+                order_by=(runs.decoded_at.desc(), runs.ledger_id.desc()),
+            )
             .label("newest")
         )
-        columns = [runs[name] for name in (*_STREAM, *_JOB, "run_id")]
+        columns = [runs[name] for name in (*_STREAM, *_JOB, "ledger_id")]
         window = (
             select(*columns, newest)
             .where(runs.purpose == "traffic", runs.decoded_at > since, runs.decoded_at <= until)
             .subquery()
         )
-        query = select(window).where(window.c.newest <= max_jobs).order_by(window.c.decoded_at, window.c.run_id)
+        query = select(window).where(window.c.newest <= max_jobs).order_by(window.c.decoded_at, window.c.ledger_id)
         found: dict[Stream, list[DecodedJob]] = {}
         with self._database.begin() as connection:
             for row in connection.execute(query).mappings():

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, func, select
 
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import SHADOW
+from alphaloop.store.hourly_sums import SHADOW
 from alphaloop.tables import acceptance_hourly
 
 

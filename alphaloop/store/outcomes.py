@@ -1,4 +1,4 @@
-"""Recording outcomes: result, counts, what is remembered, status and the message, in one transaction or not at all."""
+"""Recording outcomes: result, counts, evidence, status and the message, in one transaction or not at all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, ShadowRun, insert_runs
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.jobs import lock_held
 from alphaloop.store.outbox import OutboxMessage
+from alphaloop.store.recording import record_counts
 from alphaloop.tables import cancellations, jobs, outbox
 
 __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
@@ -35,26 +35,18 @@ class Outcome:
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
 
     @property
-    def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
-        """What it adds to what is remembered, by key.
-
-        A shadow under the run's own key is the same job scored with longer drafts: it says all that the run says.
-        """
-        shadows = [(shadow.key, shadow.evidence) for shadow in self.shadows]
-        run = self.run
-        if run is None or not run.is_evidence or run.key in {key for key, _ in shadows}:
-            return shadows
-        return [(run.key, run.evidence), *shadows]
+    def counted(self) -> JobCounts:
+        """What the job counted."""
+        return JobCounts(self.job_id, self.attempt, self.run, self.shadows)
 
     @property
-    def whole_shadows(self) -> list[ShadowRun]:
-        """Of whole rounds of drafters that did not decode it: the hours hold a job once under each key."""
-        others = [shadow for shadow in self.shadows if self.run is None or shadow.key != self.run.key]
-        return [shadow for shadow in others if not shadow.chances]
+    def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
+        """What it adds to the evidence, by key."""
+        return self.counted.evidence
 
 
 class OutcomeStore:
-    """Records outcomes. What is remembered of their keys fades by `half_life`."""
+    """Records outcomes. The evidence that they add to fades by `half_life`."""
 
     def __init__(self, database: Database, *, half_life: timedelta = timedelta(days=3)) -> None:
         self._database = database
@@ -73,10 +65,7 @@ class OutcomeStore:
             winners = _winners(outcomes, held)
             if winners:
                 _end_jobs(connection, winners)
-                runs = [(won.job_id, won.attempt, won.run) for won in winners if won.run is not None]
-                shadows = [shadow for won in winners for shadow in won.whole_shadows]
-                insert_runs(connection, runs, shadows)
-                add_jobs(connection, [one for won in winners for one in won.evidence], self._half_life)
+                record_counts(connection, [won.counted for won in winners], self._half_life)
                 return _enqueue(connection, winners, owner)
         return []
 

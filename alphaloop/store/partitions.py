@@ -1,4 +1,4 @@
-"""The daily partitions of decode_runs: made ahead, dropped by retention.
+"""The daily partitions of the tables that grow with every job: made ahead, dropped by retention.
 
 There is no default partition: its rows would stand in the way of every partition made after them.
 """
@@ -13,17 +13,24 @@ from sqlalchemy import Connection, text
 
 from alphaloop.store.database import Database
 
-_PREFIX: Final = "decode_runs_"
+#: Dropped together, so that the ledger has all rows of a day or none.
+PARTITIONED: Final = ("decode_runs", "evidence_rows")
 #: Any fixed number: two processes must not make the same partition at once.
 _LOCK: Final = 0x616C7061
+# Read from the catalog: to_regclass may answer from a cache that has not heard of what another process made.
 _MISSING: Final = text("""
-    SELECT day FROM unnest(CAST(:days AS date[])) AS day
-    WHERE to_regclass('decode_runs_' || to_char(day, 'YYYYMMDD')) IS NULL
-    ORDER BY day
+    SELECT day, parent FROM unnest(CAST(:days AS date[])) AS day, unnest(CAST(:tables AS text[])) AS parent
+    WHERE NOT EXISTS (
+        SELECT FROM pg_class
+        WHERE relname = parent || '_' || to_char(day, 'YYYYMMDD') AND pg_table_is_visible(pg_class.oid)
+    )
+    ORDER BY day, parent
 """)
 _PARTITIONS: Final = text("""
-    SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-    WHERE i.inhparent = 'decode_runs'::regclass ORDER BY c.relname
+    SELECT p.relname AS parent, right(c.relname, 8) AS day
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
+    WHERE p.relname = ANY(:tables) AND p.relkind = 'p' AND pg_table_is_visible(p.oid)
+    ORDER BY day, parent
 """)
 
 
@@ -43,14 +50,14 @@ class PartitionKeeper:
     def drop_before(self, day: date) -> list[date]:
         """Drop the partitions of days before `day`, rows and all; returns those days.
 
-        Waits at most `lock_timeout_s` for those who use the table, then raises StoreError: the next run tries again.
+        Waits at most `lock_timeout_s` for those who use a table, then raises StoreError: the next run tries again.
         """
         with self._database.begin() as connection:
             connection.execute(text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": self._lock_timeout})
-            old = [found for found in partition_days(connection) if found < day]
-            for found in old:
-                connection.execute(text(f'DROP TABLE "{_name(found)}"'))
-        return old
+            old = [(parent, found) for parent, found in _partitions(connection, PARTITIONED) if found < day]
+            for parent, found in old:
+                connection.execute(text(f'DROP TABLE "{_name(parent, found)}"'))
+        return sorted({found for _, found in old})
 
     def days(self) -> list[date]:
         """The days that have a partition, oldest first."""
@@ -59,9 +66,8 @@ class PartitionKeeper:
 
 
 def partition_days(connection: Connection) -> list[date]:
-    """The days that have a partition, oldest first."""
-    names = connection.execute(_PARTITIONS).scalars()
-    return [datetime.strptime(name.removeprefix(_PREFIX), "%Y%m%d").replace(tzinfo=UTC).date() for name in names]
+    """The days that have a partition of decode_runs, oldest first."""
+    return [day for _, day in _partitions(connection, PARTITIONED[:1])]
 
 
 def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
@@ -70,19 +76,19 @@ def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
     A partition is built aside and then attached, which readers and writers of the table do not wait for; CREATE …
     PARTITION OF would lock them all out.
     """
-    wanted = {"days": sorted(set(days))}
+    wanted = {"days": sorted(set(days)), "tables": list(PARTITIONED)}
     if not connection.execute(_MISSING, wanted).first():
         return []
     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    missing = list(connection.execute(_MISSING, wanted).scalars())
-    for day in missing:
-        # Names and bounds come from a date, never from outside; DDL takes no parameters.
-        name, start, end = _name(day), f"{day} 00:00+00", f"{day + timedelta(days=1)} 00:00+00"
-        connection.execute(text(f'CREATE TABLE "{name}" (LIKE decode_runs INCLUDING ALL EXCLUDING IDENTITY)'))
+    missing = connection.execute(_MISSING, wanted).all()
+    for day, parent in missing:
+        # Names and bounds come from this module and a date, never from outside; DDL takes no parameters.
+        name, start, end = _name(parent, day), f"{day} 00:00+00", f"{day + timedelta(days=1)} 00:00+00"
+        connection.execute(text(f'CREATE TABLE "{name}" (LIKE "{parent}" INCLUDING ALL)'))
         connection.execute(
-            text(f"ALTER TABLE decode_runs ATTACH PARTITION \"{name}\" FOR VALUES FROM ('{start}') TO ('{end}')")
+            text(f"ALTER TABLE \"{parent}\" ATTACH PARTITION \"{name}\" FOR VALUES FROM ('{start}') TO ('{end}')")
         )
-    return missing
+    return sorted({day for day, _ in missing})
 
 
 def utc_day(at: datetime) -> date:
@@ -90,5 +96,10 @@ def utc_day(at: datetime) -> date:
     return at.astimezone(UTC).date()
 
 
-def _name(day: date) -> str:
-    return f"{_PREFIX}{day:%Y%m%d}"
+def _partitions(connection: Connection, tables: Iterable[str]) -> list[tuple[str, date]]:
+    rows = connection.execute(_PARTITIONS, {"tables": list(tables)})
+    return [(parent, datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()) for parent, day in rows]
+
+
+def _name(parent: str, day: date) -> str:
+    return f"{parent}_{day:%Y%m%d}"

@@ -1,7 +1,4 @@
-"""What was known at an earlier moment, made again from what is kept: hours, and the jobs of the hour that was open.
-
-Of other tasks days are enough: together they say what a drafter is worth where nothing else is known.
-"""
+"""What was known at an earlier moment: exact as far back as the ledger reaches, estimated from hours before that."""
 
 from __future__ import annotations
 
@@ -13,17 +10,18 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Column, ColumnElement, Double, Interval, Row, Select, cast, func, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import SHADOW, DecodeRun
+from alphaloop.store.decode_runs import DecodeRun, Source
+from alphaloop.store.fold import key_of
 from alphaloop.store.hours import NUM_HALF_LIVES, evidence_of, sums_of_hour
-from alphaloop.tables import acceptance_hourly, decode_runs
+from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
+from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows
 
 _KEY: Final = EvidenceKey.__slots__
-_COUNTS: Final = AcceptanceCounts.__slots__
 _RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
 _SUMS: Final = tuple(column for column in acceptance_hourly.c if not column.primary_key)
 #: A day's jobs count as of its middle; hours count as of theirs.
@@ -39,19 +37,21 @@ class PastStore:
     def evidence_by_key(
         self, target_revision: str, engine: str, until: datetime, half_life: timedelta, *, task: str | None = None
     ) -> dict[EvidenceKey, KeyEvidence]:
-        """What was remembered at `until`: of `task` by key, of other tasks by drafter alone; of all by key without one.
+        """The evidence of a target on an engine at `until`, by key: exactly what acceptance_state held.
 
-        Hours tell less than jobs: alphaloop.store.hours says what is assumed. In hours that are over
-        `k` counts as the same in every round of a job; shadows of the hour that was open are missing.
+        Before the first day of the ledger it is estimated from hours that were over (alphaloop.store.hours); of other
+        tasks than `task` then from days, by drafter alone.
         """
-        hour = _start_of_hour(until)
+        ledger = LedgerStore(self._database)
+        if ledger.covers(until):
+            return ledger.evidence(target_revision, engine, until, half_life)
         hours = acceptance_hourly.c
         within = (
             hours.target_revision == target_revision,
             hours.engine == engine,
             hours.purpose != Purpose.CONTROL,
             hours.bucket > until - NUM_HALF_LIVES * half_life,
-            hours.bucket < hour,
+            hours.bucket < _start_of_hour(until),
         )
         by_hour = select(acceptance_hourly).where(*within).order_by(*(hours[name] for name in _KEY), hours.bucket)
         found: dict[EvidenceKey, KeyEvidence] = {}
@@ -61,12 +61,8 @@ class PastStore:
                 queries.append(_by_day().where(*within, hours.task != task))
             for query in queries:
                 rows = connection.execute(query.execution_options(yield_per=2000))
-                for key, of_it in groupby(rows, _key):
+                for key, of_it in groupby(rows, key_of):
                     found[key] = evidence_of([sums_of_hour(row, until=until) for row in of_it], half_life)
-        for run in self.runs(hour, until, task=task):
-            if (run.key.target_revision, run.key.engine) == (target_revision, engine) and run.is_evidence:
-                evidence = found.get(run.key) or KeyEvidence.empty(run.decoded_at)
-                found[run.key] = evidence.with_job(run.evidence, half_life)
         return found
 
     def runs(self, since: datetime, until: datetime, *, task: str | None = None) -> Iterator[DecodeRun]:
@@ -75,7 +71,7 @@ class PastStore:
         query = (
             select(decode_runs)
             .where(runs.decoded_at >= since, runs.decoded_at < until)
-            .order_by(runs.decoded_at, runs.run_id)
+            .order_by(runs.decoded_at, runs.ledger_id)
         )
         if task is not None:
             query = query.where(runs.task == task)
@@ -86,18 +82,18 @@ class PastStore:
     def shadows(
         self, since: datetime, until: datetime, *, task: str | None = None
     ) -> Iterator[tuple[EvidenceKey, EvidenceSums]]:
-        """Counts of drafters that did not decode, by hours that began in [since, until), as of their middle."""
-        hours = acceptance_hourly.c
+        """Counts of drafters that did not decode, of jobs decoded in [since, until), in order."""
+        rows = evidence_rows.c
         query = (
-            select(acceptance_hourly)
-            .where(hours.bucket >= since, hours.bucket < until, hours.mode == SHADOW)
-            .order_by(hours.bucket)
+            select(evidence_rows)
+            .where(rows.decoded_at >= since, rows.decoded_at < until, rows.source != Source.DRAFTED)
+            .order_by(rows.decoded_at, rows.ledger_id)
         )
         if task is not None:
-            query = query.where(hours.task == task)
+            query = query.where(rows.task == task)
         with self._database.begin() as connection:
             for row in connection.execute(query.execution_options(yield_per=1000)):
-                yield _key(row), sums_of_hour(row, until=until)
+                yield key_of(row), shadow_of(row).evidence
 
     def first_and_last(self, task: str | None = None) -> tuple[datetime, datetime] | None:
         """When the first and the last job that is kept were decoded; None if there is none."""
@@ -136,15 +132,9 @@ def _sum(column: Column[Any]) -> ColumnElement[Any]:
     return cast(func.sum(column), Double if isinstance(column.type, Double) else BigInteger)
 
 
-def _key(row: Row[Any]) -> EvidenceKey:
-    return EvidenceKey(**{name: getattr(row, name) for name in _KEY})
-
-
 def _run(row: Row[Any]) -> DecodeRun:
-    counts = {name: getattr(row, name) for name in _COUNTS}
-    counts |= {name: tuple(counts[name]) for name in ("proposed", "trials", "accepts")}
     facts = {name: getattr(row, name) for name in _RUN}
-    return DecodeRun(key=_key(row), counts=AcceptanceCounts(**counts), chances=tuple(row.chances), **facts)
+    return DecodeRun(key=key_of(row), counts=counts_of(row), chances=tuple(row.chances), **facts)
 
 
 def _start_of_hour(moment: datetime) -> datetime:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions, decode_runs
+from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
 from alphaloop.tables.jobs import cancellations, jobs, outbox
+from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import draft_revisions, drift_events, probe_runs, probe_sets, reports, schedule_runs
 from alphaloop.tables.metadata import metadata
-from alphaloop.tables.state import acceptance_state, exploration_budgets
+from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
 
 __all__ = [
+    "acceptance_checkpoints",
     "acceptance_daily",
     "acceptance_hourly",
     "acceptance_state",
@@ -18,8 +20,10 @@ __all__ = [
     "decode_runs",
     "draft_revisions",
     "drift_events",
+    "evidence_rows",
     "exploration_budgets",
     "jobs",
+    "ledger_ids",
     "metadata",
     "outbox",
     "probe_runs",

@@ -1,4 +1,4 @@
-"""What was decoded, how, and what it took: raw by job, rolled up by hour and day, and the costs of the device."""
+"""Sums of the ledger by hour and day, the costs of devices, and the decisions."""
 
 from __future__ import annotations
 
@@ -12,58 +12,13 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
-    PrimaryKeyConstraint,
     Table,
     Text,
-    Uuid,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.tables.metadata import NOW, counts_by_position, evidence_key, instant, metadata
-
-#: One row a decoded job, partitioned by day; partitions are made ahead and dropped by retention.
-decode_runs: Final = Table(
-    "decode_runs",
-    metadata,
-    instant("decoded_at", "When the job's last token was decoded"),
-    Column("run_id", BigInteger, Identity(always=True), comment="Unique with decoded_at"),
-    Column("job_id", Text, nullable=False, comment="The job"),
-    Column("attempt", Integer, nullable=False, comment="The claim that decoded it"),
-    Column("purpose", Text, nullable=False, comment="traffic, probe or control"),
-    *evidence_key(),
-    Column("mode", Text, nullable=False, comment="vanilla or speculative"),
-    Column("num_draft_tokens", Integer, nullable=False, comment="k, the draft length asked for; 0 is vanilla"),
-    Column("reason", Text, nullable=False, comment="Why this mode: alphaloop.deciding.decision.Reason"),
-    Column("device", Text, nullable=False, comment="What decoded it"),
-    Column("rounds", BigInteger, nullable=False, comment="Target passes that yielded tokens, the prefill among them"),
-    Column("num_empty_rounds", BigInteger, nullable=False, comment="Rounds in which nothing was proposed"),
-    Column("num_cropped", BigInteger, nullable=False, comment="rounds + accepted - tokens"),
-    counts_by_position("proposed", "Rounds in which at least this many tokens were proposed"),
-    counts_by_position("trials", "Rounds in which this position was tested"),
-    counts_by_position("accepts", "Of the trials, accepted"),
-    Column("num_prompt_tokens", BigInteger, nullable=False, comment="Tokens of the prompt"),
-    Column("num_tokens", BigInteger, nullable=False, comment="Tokens generated"),
-    Column("batch_size", Integer, nullable=False, comment="Most sequences that shared a step with it"),
-    Column("queue_s", Double, nullable=False, comment="Seconds from the Kafka timestamp to the start of decoding"),
-    Column("time_to_first_token_s", Double, comment="Seconds from the start of decoding"),
-    Column("wall_s", Double, nullable=False, comment="Seconds of decoding"),
-    Column(
-        "device_s", Double, nullable=False, comment="Share of the engine's seconds: each step's divided by its batch"
-    ),
-    Column("decode_batch_id", Uuid, nullable=False, comment="The same for jobs that were decided together"),
-    counts_by_position(
-        "chances", "Rounds in which this position was asked for, all before it accepted; empty where k never changed"
-    ),
-    PrimaryKeyConstraint("decoded_at", "run_id"),
-    CheckConstraint("num_tokens = rounds + array_sum(accepts) - num_cropped", name="tokens_add_up"),
-    CheckConstraint("array_ge(proposed, trials) AND array_ge(trials, accepts)", name="counts_ordered"),
-    Index("ix_decode_runs_decoded_at", "decoded_at", postgresql_using="brin"),
-    Index("ix_decode_runs_task_purpose_decoded_at", "task", "purpose", "decoded_at"),
-    Index("ix_decode_runs_job_id", "job_id"),
-    postgresql_partition_by="RANGE (decoded_at)",
-    comment="One row a decoded job: counts by draft position under the key of all evidence",
-)
 
 
 def _rollup(name: str, bucket: str) -> Table:
@@ -82,7 +37,7 @@ def _rollup(name: str, bucket: str) -> Table:
         Column("num_draft_tokens", Integer, primary_key=True, comment="k; 0 is vanilla"),
         *_sums(),
         Index(f"ix_{name}_task_bucket", "task", "bucket"),
-        comment=f"Counts and sums of decode_runs by {bucket}, and those of shadows: never rates",
+        comment=f"Counts and sums of decode_runs by {bucket}, and those of shadows in evidence_rows: never rates",
     )
 
 

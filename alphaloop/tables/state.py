@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, PrimaryKeyConstraint, Table, Text
 
@@ -20,26 +20,48 @@ KEY: Final = (
     "prompt_bucket",
 )
 
+
+def _sums() -> list[Column[Any]]:
+    return [
+        instant("as_of", "When the last of its jobs ended: the moment at which the sums weigh"),
+        Column("num_jobs", BigInteger, nullable=False, comment="Jobs ever added"),
+        Column(
+            "evidence",
+            LargeBinary,
+            nullable=False,
+            comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+        ),
+        Column("last_ledger_id", BigInteger, nullable=False, comment="The last row of the ledger that was added"),
+    ]
+
+
+# Rows of long drafts stay in their page: read in bulk, and of numbers that do not compress.
+_IN_PAGE: Final = {"toast_tuple_target": 8160}
+
 acceptance_state: Final = Table(
     "acceptance_state",
     metadata,
     *evidence_key(),
-    instant("as_of", "When the last of its jobs ended: the moment at which the sums weigh"),
-    Column("num_jobs", BigInteger, nullable=False, comment="Jobs ever added"),
-    Column(
-        "evidence",
-        LargeBinary,
-        nullable=False,
-        comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
-    ),
+    *_sums(),
     Column(
         "changed_in", BigInteger, nullable=False, comment="Transaction that changed it last: who was not seen is newer"
     ),
     PrimaryKeyConstraint(*KEY),
     Index("ix_acceptance_state_changed_in", "changed_in"),
-    # Rows of long drafts stay in their page: read in bulk, and of numbers that do not compress.
-    postgresql_with={"toast_tuple_target": 8160},
+    postgresql_with=_IN_PAGE,
     comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
+)
+
+acceptance_checkpoints: Final = Table(
+    "acceptance_checkpoints",
+    metadata,
+    instant("taken_at", "When it was copied"),
+    *evidence_key(),
+    *_sums(),
+    PrimaryKeyConstraint(*KEY, "taken_at"),
+    Index("ix_acceptance_checkpoints_taken_at", "taken_at"),
+    postgresql_with=_IN_PAGE,
+    comment="Daily copies of rows of acceptance_state that changed: where a fold of the ledger may begin",
 )
 
 exploration_budgets: Final = Table(

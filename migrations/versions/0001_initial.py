@@ -20,12 +20,14 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     PrimaryKeyConstraint,
+    Sequence,
     Text,
     UniqueConstraint,
     Uuid,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
+from sqlalchemy.schema import CreateSequence, DropSequence
 
 revision = "0001"
 down_revision = None
@@ -35,6 +37,9 @@ depends_on = None
 INSTANT = DateTime(timezone=True)
 COUNTS = ARRAY(BigInteger())
 NOW = text("now()")
+STATE_KEY = (
+    "target_revision", "engine", "drafter", "draft_revision", "task", "segment", "sampling_bucket", "prompt_bucket"
+)
 MODES = "vanilla, speculative, or shadow: a drafter's counts on texts that it did not decode"
 
 TABLES = (
@@ -42,9 +47,11 @@ TABLES = (
     "outbox",
     "cancellations",
     "decode_runs",
+    "evidence_rows",
     "acceptance_hourly",
     "acceptance_daily",
     "acceptance_state",
+    "acceptance_checkpoints",
     "cost_profiles",
     "decisions",
     "exploration_budgets",
@@ -62,12 +69,15 @@ FIRST_PARTITIONS = """
 DO $$
 DECLARE
     day date;
+    parent text;
 BEGIN
     FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n LOOP
-        EXECUTE format(
-            'CREATE TABLE %I PARTITION OF decode_runs FOR VALUES FROM (%L) TO (%L)',
-            'decode_runs_' || to_char(day, 'YYYYMMDD'), day || ' 00:00+00', day + 1 || ' 00:00+00'
-        );
+        FOREACH parent IN ARRAY ARRAY['decode_runs', 'evidence_rows'] LOOP
+            EXECUTE format(
+                'CREATE TABLE %I PARTITION OF %I FOR VALUES FROM (%L) TO (%L)',
+                parent || '_' || to_char(day, 'YYYYMMDD'), parent, day || ' 00:00+00', day + 1 || ' 00:00+00'
+            );
+        END LOOP;
     END LOOP;
 END
 $$
@@ -77,6 +87,7 @@ $$
 def upgrade() -> None:
     """Create everything."""
     run_script("0001_functions.sql")
+    op.execute(CreateSequence(Sequence("ledger_ids")))
     create_jobs()
     create_evidence()
     create_choices()
@@ -93,6 +104,7 @@ def downgrade() -> None:
         op.execute(f"DROP VIEW {view}")
     for table in reversed(TABLES):
         op.drop_table(table)
+    op.execute(DropSequence(Sequence("ledger_ids")))
     op.execute("DROP FUNCTION tell_drafts_changed()")
     op.execute("DROP AGGREGATE sum_by_position(bigint[])")
     for signature in (
@@ -164,24 +176,21 @@ def create_evidence() -> None:
     """What was decoded: by job, by hour, by day."""
     op.create_table(
         "decode_runs",
-        Column("decoded_at", INSTANT, nullable=False, comment="When the job's last token was decoded"),
-        Column("run_id", BigInteger(), Identity(always=True), nullable=False, comment="Unique with decoded_at"),
-        Column("job_id", Text(), nullable=False, comment="The job"),
+        *ledger_position(),
         Column("attempt", Integer(), nullable=False, comment="The claim that decoded it"),
         Column("purpose", Text(), nullable=False, comment="traffic, probe or control"),
         *evidence_key(primary_key=False),
+        Column(
+            "is_evidence",
+            Boolean(),
+            nullable=False,
+            comment="Whether acceptance_state holds these counts; not of a control, nor where a drafted row says more",
+        ),
         Column("mode", Text(), nullable=False, comment="vanilla or speculative"),
         Column("num_draft_tokens", Integer(), nullable=False, comment="k, the draft length asked for; 0 is vanilla"),
         Column("reason", Text(), nullable=False, comment="Why this mode: alphaloop.deciding.decision.Reason"),
         Column("device", Text(), nullable=False, comment="What decoded it"),
-        Column(
-            "rounds", BigInteger(), nullable=False, comment="Target passes that yielded tokens, the prefill among them"
-        ),
-        Column("num_empty_rounds", BigInteger(), nullable=False, comment="Rounds in which nothing was proposed"),
-        Column("num_cropped", BigInteger(), nullable=False, comment="rounds + accepted - tokens"),
-        by_position("proposed", "Rounds in which at least this many tokens were proposed"),
-        by_position("trials", "Rounds in which this position was tested"),
-        by_position("accepts", "Of the trials, accepted"),
+        *counts(),
         Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
         Column("num_tokens", BigInteger(), nullable=False, comment="Tokens generated"),
         Column("batch_size", Integer(), nullable=False, comment="Most sequences that shared a step with it"),
@@ -197,55 +206,78 @@ def create_evidence() -> None:
             comment="Share of the engine's seconds: each step's divided by its batch",
         ),
         Column("decode_batch_id", Uuid(), nullable=False, comment="The same for jobs that were decided together"),
-        by_position(
-            "chances", "Rounds in which this position was asked for, all before it accepted; empty where k never changed"
-        ),
         CheckConstraint(
             "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_decode_runs_counts_ordered")
         ),
         CheckConstraint(
             "num_tokens = rounds + array_sum(accepts) - num_cropped", name=op.f("ck_decode_runs_tokens_add_up")
         ),
-        PrimaryKeyConstraint("decoded_at", "run_id", name=op.f("pk_decode_runs")),
+        PrimaryKeyConstraint("decoded_at", "ledger_id", name=op.f("pk_decode_runs")),
         comment="One row a decoded job: counts by draft position under the key of all evidence",
         postgresql_partition_by="RANGE (decoded_at)",
     )
     op.create_index("ix_decode_runs_decoded_at", "decode_runs", ["decoded_at"], postgresql_using="brin")
     op.create_index("ix_decode_runs_job_id", "decode_runs", ["job_id"])
     op.create_index("ix_decode_runs_task_purpose_decoded_at", "decode_runs", ["task", "purpose", "decoded_at"])
+    op.create_table(
+        "evidence_rows",
+        *ledger_position(),
+        *evidence_key(primary_key=False),
+        Column(
+            "source",
+            Text(),
+            nullable=False,
+            comment="shadow: scored on a text that others decoded; shared_weights: counted in rounds of a drafter with "
+            "the same weights; drafted: the job's own drafter, scored at its longest drafts",
+        ),
+        Column("is_whole", Boolean(), nullable=False, comment="Of whole rounds; only these shadows are in the hourly sums"),
+        Column("num_draft_tokens", Integer(), nullable=False, comment="k of the counts"),
+        *counts(),
+        Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
+        Column("num_output_tokens", BigInteger(), nullable=False, comment="Tokens of the whole text"),
+        CheckConstraint(
+            "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_evidence_rows_counts_ordered")
+        ),
+        CheckConstraint("source IN ('shadow','shared_weights','drafted')", name=op.f("ck_evidence_rows_source")),
+        PrimaryKeyConstraint("decoded_at", "ledger_id", name=op.f("pk_evidence_rows")),
+        comment="Counts that a job gave of drafters beside its own: a row each",
+        postgresql_partition_by="RANGE (decoded_at)",
+    )
+    op.create_index("ix_evidence_rows_task_decoded_at", "evidence_rows", ["task", "decoded_at"])
     create_rollup("acceptance_hourly", "hour")
     create_rollup("acceptance_daily", "day")
+    create_state()
+
+
+def create_state() -> None:
+    """The evidence as it weighs, and daily copies of it."""
     op.create_table(
         "acceptance_state",
         *evidence_key(primary_key=False),
-        Column(
-            "as_of",
-            INSTANT,
-            nullable=False,
-            comment="When the last of its jobs ended: the moment at which the sums weigh",
-        ),
-        Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
-        Column(
-            "evidence",
-            LargeBinary(),
-            nullable=False,
-            comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
-        ),
+        *sums_that_fade(),
         Column(
             "changed_in",
             BigInteger(),
             nullable=False,
             comment="Transaction that changed it last: who was not seen is newer",
         ),
-        PrimaryKeyConstraint(
-            "target_revision", "engine", "drafter", "draft_revision", "task", "segment", "sampling_bucket",
-            "prompt_bucket", name=op.f("pk_acceptance_state"),
-        ),
+        PrimaryKeyConstraint(*STATE_KEY, name=op.f("pk_acceptance_state")),
         postgresql_with={"toast_tuple_target": 8160},
         comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
     )
-    op.execute("ALTER TABLE acceptance_state ALTER COLUMN evidence SET STORAGE EXTERNAL")
     op.create_index("ix_acceptance_state_changed_in", "acceptance_state", ["changed_in"])
+    op.create_table(
+        "acceptance_checkpoints",
+        Column("taken_at", INSTANT, nullable=False, comment="When it was copied"),
+        *evidence_key(primary_key=False),
+        *sums_that_fade(),
+        PrimaryKeyConstraint(*STATE_KEY, "taken_at", name=op.f("pk_acceptance_checkpoints")),
+        postgresql_with={"toast_tuple_target": 8160},
+        comment="Daily copies of rows of acceptance_state that changed: where a fold of the ledger may begin",
+    )
+    op.create_index("ix_acceptance_checkpoints_taken_at", "acceptance_checkpoints", ["taken_at"])
+    for table in ("acceptance_state", "acceptance_checkpoints"):
+        op.execute(f"ALTER TABLE {table} ALTER COLUMN evidence SET STORAGE EXTERNAL")
 
 
 def create_choices() -> None:
@@ -509,9 +541,54 @@ def create_rollup(name: str, bucket: str) -> None:
             "num_draft_tokens",
             name=op.f(f"pk_{name}"),
         ),
-        comment=f"Counts and sums of decode_runs by {bucket}, and those of shadows: never rates",
+        comment=f"Counts and sums of decode_runs by {bucket}, and those of shadows in evidence_rows: never rates",
     )
     op.create_index(f"ix_{name}_task_bucket", name, ["task", "bucket"])
+
+
+def ledger_position() -> list[Column[Any]]:
+    """Where a row of the ledger stands."""
+    return [
+        Column("decoded_at", INSTANT, nullable=False, comment="When the job's last token was decoded"),
+        Column("ledger_id", BigInteger(), nullable=False, comment="Order of recording in both tables of the ledger"),
+        Column(
+            "recorded_in", BigInteger(), nullable=False, comment="Smallest ledger_id of the same transaction: its name"
+        ),
+        Column(
+            "recorded_at", INSTANT, nullable=False, comment="When that transaction recorded it, by the clock of the database"
+        ),
+        Column("job_id", Text(), nullable=False, comment="The job"),
+    ]
+
+
+def counts() -> list[Column[Any]]:
+    """The counts of a job."""
+    return [
+        Column("rounds", BigInteger(), nullable=False, comment="Target passes that yielded tokens, prefill included"),
+        Column("num_empty_rounds", BigInteger(), nullable=False, comment="Rounds in which nothing was proposed"),
+        Column("num_cropped", BigInteger(), nullable=False, comment="rounds + accepted - tokens"),
+        by_position("proposed", "Rounds in which at least this many tokens were proposed"),
+        by_position("trials", "Rounds in which this position was tested"),
+        by_position("accepts", "Of the trials, accepted"),
+        by_position(
+            "chances", "Rounds in which this position was asked for, all before accepted; empty where k never changed"
+        ),
+    ]
+
+
+def sums_that_fade() -> list[Column[Any]]:
+    """What is known of a key."""
+    return [
+        Column("as_of", INSTANT, nullable=False, comment="When the last of its jobs ended: the moment at which the sums weigh"),
+        Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
+        Column(
+            "evidence",
+            LargeBinary(),
+            nullable=False,
+            comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+        ),
+        Column("last_ledger_id", BigInteger(), nullable=False, comment="The last row of the ledger that was added"),
+    ]
 
 
 def evidence_key(*, primary_key: bool) -> list[Column[Any]]:

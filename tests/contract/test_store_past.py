@@ -1,4 +1,4 @@
-"""An earlier moment made again from what is kept, in a real PostgreSQL."""
+"""What was known at an earlier moment, in a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
+from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, ShadowRun, insert_runs
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.past import PastStore
+from alphaloop.store.recording import record_counts
 from alphaloop.store.traffic import TrafficStore
-from tests.fixtures.history import ENGINE, TARGET, decoded, drawn_counts
+from tests.fixtures.history import DRAFT, ENGINE, TARGET, decoded, drawn_counts, record_runs
 
 pytestmark = pytest.mark.postgres
 
@@ -28,41 +30,44 @@ def some_runs(rng: random.Random, task: str, start: datetime, num_jobs: int = 20
 
 
 def write(database: Database, runs: list[DecodeRun]) -> None:
-    with database.begin() as connection:
-        insert_runs(connection, [(f"{run.key.task}-{run.decoded_at}", 1, run) for run in runs])
-        for run in runs:
-            add_jobs(connection, [(run.key, run.evidence)], HALF_LIFE)
+    for run in runs:
+        record_runs(database, {f"{run.key.task}-{run.decoded_at}": run}, HALF_LIFE)
 
 
-def evidence_cache(database: Database, task: str) -> dict[EvidenceKey, KeyEvidence]:
-    return {row.key: row.evidence for row in AcceptanceStateStore(database).of_task(task)}
+def state(database: Database) -> dict[EvidenceKey, KeyEvidence]:
+    rows = AcceptanceStateStore(database).look(TARGET, ENGINE, {"lookup": DRAFT}).rows
+    return {row.key: row.evidence for row in rows}
 
 
-def test_the_hour_that_was_open_is_made_again_job_by_job(database: Database, rng: random.Random) -> None:
-    write(database, some_runs(rng, "code", NOON))
-    then = evidence_cache(database, "code")
+def test_the_past_is_made_again_exactly(database: Database, rng: random.Random) -> None:
+    """Of all tasks, hours that are over among them."""
+    for task in ("code", "chat"):
+        write(database, some_runs(rng, task, NOON - 180 * MINUTE))
+    then = state(database)
     write(database, some_runs(rng, "code", NOON + 30 * MINUTE))
     past = PastStore(database)
     assert past.evidence_by_key(TARGET, ENGINE, NOON + 25 * MINUTE, HALF_LIFE, task="code") == then
-    assert past.evidence_by_key(TARGET, ENGINE, NOON + 55 * MINUTE, HALF_LIFE) == evidence_cache(database, "code")
-    assert past.evidence_by_key(TARGET, ENGINE, NOON - MINUTE, HALF_LIFE, task="code") == {}
+    assert past.evidence_by_key(TARGET, ENGINE, NOON + 55 * MINUTE, HALF_LIFE) == state(database)
+    assert past.evidence_by_key(TARGET, ENGINE, NOON - 200 * MINUTE, HALF_LIFE, task="code") == {}
     assert past.evidence_by_key("another", ENGINE, NOON + 55 * MINUTE, HALF_LIFE, task="code") == {}
 
 
-def test_hours_that_are_over_are_made_again_from_their_sums(database: Database, rng: random.Random) -> None:
+def test_before_the_ledger_the_past_is_estimated_from_hours(database: Database, rng: random.Random) -> None:
     """Of other tasks by drafter alone, whatever the keys were."""
     for task in ("code", "chat"):
         write(database, some_runs(rng, task, NOON - 180 * MINUTE))
         write(database, some_runs(rng, task, NOON))
+    exact = state(database)
     until = NOON + 90 * MINUTE
+    PartitionKeeper(database).drop_before((NOON + timedelta(days=1)).date())
     found = PastStore(database).evidence_by_key(TARGET, ENGINE, until, HALF_LIFE, task="code")
-    ((key, evidence),) = evidence_cache(database, "code").items()
-    again, exact = (one.all.faded(until, HALF_LIFE) for one in (found[key], evidence))
-    assert again.jobs == pytest.approx(exact.jobs, rel=0.01)
+    (key,) = (key for key in exact if key.task == "code")
+    again, before = (one.all.faded(until, HALF_LIFE) for one in (found[key], exact[key]))
+    assert again.jobs == pytest.approx(before.jobs, rel=0.01)
     for name in ("trials", "accepts", "chances", "proposed"):
-        assert getattr(again, name) == pytest.approx(getattr(exact, name), rel=0.01)
+        assert getattr(again, name) == pytest.approx(getattr(before, name), rel=0.01)
     (other,) = (evidence for place, evidence in found.items() if place.task == "chat")
-    assert other.all.faded(until, HALF_LIFE).jobs == pytest.approx(exact.jobs, rel=0.1)
+    assert other.all.faded(until, HALF_LIFE).jobs == pytest.approx(before.jobs, rel=0.1)
 
 
 def test_runs_come_in_order_as_they_were_written(database: Database, rng: random.Random) -> None:
@@ -88,14 +93,18 @@ def test_runs_come_with_their_batch_and_their_chances(database: Database, rng: r
     assert found[1].evidence.chances[3:] == (6.0, 5.0)
 
 
-def test_shadows_come_by_hours(database: Database, rng: random.Random) -> None:
+def test_shadows_come_as_they_were_counted(database: Database, rng: random.Random) -> None:
+    """Of drafters beside the one that decoded, parts of rounds included."""
     run = some_runs(rng, "code", NOON, 1)[0]
-    shadow = ShadowRun(run.key, 3, run.counts, 20, 48, NOON + 5 * MINUTE)
+    whole, parts, drafted = (
+        ShadowRun(replace(run.key, drafter=drafter), 3, run.counts, 20, 48, run.decoded_at, chances)
+        for drafter, chances in (("other", ()), ("gated", (40, 30, 20)), (run.key.drafter, ()))
+    )
     with database.begin() as connection:
-        insert_runs(connection, [], [shadow])
+        record_counts(connection, [JobCounts("a", 1, run, (whole, parts, drafted))], HALF_LIFE)
     past = PastStore(database)
-    ((key, sums),) = past.shadows(NOON, NOON + 60 * MINUTE, task="code")
-    assert (key, sums.jobs, sums.accepts) == (run.key, 1.0, shadow.evidence.accepts)
+    found = list(past.shadows(NOON, NOON + 60 * MINUTE, task="code"))
+    assert found == [(whole.key, whole.evidence), (parts.key, parts.evidence)]
     assert list(past.shadows(NOON, NOON + 60 * MINUTE, task="chat")) == []
     assert list(past.shadows(NOON + 60 * MINUTE, NOON + 120 * MINUTE)) == []
 

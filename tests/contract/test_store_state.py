@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, EvidenceSums
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, together
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, together
+from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.jobs import JobStore

@@ -22,7 +22,6 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.decode_runs import insert_runs
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.integrity import check
 from alphaloop.store.jobs import JobStore
@@ -30,6 +29,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fixtures.cli import Cli
+from tests.fixtures.history import record_runs
 from tests.fixtures.runs import (
     DEVICE,
     ENGINE,
@@ -157,12 +157,13 @@ def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Dat
     now = datetime.now(UTC)
     with decoded.begin() as connection:
         connection.execute(text("UPDATE draft_revisions SET registered_at = now() - interval '9 days'"))
-        runs = [
-            decode_run(simulated_counts(rng, [alpha] * 3, 20), task="math", at=now - timedelta(days=days, minutes=i))
-            for days, alpha in ((6, 0.0), (2, 0.97))
-            for i in range(20)
-        ]
-        insert_runs(connection, [(f"m{i}", 1, run) for i, run in enumerate(runs)])
+    runs = [
+        decode_run(simulated_counts(rng, [alpha] * 3, 20), task="math", at=now - timedelta(days=days, minutes=i))
+        for days, alpha in ((6, 0.0), (2, 0.97))
+        for i in range(20)
+    ]
+    for number, run in enumerate(sorted(runs, key=lambda run: run.decoded_at)):
+        record_runs(decoded, {f"m{number}": run})
     bad, good, none = (cli("explain", "math", "--at", ago, "--json").json for ago in ("5d", "1d", "8d"))
     assert (bad["decision"]["mode"], good["decision"]["mode"]) == ("vanilla", "speculative")
     # A day old each; what the good days contradict is forgotten.
@@ -180,8 +181,8 @@ def test_explain_says_what_was_measured_and_why_the_choice_changed(
 ) -> None:
     """Eight jobs of 20 rounds in half a second; controls of 40 tokens in one, so a little more than half as fast."""
     controls = [decode_run(vanilla_counts(40), mode=Mode.VANILLA, reason="control", device_s=1.0) for _ in range(3)]
+    record_runs(decoded, {f"c{number}": run for number, run in enumerate(controls)})
     with decoded.begin() as connection:
-        insert_runs(connection, [(f"c{i}", 1, run) for i, run in enumerate(controls)])
         fast = connection.execute(
             text("SELECT sum(num_tokens) / sum(device_s) FROM decode_runs WHERE mode = 'speculative'")
         ).scalar_one()

@@ -10,9 +10,9 @@ from heapq import nlargest
 from typing import Final, TypeAlias
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow, together
+from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.drafts import DraftRegistry
 
 #: Tasks that tell what a drafter is worth for a new one: those of late are enough, and their number bounds the time.

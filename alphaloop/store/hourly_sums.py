@@ -1,0 +1,117 @@
+"""Sums by hour: counts and times of runs, and counts of shadows, added to with every recorded job.
+
+A fold of the ledger like acceptance_state (alphaloop.store.fold): jobs that are recorded together are added up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import zip_longest
+from typing import Any, Final
+
+from sqlalchemy import Connection, func
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.messages import Purpose
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun, Source
+from alphaloop.tables import acceptance_hourly
+
+#: `mode` of sums that cost no time: beside vanilla and speculative, which are alphaloop.messages.Mode.
+SHADOW: Final = "shadow"
+#: What one row is about.
+HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
+
+
+def add_to_hours(connection: Connection, jobs: Sequence[JobCounts]) -> None:
+    """Add these jobs to the rows of their hours, in the caller's transaction."""
+    sums = sums_by_hour(jobs)
+    if not sums:
+        return
+    statement = insert(acceptance_hourly)
+    standing, new = acceptance_hourly.c, statement.excluded
+    added = {
+        name: func.array_add(standing[name], new[name]) if isinstance(value, list) else standing[name] + new[name]
+        for name, value in next(iter(sums.values())).items()
+        if name not in HOUR_KEY
+    }
+    # Row locks in one order: two workers that share hours never wait for each other in a circle.
+    connection.execute(
+        statement.on_conflict_do_update(index_elements=list(HOUR_KEY), set_=added), [sums[key] for key in sorted(sums)]
+    )
+
+
+def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The jobs as rows of acceptance_hourly, by `HOUR_KEY`. A job is in them once under each key of evidence."""
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for job in jobs:
+        rows = [] if job.run is None else [_run_row(job.run)]
+        rows += [_shadow_row(shadow) for shadow in job.shadows if job.source(shadow) is Source.SHADOW]
+        for row in rows:
+            key = tuple(row[name] for name in HOUR_KEY)
+            sums[key] = add_rows(sums[key], row) if key in sums else row
+    return sums
+
+
+def add_rows(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """The sum of two rows of one key."""
+    total = dict(left)
+    for name, value in right.items():
+        if isinstance(value, list):
+            total[name] = [a + b for a, b in zip_longest(left[name], value, fillvalue=0)]
+        elif name not in HOUR_KEY:
+            total[name] = left[name] + value
+    return total
+
+
+def _run_row(run: DecodeRun) -> dict[str, Any]:
+    how = {"purpose": run.purpose, "mode": run.mode, "num_draft_tokens": run.num_draft_tokens}
+    return {
+        **_row(run.key, run.decoded_at, run.counts, run.num_tokens),
+        **how,
+        "num_prompt_tokens": run.num_prompt_tokens,
+        "wall_s": run.wall_s,
+        "device_s": run.device_s,
+    }
+
+
+def _shadow_row(shadow: ShadowRun) -> dict[str, Any]:
+    how = {"purpose": Purpose.TRAFFIC.value, "mode": SHADOW, "num_draft_tokens": shadow.num_draft_tokens}
+    return {
+        **_row(shadow.key, shadow.decoded_at, shadow.counts, shadow.counts.num_tokens),
+        **how,
+        "num_prompt_tokens": shadow.num_prompt_tokens,
+        "wall_s": 0.0,
+        "device_s": 0.0,
+    }
+
+
+def _row(key: EvidenceKey, decoded_at: datetime, counts: AcceptanceCounts, num_tokens: int) -> dict[str, Any]:
+    """One job as a row of sums: sums of squares and products are those of a single job."""
+    return {
+        "bucket": decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0),
+        **asdict(key),
+        "num_jobs": 1,
+        **count_columns(counts),
+        "num_tokens": num_tokens,
+        "rounds_sq": counts.rounds**2,
+        "tokens_sq": num_tokens**2,
+        "rounds_tokens": counts.rounds * num_tokens,
+        "trials_sq": [trials**2 for trials in counts.trials],
+        "accepts_sq": [accepts**2 for accepts in counts.accepts],
+        "accepts_trials": [a * t for a, t in zip(counts.accepts, counts.trials, strict=True)],
+    }
+
+
+def count_columns(counts: AcceptanceCounts) -> dict[str, Any]:
+    """The counts under the names of their columns."""
+    return {
+        "rounds": counts.rounds,
+        "num_empty_rounds": counts.num_empty_rounds,
+        "num_cropped": counts.num_cropped,
+        "proposed": list(counts.proposed),
+        "trials": list(counts.trials),
+        "accepts": list(counts.accepts),
+    }

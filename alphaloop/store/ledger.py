@@ -1,0 +1,146 @@
+"""The ledger of evidence: acceptance_state as it was at any moment that the ledger still covers, exactly.
+
+Its rows are the decode_runs that are evidence and the evidence_rows, in the order of `ledger_id`. A fold begins with
+checkpoints, daily copies of acceptance_state, and repeats what was recorded after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, time, timedelta
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, select, text, union_all
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.store.acceptance_state import THIS_TRANSACTION
+from alphaloop.store.checkpoints import newest_checkpoints
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import ShadowRun
+from alphaloop.store.fold import FoldedKey, LedgerRow, fold, key_of
+from alphaloop.store.partitions import partition_days
+from alphaloop.tables import acceptance_checkpoints, acceptance_state, decode_runs, evidence_rows
+from alphaloop.tables.state import KEY
+
+_COUNTS: Final = AcceptanceCounts.__slots__
+_COLUMNS: Final = (
+    "ledger_id",
+    "recorded_in",
+    *KEY,
+    "decoded_at",
+    "num_draft_tokens",
+    *_COUNTS,
+    "chances",
+    "num_prompt_tokens",
+)
+#: No transaction takes so long: what was recorded earlier and is not in a checkpoint does not exist.
+_LONGEST_TRANSACTION: Final = timedelta(hours=1)
+#: No job waits so long to be recorded. Bounds the partitions that are read.
+_LONGEST_WAIT: Final = timedelta(days=1)
+_LOCK: Final = text("LOCK TABLE acceptance_state IN SHARE ROW EXCLUSIVE MODE")
+
+
+class LedgerStore:
+    """Reads the ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def covers(self, moment: datetime) -> bool:
+        """Whether everything recorded up to `moment` is in the ledger or in a checkpoint that is kept."""
+        with self._database.begin() as connection:
+            days = partition_days(connection)
+        return bool(days) and moment >= datetime.combine(days[0], time(), UTC)
+
+    def evidence(
+        self, target_revision: str, engine: str, until: datetime, half_life: timedelta
+    ) -> dict[EvidenceKey, KeyEvidence]:
+        """The evidence of a target on an engine as acceptance_state held it at `until`, by key.
+
+        `until` is a moment of the database's clock, and `covers` it. `half_life` has to be that of the recording.
+        """
+        with self._database.begin() as connection:
+            folded = _fold(connection, half_life, until, (target_revision, engine))
+        return {key: its.evidence for key, its in folded.items()}
+
+    def rebuild(self, half_life: timedelta) -> int:
+        """Make acceptance_state anew from the ledger; returns the number of keys. Recording waits meanwhile."""
+        with self._database.begin() as connection:
+            connection.execute(_LOCK)
+            now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
+            rows = [
+                {
+                    **{name: getattr(key, name) for name in KEY},
+                    "as_of": its.as_of,
+                    "num_jobs": its.num_jobs,
+                    "evidence": its.packed,
+                    "last_ledger_id": its.last_ledger_id,
+                }
+                for key, its in _fold(connection, half_life, now, None).items()
+            ]
+            connection.execute(delete(acceptance_state))
+            if rows:
+                connection.execute(insert(acceptance_state).values(changed_in=THIS_TRANSACTION), rows)
+        return len(rows)
+
+
+def _fold(
+    connection: Connection, half_life: timedelta, until: datetime, subject: tuple[str, str] | None
+) -> dict[EvidenceKey, FoldedKey]:
+    start = newest_checkpoints(connection, until, subject)
+    taken = acceptance_checkpoints.c.taken_at
+    last: datetime | None = connection.execute(select(func.max(taken)).where(taken <= until)).scalar_one()
+    since = None if last is None else last - _LONGEST_TRANSACTION
+    return fold(_rows(connection, since, until, subject), half_life, start)
+
+
+def _rows(
+    connection: Connection, since: datetime | None, until: datetime, subject: tuple[str, str] | None
+) -> Iterator[LedgerRow]:
+    """Rows recorded in [since, until], in order."""
+    runs = _select(decode_runs, "num_tokens", since, until, subject).where(decode_runs.c.is_evidence)
+    others = _select(evidence_rows, "num_output_tokens", since, until, subject)
+    query = union_all(runs, others).order_by(text("ledger_id"))
+    for row in connection.execute(query.execution_options(yield_per=2000)):
+        yield _ledger_row(row)
+
+
+def _select(
+    table: Table, output_tokens: str, since: datetime | None, until: datetime, subject: tuple[str, str] | None
+) -> Select[Any]:
+    columns = table.c
+    query = select(*(columns[name] for name in _COLUMNS), columns[output_tokens].label("num_output_tokens")).where(
+        columns.recorded_at <= until, columns.decoded_at <= until + _LONGEST_WAIT
+    )
+    if since is not None:
+        query = query.where(columns.recorded_at >= since, columns.decoded_at >= since - _LONGEST_WAIT)
+    if subject is not None:
+        query = query.where(columns.target_revision == subject[0], columns.engine == subject[1])
+    return query
+
+
+def _ledger_row(row: Row[Any]) -> LedgerRow:
+    # A run's own counts are read like a shadow's: the same sums follow from them.
+    counted = shadow_of(row)
+    return LedgerRow(row.ledger_id, row.recorded_in, counted.key, counted.evidence)
+
+
+def shadow_of(row: Row[Any]) -> ShadowRun:
+    """From a row of evidence_rows."""
+    return ShadowRun(
+        key_of(row),
+        row.num_draft_tokens,
+        counts_of(row),
+        row.num_prompt_tokens,
+        row.num_output_tokens,
+        row.decoded_at,
+        tuple(row.chances),
+    )
+
+
+def counts_of(row: Row[Any]) -> AcceptanceCounts:
+    """From a row of either table."""
+    return AcceptanceCounts(
+        row.rounds, row.num_empty_rounds, row.num_cropped, tuple(row.proposed), tuple(row.trials), tuple(row.accepts)
+    )

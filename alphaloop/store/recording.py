@@ -1,0 +1,84 @@
+"""Writes what jobs counted, once and in every form: the ledger, the hourly sums and acceptance_state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import Connection, func, insert, select
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.store.acceptance_state import add_jobs
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.hourly_sums import add_to_hours, count_columns
+from alphaloop.store.partitions import ensure_days, utc_day
+from alphaloop.tables import decode_runs, evidence_rows
+
+_RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
+
+
+def record_counts(
+    connection: Connection, jobs: Sequence[JobCounts], half_life: timedelta, *, recorded_at: datetime | None = None
+) -> None:
+    """Record these jobs together, in the caller's transaction; `recorded_at` is now unless given.
+
+    A day without a partition gets one first: nothing is lost because nobody made it in time. All row locks are taken
+    before a ledger_id is drawn, so of every sum the order of ledger_ids is the order in which it was added to.
+    """
+    jobs = [job for job in jobs if job.run is not None or job.shadows]
+    if not jobs:
+        return
+    decoded = [job.run.decoded_at for job in jobs if job.run] + [s.decoded_at for job in jobs for s in job.shadows]
+    ensure_days(connection, {utc_day(at) for at in decoded})
+    add_to_hours(connection, jobs)
+    ledger_ids = iter(add_jobs(connection, [row for job in jobs for row in _ledger_rows(job)], half_life))
+    moment = recorded_at or connection.execute(select(func.clock_timestamp())).scalar_one()
+    runs: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for job in jobs:
+        if job.run is not None:
+            runs.append(_run_row(job, job.run, next(ledger_ids)))
+        rows += [_evidence_row(job, shadow, next(ledger_ids)) for shadow in job.shadows]
+    position = {"recorded_in": min(row["ledger_id"] for row in (*runs, *rows)), "recorded_at": moment}
+    for table, its in ((decode_runs, runs), (evidence_rows, rows)):
+        if its:
+            connection.execute(insert(table), [row | position for row in its])
+
+
+def _ledger_rows(job: JobCounts) -> list[tuple[EvidenceKey, EvidenceSums] | None]:
+    """The job's rows in order: its run, None unless that is evidence, then its shadows."""
+    if job.run is None or job.is_run_evidence:
+        return [*job.evidence]
+    return [None, *job.evidence]
+
+
+def _run_row(job: JobCounts, run: DecodeRun, ledger_id: int) -> dict[str, Any]:
+    return {
+        "ledger_id": ledger_id,
+        "job_id": job.job_id,
+        "attempt": job.attempt,
+        "is_evidence": job.is_run_evidence,
+        **{name: getattr(run, name) for name in _RUN},
+        **asdict(run.key),
+        **count_columns(run.counts),
+        "chances": list(run.chances),
+    }
+
+
+def _evidence_row(job: JobCounts, shadow: ShadowRun, ledger_id: int) -> dict[str, Any]:
+    return {
+        "ledger_id": ledger_id,
+        "job_id": job.job_id,
+        "decoded_at": shadow.decoded_at,
+        **asdict(shadow.key),
+        "source": job.source(shadow).value,
+        "is_whole": not shadow.chances,
+        "num_draft_tokens": shadow.num_draft_tokens,
+        **count_columns(shadow.counts),
+        "chances": list(shadow.chances),
+        "num_prompt_tokens": shadow.num_prompt_tokens,
+        "num_output_tokens": shadow.num_output_tokens,
+    }

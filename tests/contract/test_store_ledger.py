@@ -1,0 +1,216 @@
+"""Every other sum of evidence is a fold of the ledger, to the last bit, in a real PostgreSQL."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count, groupby
+from operator import attrgetter
+from typing import Any
+
+import pytest
+from sqlalchemy import Row, text
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.messages import Mode, Purpose
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.checkpoints import CheckpointStore
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.fold import key_of
+from alphaloop.store.hourly_sums import HOUR_KEY, add_rows, sums_by_hour
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.recording import record_counts
+from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+DAY = timedelta(days=1)
+HALF_LIFE = timedelta(days=3)
+_NUMBERS = count()
+
+
+def some_job(rng: random.Random, at: datetime) -> JobCounts:
+    """Vanilla, speculative, a probe or a control, of few keys; most with counts of other drafters."""
+    task, bucket = rng.choice(["code", "chat"]), rng.choice(["<=256", "<=1024"])
+    purpose = rng.choices([Purpose.TRAFFIC, Purpose.PROBE, Purpose.CONTROL], [8, 1, 1])[0]
+    if rng.random() < 0.4:
+        run = decode_run(vanilla_counts(rng.randint(1, 50)), mode=Mode.VANILLA, at=at, task=task, prompt_bucket=bucket)
+    else:
+        counts = simulated_counts(rng, [0.9, 0.6, 0.5, 0.4][: rng.randint(1, 4)], rng.randint(0, 30))
+        run = decode_run(counts, at=at, task=task, prompt_bucket=bucket)
+    run = replace(run, purpose=purpose, wall_s=rng.uniform(0.1, 9), device_s=rng.uniform(0.1, 9))
+    drafters = ["lookup", "small", "gated"]
+    shadows = [shadow(rng, run, drafter) for drafter in rng.sample(drafters, rng.randint(0, 3))]
+    return JobCounts(f"job-{next(_NUMBERS)}", 1, run, tuple(shadows))
+
+
+def shadow(rng: random.Random, run: DecodeRun, drafter: str) -> ShadowRun:
+    """`gated` is counted in parts of rounds; `lookup` may be the drafter that decoded."""
+    k = rng.randint(1, 6)
+    counts = simulated_counts(rng, [0.8, 0.7, 0.5, 0.5, 0.4, 0.3][:k], rng.randint(0, 20))
+    chances = tuple(trials + rng.randint(0, 3) for trials in counts.trials) if drafter == "gated" else ()
+    key = replace(run.key, drafter=drafter, draft_revision="draft-1")
+    return ShadowRun(key, k, counts, run.num_prompt_tokens, run.num_tokens, run.decoded_at, chances)
+
+
+def record(database: Database, jobs: Sequence[JobCounts], owner: str = "w") -> None:
+    """As a worker does it: claims, then outcomes that are recorded together."""
+    JobStore(database).claim([claim_request(job.job_id) for job in jobs], owner=owner, lease_s=60, max_attempts=3)
+    outcomes = [replace(outcome(job.job_id, run=job.run), shadows=job.shadows) for job in jobs]
+    assert len(OutcomeStore(database, half_life=HALF_LIFE).record(outcomes, owner=owner)) == len(jobs)
+
+
+def work(database: Database, seed: int, num_commits: int = 40, span: timedelta = timedelta(hours=5)) -> None:
+    """One worker's commits, of one to a dozen jobs that ended at times which go back and forth."""
+    began = datetime.now(UTC) - span
+    rng = random.Random(seed)
+    for _ in range(num_commits):
+        times = [began + rng.uniform(0, 1) * span for _ in range(12)]
+        record(database, [some_job(rng, at) for at in times[: rng.randint(1, 12)]], f"worker-{seed}")
+
+
+def state(database: Database) -> list[tuple[Any, ...]]:
+    columns = "target_revision, engine, drafter, draft_revision, task, segment, sampling_bucket, prompt_bucket"
+    query = (
+        f"SELECT {columns}, as_of, num_jobs, last_ledger_id, evidence FROM acceptance_state ORDER BY 1,2,3,4,5,6,7,8"
+    )
+    with database.begin() as connection:
+        return [(*row[:-1], bytes(row[-1])) for row in connection.execute(text(query))]
+
+
+def evidence(database: Database) -> dict[EvidenceKey, KeyEvidence]:
+    served = {"lookup": "draft-1", "small": "draft-1", "gated": "draft-1"}
+    return {row.key: row.evidence for row in AcceptanceStateStore(database).look(TARGET, ENGINE, served).rows}
+
+
+def clock(database: Database) -> datetime:
+    with database.begin() as connection:
+        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return moment
+
+
+def test_the_state_is_the_fold_of_the_ledger_to_the_last_bit(database: Database, seed: int) -> None:
+    """Three workers share keys; several hundred jobs in commits of different sizes."""
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda number: work(database, seed + number, span=timedelta(days=20)), range(3)))
+    recorded = state(database)
+    assert sum(row[-3] for row in recorded) > 600
+    assert LedgerStore(database).evidence(TARGET, ENGINE, clock(database), HALF_LIFE) == evidence(database)
+    with database.begin() as connection:
+        connection.execute(text("UPDATE acceptance_state SET evidence = '', num_jobs = 0"))
+    assert LedgerStore(database).rebuild(HALF_LIFE) == len(recorded)
+    assert state(database) == recorded
+
+
+def test_the_hours_are_the_fold_of_the_ledger_to_the_last_bit(database: Database, seed: int) -> None:
+    """Seconds are floating-point numbers, so their sums tell whether jobs were added in the same order and groups."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda number: work(database, seed + number), range(2)))
+    with database.begin() as connection:
+        runs = connection.execute(text("SELECT * FROM decode_runs")).all()
+        others = connection.execute(text("SELECT * FROM evidence_rows")).all()
+        hours = connection.execute(text("SELECT * FROM acceptance_hourly")).mappings().all()
+    jobs = {(run.recorded_in, run.ledger_id): ledger_job(run, others) for run in runs}
+    folded: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for _, group in groupby(sorted(jobs), lambda position: position[0]):
+        for key, row in sums_by_hour(jobs[position] for position in group).items():
+            folded[key] = add_rows(folded[key], row) if key in folded else row
+    assert {tuple(hour[name] for name in HOUR_KEY): dict(hour) for hour in hours} == folded
+
+
+def ledger_job(run: Row[Any], others: Sequence[Row[Any]]) -> JobCounts:
+    """A job as the ledger has it."""
+    mine = sorted((row for row in others if row.job_id == run.job_id), key=attrgetter("ledger_id"))
+    facts = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances")}
+    decoded = DecodeRun(key=key_of(run), counts=counts_of(run), chances=tuple(run.chances), **facts)
+    return JobCounts(run.job_id, run.attempt, decoded, tuple(map(shadow_of, mine)))
+
+
+def test_every_row_says_whether_it_is_evidence_and_how_it_was_counted(database: Database, rng: random.Random) -> None:
+    run = decode_run(simulated_counts(rng, [0.8], 10), at=NOW)
+    control = decode_run(vanilla_counts(5), mode=Mode.VANILLA, purpose=Purpose.CONTROL, at=NOW)
+    shadows = tuple(shadow(rng, run, drafter) for drafter in ("lookup", "small", "gated"))
+    record(database, [JobCounts("a", 1, run, shadows), JobCounts("b", 1, run), JobCounts("c", 1, control)])
+    columns = "recorded_in, recorded_at > now() - interval '1 hour' AS is_now"
+    with database.begin() as connection:
+        runs = connection.execute(
+            text(f"SELECT job_id, is_evidence, {columns} FROM decode_runs ORDER BY ledger_id")
+        ).all()
+        rows = connection.execute(
+            text(f"SELECT drafter, source, is_whole, {columns} FROM evidence_rows ORDER BY ledger_id")
+        ).all()
+    transaction = runs[0].recorded_in
+    assert [tuple(row) for row in runs] == [
+        ("a", False, transaction, True),
+        ("b", True, transaction, True),
+        ("c", False, transaction, True),
+    ]
+    assert [tuple(row) for row in rows] == [
+        ("lookup", "drafted", True, transaction, True),
+        ("small", "shadow", True, transaction, True),
+        ("gated", "shared_weights", False, transaction, True),
+    ]
+
+
+def test_the_past_is_folded_up_to_a_moment_from_the_last_checkpoint_before(database: Database, seed: int) -> None:
+    """Checkpoints, and jobs before and after each; some keys change after a checkpoint and some do not."""
+    ledger, checkpoints = LedgerStore(database), CheckpointStore(database)
+    then: list[tuple[datetime, dict[EvidenceKey, KeyEvidence]]] = []
+    today = clock(database)
+    for number, is_checkpoint in enumerate((False, True, False, True, False)):
+        work(database, seed + number, num_commits=3)
+        if is_checkpoint:
+            assert checkpoints.take(today + number * DAY) > 0
+            assert checkpoints.take(today - DAY) == 0, "that day has its checkpoint"
+        then.append((clock(database), evidence(database)))
+        work(database, seed + 10 + number, num_commits=2)
+    for moment, expected in then:
+        assert ledger.evidence(TARGET, ENGINE, moment, HALF_LIFE) == expected
+    assert ledger.evidence("another", ENGINE, then[-1][0], HALF_LIFE) == {}
+    with database.begin() as connection:
+        for table in ("decode_runs", "evidence_rows"):
+            connection.execute(text(f"DELETE FROM {table} WHERE recorded_at < :first"), {"first": then[0][0]})
+    assert ledger.evidence(TARGET, ENGINE, then[1][0], HALF_LIFE) == then[1][1]
+    recorded = state(database)
+    ledger.rebuild(HALF_LIFE)
+    assert state(database) == recorded
+
+
+def test_checkpoints_that_no_fold_begins_with_are_dropped(database: Database, seed: int) -> None:
+    checkpoints, today = CheckpointStore(database), clock(database)
+    work(database, seed)
+    num_keys = len(state(database))
+    assert checkpoints.take(today) == num_keys
+    assert checkpoints.take(today + DAY) == 0, "nothing changed"
+    first = clock(database)
+    assert checkpoints.drop_before(first) == 0
+    work(database, seed)
+    assert checkpoints.take(today + DAY) == num_keys
+    assert checkpoints.drop_before(first) == 0, "a fold up to a moment between both begins with the first"
+    assert checkpoints.drop_before(clock(database)) == num_keys
+    with database.begin() as connection:
+        connection.execute(text("DELETE FROM acceptance_state WHERE task = 'chat'"))
+    assert checkpoints.drop_before(clock(database)) > 0
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT DISTINCT task FROM acceptance_checkpoints")).scalars().all() == ["code"]
+
+
+def test_the_ledger_covers_the_days_that_are_kept(database: Database, rng: random.Random) -> None:
+    at = datetime.now(UTC)
+    ledger = LedgerStore(database)
+    assert ledger.covers(at)
+    assert not ledger.covers(at - 40 * DAY)
+    with database.begin() as connection:
+        record_counts(connection, [some_job(rng, at - 40 * DAY)], HALF_LIFE)
+    assert ledger.covers(at - 40 * DAY)
+    PartitionKeeper(database).drop_before((at - 30 * DAY).date())
+    assert not ledger.covers(at - 40 * DAY)
