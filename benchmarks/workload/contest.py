@@ -21,8 +21,8 @@ from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs import outcomes
-from worker.jobs.lanes import lane_of
 from worker.jobs.claiming import ClaimedJob
+from worker.jobs.lanes import lane_of
 
 ADAPTIVE: Final = "alphaloop"
 

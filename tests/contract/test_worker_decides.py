@@ -11,7 +11,6 @@ from itertools import count
 from typing import NoReturn
 
 import pytest
-from worker.jobs.lanes import LaneKey, lane_of
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
@@ -37,6 +36,7 @@ from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.incumbents import BatchKind, Budgets, Incumbents
 from worker.engine import PreparedJob, Sampling
+from worker.jobs.lanes import LaneKey, lane_of
 
 pytestmark = pytest.mark.postgres
 
