@@ -29,7 +29,7 @@ class InstantEngine:
     """
 
     def __init__(self, num_slots: int) -> None:
-        self.identity = EngineIdentity("instant-1", "instant", "000000000000", "float32", "no-host", "no-device", 4096)
+        self.identity = EngineIdentity("instant-1", "instant", "000000000000", "float32", "no-device", 4096, "no-host")
         self.drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "instant-1", 8),)
         self.num_prepared = 0
         self.moments: dict[str, tuple[float, float]] = {}
