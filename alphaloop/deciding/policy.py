@@ -118,7 +118,7 @@ def _explore(
     """Obey the choice, or spend from the budget on what could change it or on a control."""
     num_tokens = context.num_tokens
     is_cold = all(posteriors[drafter.name].jobs < limits.min_jobs for drafter in able)
-    budget = budget.after(context.batch, num_tokens, limits, is_cold=is_cold)
+    budget = budget.after(context.batch, num_tokens, limits, is_cold=is_cold, now=context.now)
     if budget.unseen is not None and (new := [d.name for d in able if d.name not in budget.unseen]):
         budget = replace(budget, unseen={**budget.unseen, **dict.fromkeys(new, 0.0)})
     if chosen.drafter is not None:
