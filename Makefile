@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy lock up down clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,12 +14,15 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Extra arguments: make test ARGS="-k policy", make demo ARGS="--data-dir /tmp/d".
 ARGS ?=
 
-# make bench-decode: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
+# make bench-decode, bench-whole: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
 PROMPTS ?= ../shared/prompts
 VLLM := .venv-vllm
 
+# make bench-pipeline: the folder with the Parallel Consumer's program and jars.
+PEERS ?= ../shared/peers/parallel_consumer
+
 help: ## these lines
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to a drift report (5 minutes)
 	@$(BIN)/alphaloop demo $(ARGS)
@@ -56,6 +59,12 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 
 bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (half an hour)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
+
+bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside three peers: make bench-pipeline PEERS=folder (10 minutes)
+	@$(BIN)/python -m benchmarks.pipeline --peers "$(PEERS)" $(ARGS)
+
+bench-whole: $(INSTALLED) $(VLLM)/.installed ## Kafka to Kafka, beside the engine alone and vLLM: make bench-whole PROMPTS=folder (2 hours)
+	@$(BIN)/python -m benchmarks.whole --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock

@@ -138,8 +138,8 @@ class AcceptanceCounts:
 class EvidenceKey:
     """What acceptance depends on: evidence under different keys is never pooled silently.
 
-    `draft_revision`, `drafter` and `gate` are empty for vanilla decoding. `gate` names a confidence gate that ends
-    drafts early, since gated drafts reach only easy positions.
+    `drafter` and `draft_revision` are empty for vanilla decoding. A drafter that ends its drafts early (a confidence
+    gate) is a drafter of its own: its drafts reach only easy positions.
     """
 
     task: str
@@ -150,7 +150,6 @@ class EvidenceKey:
     segment: str = ""
     drafter: str = ""
     draft_revision: str = ""
-    gate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

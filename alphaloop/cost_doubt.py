@@ -26,6 +26,8 @@ HALF_LIFE_S: Final = 300.0
 HALF_LIFE_ROUNDS: Final = 8192
 #: Standard deviation of ln(a drafter's slowness over the target's), with nothing known: 95 % within a factor of 2.2.
 PRIOR_SD: Final = 0.4
+#: Seconds in which a stored estimate does not age: a fiftieth of a half-life.
+SHORTEST_PAUSE_S: Final = HALF_LIFE_S / 50
 #: Standard deviation of ln(one timing) on a quiet host.
 TIMING_SD: Final = 0.1
 
@@ -70,6 +72,8 @@ def after_pause(points: Iterable[CostPoint], seconds: Mapping[str, float]) -> tu
     towards = level_of(point for point in points if point.drafter is None)
     moved: dict[str, tuple[float, float]] = {}
     for drafter, pause_s in seconds.items():
+        if pause_s < SHORTEST_PAUSE_S:
+            continue
         own = level_of(point for point in points if point.drafter == drafter)
         half_lives = num_half_lives(pause_s)
         moved[drafter] = faded(LogEstimate(own, 0.0), towards, half_lives).mean - own, half_lives

@@ -22,9 +22,10 @@
     │   ├── UnsupportedModel      loaded, but not decodable exactly here
     │   ├── IncompatiblePair      a draft model that cannot or should not draft for this target
     │   └── DecodeFailed          a step failed for a reason that is not the job's
-    └── EmbeddedError             the broker or database that alphaloop starts itself
-        ├── InstallFailed         a download was refused, broken or not what its checksum says
-        └── StartFailed           a child process did not come up
+    ├── EmbeddedError             the broker or database that alphaloop starts itself
+    │   ├── InstallFailed         a download was refused, broken or not what its checksum says
+    │   └── StartFailed           a child process did not come up
+    └── WorkerThreadDied          a thread of the worker ended by an error of our own: the process exits
 
 A message names what was found and what was expected; a hint says what to do. Control flow is not an error: a lost
 lease, an expired deadline and a cancellation are outcomes, not exceptions.
@@ -205,3 +206,9 @@ class StartFailed(EmbeddedError):
     """A child process did not come up."""
 
     code = "start_failed"
+
+
+class WorkerThreadDied(AlphaloopError):
+    """A thread of the worker ended by an error of our own: the process exits, and another one takes over its jobs."""
+
+    code = "worker_thread_died"

@@ -22,7 +22,6 @@ class Stream:
     sampling_bucket: str
     drafter: str = ""
     draft_revision: str = ""
-    gate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _HOURS: Final = text("""
     SELECT task, drafter, sampling_bucket, prompt_bucket, bucket, num_draft_tokens, num_jobs, rounds, num_empty_rounds,
            num_tokens, proposed, trials, accepts
     FROM acceptance_hourly
-    WHERE task = :task AND bucket > :since AND target_revision = :target AND engine = :engine AND gate = ''
+    WHERE task = :task AND bucket > :since AND target_revision = :target AND engine = :engine
       AND (drafter, draft_revision) IN (('', ''), ('small', 'r4'), ('lookup', 'r4'))
 """)
 
@@ -102,7 +102,7 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
 
     look = store.look(TARGET, ENGINE, every)
     evidence_cache = new_remembered(database)
-    evidence_cache.look()
+    evidence_cache.refresh()
     now = NOW + timedelta(seconds=1)
     task = tasks[len(tasks) // 2]
     leaves = evidence_cache.leaves(task, "small", now)
@@ -190,13 +190,13 @@ def fill(database: Database, tasks: Sequence[str], num_hours: int, rng: random.R
     keys = "task, target_revision, drafter, draft_revision, engine, sampling_bucket, prompt_bucket"
     with database.dedicated() as connection:
         types = ("text",) * 7 + ("timestamptz", "int8", "bytea", "int8")
-        _copy(connection, f"acceptance_state ({keys}, as_of, num_jobs, memory, changed_in)", types, state())
+        _copy(connection, f"acceptance_state ({keys}, as_of, num_jobs, evidence, changed_in)", types, state())
         connection.execute(
             f"""
-            INSERT INTO acceptance_hourly (bucket, {keys}, segment, gate, purpose, mode, num_draft_tokens, num_jobs,
+            INSERT INTO acceptance_hourly (bucket, {keys}, segment, purpose, mode, num_draft_tokens, num_jobs,
                 rounds, num_empty_rounds, num_tokens, rounds_sq, tokens_sq, rounds_tokens, proposed, trials, accepts,
                 trials_sq, accepts_sq, accepts_trials, wall_s, device_s)
-            SELECT %(now)s::timestamptz - n * interval '5 hours', {keys}, '', '', 'traffic', 'speculative', k, 50, 1000,
+            SELECT %(now)s::timestamptz - n * interval '5 hours', {keys}, '', 'traffic', 'speculative', k, 50, 1000,
                 50, 2400, 21000, 116000, 49000, s, s, s, s, s, s, 30, 20
             FROM acceptance_state, generate_series(1, %(hours)s) AS n,
                 LATERAL (SELECT CASE drafter WHEN 'small' THEN 5 ELSE 12 END AS k) AS ks,

@@ -94,7 +94,9 @@ class FakeEngine:
         seed: int = 0,
         drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
     ) -> None:
-        self.identity = EngineIdentity("fake-1", "fake", "000000000000", "float32", "no-device", context_length)
+        self.identity = EngineIdentity(
+            "fake-1", "fake", "000000000000", "float32", "no-device", context_length, "no-host"
+        )
         self.drafters = drafters
         self.num_steps = 0
         self._num_slots, self._acceptance, self._seed = num_slots, tuple(acceptance), seed
@@ -134,6 +136,11 @@ class FakeEngine:
                 time.perf_counter(),
             )
         )
+
+    def redraft(self, job_id, drafter, num_draft_tokens):
+        for one in self._running:
+            if one.prepared.job.job_id == job_id:
+                one.decision = replace(one.decision, drafter=drafter, num_draft_tokens=num_draft_tokens)
 
     def step(self) -> Step:
         """One round for every sequence; the first yields one token, as a prefill does."""

@@ -74,16 +74,10 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
     gc.collect()
     gc.freeze()
     try:
-        components.leases.start()
-        components.watch.start()
-        components.intake.start()
         log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": endpoint.url})
         worker.run()
     finally:
-        components.intake.stop_taking()
-        components.intake.close(settings.worker.drain_s)
-        components.leases.close()
-        components.watch.close()
+        components.close(settings.worker.drain_s)
         producer.close()
         endpoint.close()
         database.close()

@@ -8,18 +8,20 @@ import random
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Final
 
-from alphaloop.errors import ConfigError
+from alphaloop.errors import ConfigError, MessageError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dead_letter_topic, ensure_topics
+from alphaloop.messages import DeadLetter, dead_letter
 from alphaloop.settings import Settings, TaskSettings, read_tasks
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.backfill import fill_from_hours
 from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -37,15 +39,26 @@ from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.incumbents import Budgets, Incumbents
 from worker.deciding.watch import Watch
 from worker.engine import Engine
-from worker.intake.polling import Intake
+from worker.intake.control_reader import ControlReader
+from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import Validation
-from worker.jobs.batching import Batcher
+from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
+from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publishing import Publisher
+from worker.jobs.publishing import Publisher, PublishingQueue, Refused
+from worker.jobs.recording import Recorder
 from worker.metrics import WorkerMetrics
+from worker.neighbour import Neighbour
+from worker.retry import Retry
 
 log = logging.getLogger(__name__)
+
+#: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
+LEAST_AHEAD: Final = 8
+#: Outcomes that wait to be recorded, and messages that wait to be published, before the threads before them wait.
+RECORDING_ITEMS: Final = 4096
+PUBLISHING_ITEMS: Final = 8192
 
 
 def owner_name() -> str:
@@ -65,50 +78,127 @@ def assemble(
     hurry: threading.Event,
     rng: random.Random,
 ) -> Components:
-    """Build every part of a worker. Topics that are missing are created; costs never measured here are measured now."""
+    """Build every component of a worker.
+
+    Topics that are missing are created; costs never measured here are measured now.
+    """
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
     deciding = open_deciding(settings, engine, database, owner=owner, rng=rng)
     jobs = JobStore(database)
-    source = Consumer(settings.kafka, group_id=settings.kafka.group_id)
-    intake = Intake(
-        source,
-        [JOBS_PATTERN, CONTROL],
-        max_buffered=limits.max_buffered,
-        max_distance=limits.max_watermark_distance,
-        commit_interval_s=limits.commit_interval_s,
-    )
+    retry = Retry(hurry)
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
+    validation = Validation(
+        engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
+    )
+    intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN])
+    control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL])
+    leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s)
+    publishing = PublishingQueue(
+        max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=hurry.is_set
+    )
+    publisher = Publisher(
+        publishing,
+        producer,
+        Outbox(database),
+        metrics,
+        letter_of=partial(_dead_letter, validation, settings.kafka.group_id),
+        ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic),
+        retry=retry,
+        relay_after_s=2 * limits.lease_s,
+    )
+    recorder = Recorder(
+        OutcomeStore(database, half_life=_half_life(settings)),
+        intake,
+        leases,
+        publishing,
+        metrics,
+        owner=owner,
+        retry=retry,
+        max_items=RECORDING_ITEMS,
+        max_bytes=limits.max_buffered_bytes,
+        is_hurried=hurry.is_set,
+    )
+    feed = JobFeed(
+        intake,
+        validation,
+        AdmissionQueue(
+            measured_batch=limits.batch_size, quantum_s=limits.task_quantum_s, ageing_s=limits.priority_ageing_s
+        ),
+        Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts),
+        leases,
+        publishing,
+        recorder,
+        retry=retry,
+        is_ending=stop.is_set,
+        num_ahead=max(LEAST_AHEAD, limits.batch_size),
+        max_waiting=limits.max_buffered,
+        max_waiting_bytes=limits.max_buffered_bytes,
+    )
+    control_reader = ControlReader(
+        control_intake,
+        jobs,
+        cancel_here=leases.cancel,
+        refuse=lambda delivery, error: publishing.put(Refused(delivery, error, control_intake)),
+        retry=retry,
+    )
+
+    def refresh() -> None:
+        deciding.evidence_cache.refresh()
+        leases.check_cancelled()
+
     return Components(
         owner=owner,
-        group=settings.kafka.group_id,
         engine=engine,
         intake=intake,
-        validation=Validation(
-            engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
-        ),
-        batcher=Batcher(limits.batch_size, limits.batch_wait_s),
-        claiming=Claiming(
-            jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, now=lambda: datetime.now(UTC)
-        ),
+        control_intake=control_intake,
+        validation=validation,
+        feed=feed,
         decider=deciding.decider,
         evidence_cache=deciding.evidence_cache,
-        watch=Watch(Listener(database), deciding.evidence_cache.look, every_s=limits.evidence_poll_s),
+        watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
         costs=deciding.costs,
-        leases=LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s),
-        recorder=OutcomeStore(database, half_life=_half_life(settings)),
+        leases=leases,
+        recorder=recorder,
+        publishing=publishing,
+        publisher=publisher,
+        control_reader=control_reader,
         jobs=jobs,
-        outbox=Outbox(database),
-        relay_after_s=2 * limits.lease_s,
-        publisher=Publisher(
-            producer, ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic)
-        ),
         metrics=metrics,
-        max_waiting=limits.max_buffered,
+        retry=retry,
+        feed_thread=Neighbour("feed", feed.turn, on_failure=feed.ready.wake),
+        recording_thread=Neighbour("recording", recorder.turn, on_failure=feed.ready.wake),
+        publishing_thread=Neighbour("publishing", publisher.turn, on_failure=feed.ready.wake),
+        control_thread=Neighbour("control", control_reader.turn, on_failure=feed.ready.wake),
         stop=stop,
         hurry=hurry,
+    )
+
+
+def _consume(settings: Settings, group_id: str, patterns: Sequence[str]) -> Intake:
+    limits = settings.worker
+    return Intake(
+        Consumer(settings.kafka, group_id=group_id),
+        patterns,
+        max_buffered=limits.max_buffered,
+        max_buffered_bytes=limits.max_buffered_bytes,
+        max_distance=limits.max_watermark_distance,
+        commit_interval_s=limits.commit_interval_s,
+    )
+
+
+def _dead_letter(validation: Validation, group: str, delivery: Delivery, error: MessageError) -> DeadLetter:
+    record = delivery.record
+    return dead_letter(
+        error,
+        validation.origin(delivery),
+        group=group,
+        num_deliveries=1,
+        key=record.key,
+        value=record.value,
+        headers=record.headers,
     )
 
 
@@ -148,8 +238,6 @@ def _half_life(settings: Settings) -> timedelta:
 
 def _remember(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
     """All that was ever measured here, before the first job comes: a restarted worker decides from it at once."""
-    if num_keys := fill_from_hours(database, half_life, datetime.now(UTC)):
-        log.info("remembered %d keys of evidence from hourly sums", num_keys, extra={"action": "evidence_filled"})
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),
         DraftRegistry(database),
@@ -158,7 +246,7 @@ def _remember(engine: Engine, database: Database, half_life: timedelta) -> Evide
         drafters=_revisions(engine),
         half_life=half_life,
     )
-    evidence_cache.look()
+    evidence_cache.refresh()
     return evidence_cache
 
 

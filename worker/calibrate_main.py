@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if database is not None:
             revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
             identity = engine.identity
-            CostStore(database).replace(identity.device, identity.engine, identity.target_revision, revisions, points)
+            CostStore(database).replace(
+                identity.host, identity.device, identity.engine, identity.target_revision, revisions, points
+            )
             database.close()
     except AlphaloopError as error:
         screen.show_error(error)
@@ -101,6 +103,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Everything that was measured."""
     return {
+        "host": identity.host,
         "device": identity.device,
         "engine": identity.engine,
         "target": identity.target,

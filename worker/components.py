@@ -1,4 +1,4 @@
-"""Everything a worker is made of, as the loop sees it; worker/assembly.py puts the real parts together."""
+"""Everything a worker is made of, as the loop sees it; worker/assembly.py puts the real components together."""
 
 from __future__ import annotations
 
@@ -9,46 +9,83 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.outcomes import OutcomeStore
 from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.watch import Watch
 from worker.engine import Engine
+from worker.intake.control_reader import ControlReader
 from worker.intake.polling import Intake
-from worker.intake.validation import ReadyJob, Validation
-from worker.jobs.batching import Batcher
-from worker.jobs.claiming import Claiming
+from worker.intake.validation import Validation
+from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publishing import Publisher
+from worker.jobs.publishing import Publisher, PublishingQueue
+from worker.jobs.recording import Recorder
 from worker.metrics import WorkerMetrics
+from worker.neighbour import Neighbour
+from worker.retry import Retry
 
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The parts, and the two events that end the loop."""
+    """The components, their threads, and the two events that end the loop."""
 
     owner: str
-    group: str
     engine: Engine
     intake: Intake
+    control_intake: Intake
     validation: Validation
-    batcher: Batcher[ReadyJob]
-    claiming: Claiming
+    feed: JobFeed
     decider: Decider
     evidence_cache: EvidenceCache
     watch: Watch
     costs: LiveCosts
     leases: LeaseKeeper
-    recorder: OutcomeStore
-    jobs: JobStore
-    outbox: Outbox
-    relay_after_s: float  #: recorded results that are unpublished for so long are published by whoever sees them
+    recorder: Recorder
+    publishing: PublishingQueue
     publisher: Publisher
+    control_reader: ControlReader
+    jobs: JobStore
     metrics: WorkerMetrics
-    max_waiting: int
-    stop: threading.Event  #: take nothing new, finish the batch in hand
-    hurry: threading.Event  #: give the batch in hand back between two steps
+    retry: Retry
+    feed_thread: Neighbour
+    recording_thread: Neighbour
+    publishing_thread: Neighbour
+    control_thread: Neighbour
+    stop: threading.Event  #: take nothing new, finish what runs
+    hurry: threading.Event  #: give back what runs, between two rounds
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The threads beside the loop, in the order of a job's way."""
+        return (self.control_thread, self.feed_thread, self.recording_thread, self.publishing_thread)
+
+    def start(self) -> None:
+        """Start every thread; consuming begins."""
+        self.leases.start()
+        self.watch.start()
+        self.intake.start()
+        self.control_intake.start()
+        for neighbour in self.neighbours:
+            neighbour.start()
+
+    def check(self) -> None:
+        """Raise what a thread died of."""
+        for neighbour in self.neighbours:
+            neighbour.check()
+
+    def end_neighbours(self, timeout_s: float = 10.0) -> None:
+        """End the threads beside the loop after their turn in hand."""
+        for neighbour in self.neighbours:
+            neighbour.end(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """End everything: commit what is finished, leave the group. May be called at any time."""
+        self.end_neighbours(timeout_s)
+        for intake in (self.control_intake, self.intake):
+            intake.stop_taking()
+            intake.close(timeout_s)
+        self.leases.close()
+        self.watch.close()

@@ -26,6 +26,7 @@ class EngineIdentity:
     dtype: str
     device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`
     context_length: int  #: tokens of prompt and output together
+    host: str  #: the machine: costs of one machine say nothing of another
 
 
 @dataclass(frozen=True, slots=True)

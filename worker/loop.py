@@ -3,235 +3,247 @@
 from __future__ import annotations
 
 import logging
-import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import Final
 from uuid import uuid4
 
-from alphaloop.deciding.policy import Decision
-from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.messages import Status
-from alphaloop.store.outbox import OutboxMessage
+from alphaloop.deciding.policy import Decision, DraftSetting
+from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import Outcome
 from worker.components import Components
-from worker.engine import Step
-from worker.intake.cancellation import parse_cancellation
-from worker.intake.polling import Delivery
-from worker.intake.refusing import refuse
-from worker.intake.validation import ReadyJob
+from worker.engine import Generation
 from worker.jobs import outcomes
-from worker.jobs.batch_decoding import BatchDecoding
-from worker.jobs.batching import BatchKey, batch_key
-from worker.jobs.claiming import ClaimedJob, Claims, cancelled
-from worker.retry import Retry
+from worker.jobs.claiming import ClaimedJob, cancelled
+from worker.jobs.lanes import LaneKey
+from worker.jobs.recording import EndedJob
+from worker.jobs.running import RunningJob, RunningJobs, Stepped
+from worker.jobs.streaming import JobStream
 
 log = logging.getLogger(__name__)
 
-RELAY_LIMIT: Final = 500
-SHORT_WAIT_S: Final = 0.02  #: between two looks at jobs that wait: for company, or for another worker's lease to end
+_IDLE_WAIT_S: Final = 0.2
+#: How long a drained worker waits for its last outcomes to be recorded and published.
+_DRAIN_WAIT_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one turn of the loop did."""
 
-    num_taken: int = 0
-    num_refused: int = 0
-    num_answered: int = 0
-    num_recorded: int = 0
-    decision: Decision | None = None
+    num_started: int = 0
+    num_ended: int = 0
+    num_running: int = 0
 
 
 class Worker:
-    """One GPU process."""
+    """One GPU process. Neighbours with threads of their own feed it, record what ended and publish the results."""
 
     def __init__(self, components: Components) -> None:
-        self._p = components
-        self._retry = Retry(components.hurry)
-        self._held: list[tuple[float, ReadyJob]] = []
-        self._relay_due = components.clock()
+        self._c = components
+        self._running = RunningJobs(components.engine)
+        self._steered_for: tuple[int, int] = (0, 0)
+        self._num_starts = 0
 
     @property
     def num_waiting(self) -> int:
-        """Jobs taken and not yet decoding."""
-        return len(self._p.batcher) + len(self._held)
+        """Jobs taken from Kafka and not yet decoding."""
+        return self._c.feed.num_waiting + self._running.num_to_run_alone
 
     def run(self) -> None:
-        """Turn until told to stop; then everything in hand is decoded or given back, and the offsets are committed."""
-        while not self._p.stop.is_set():
-            self.relay_overdue()
-            self._p.costs.save_when_due()
-            self.run_once()
-        self._p.costs.save()
-        self._p.decider.save()
+        """Turn until told to stop; then what runs is decoded to its end, and everything else is given back."""
+        self._c.start()
+        try:
+            while not self._c.stop.is_set():
+                self.run_once()
+            self._drain()
+        finally:
+            self._c.costs.save()
+            self._c.decider.save()
 
-    def relay_overdue(self) -> int:
-        """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""
-        if self._p.clock() < self._relay_due:
-            return 0
-        self._relay_due = self._p.clock() + self._p.relay_after_s
+    def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
+        """One turn. With nothing to decode it waits up to `timeout_s` for a job.
 
-        def relay() -> int:
-            return self._p.outbox.relay(self._p.publisher.emit, older_than_s=self._p.relay_after_s, limit=RELAY_LIMIT)
+        1. learn     outcomes that were recorded meanwhile are evidence for the next decision
+        2. cancel    running jobs whose cancellation came
+        3. start     claimed jobs that fit, decided lane by lane
+        4. steer     how each sequence drafts in this round, by how many run
+        5. step      one round of the engine
+        6. hand over what ended, and streamed text
 
-        num_relayed = self._retry.until_done("relay", relay)
-        if num_relayed:
-            log.info("published %d results recorded earlier", num_relayed, extra={"action": "outbox_relayed"})
-        return num_relayed
-
-    def run_once(self, timeout_s: float = 0.2) -> Turn:
-        """Take what has come, and decode at most one batch of it. Offsets move last.
-
-        1. take   2. validate   3. batch by task   4. claim   5. decide   6. decode   7. record   8. publish   9. finish
-
-        A crash anywhere before 9 delivers the messages again: the claim then finds what was recorded and emits it once
-        more, or decodes anew. Claiming comes after batching so that only jobs about to be decoded burn an attempt.
+        Before it, `JobFeed` takes messages, validates, orders and claims them; behind it, `Recorder` commits outcomes
+        and `Publisher` publishes them and finishes their deliveries. A crash anywhere before that delivers the messages
+        again: the claim then finds what was recorded and emits it once more, or the job is decoded anew.
         """
-        deliveries = self._take(timeout_s)
-        ready, num_refused = self._validate(deliveries)
-        self._wait_for_batch(ready)
-        batched = self._p.batcher.next(self._p.clock())
-        if batched is None:
-            return Turn(len(deliveries), num_refused)
-        key, batch = batched
-        claims = self._claim(batch)
-        decision, decoded, released = self._decide_and_decode(key, claims)
-        messages = self._record(decoded)
-        self._publish(claims, messages)
-        self._finish(claims, released)
-        return Turn(len(deliveries), num_refused, len(claims.answered), len(messages), decision)
+        self._c.check()
+        self._learn()
+        num_ended = self._cancel()
+        num_started = self._start(0.0 if len(self._running) else timeout_s)
+        if not len(self._running):
+            return Turn(num_started, num_ended)
+        self._steer()
+        stepped = self._running.step()
+        num_ended += self._hand_over(stepped)
+        return Turn(num_started, num_ended, len(self._running))
 
-    def _take(self, timeout_s: float) -> list[Delivery]:
-        room = self._p.max_waiting - self.num_waiting
-        if len(self._p.batcher):
-            timeout_s = min(timeout_s, SHORT_WAIT_S)
-        if room > 0:
-            return self._p.intake.take(room, timeout_s)
-        self._p.stop.wait(SHORT_WAIT_S)
-        return []
+    def _learn(self) -> None:
+        recorded = self._c.recorder.take_recorded()
+        if recorded:
+            self._c.decider.remember(recorded)
+        self._c.costs.save_when_due()
 
-    def _validate(self, deliveries: Sequence[Delivery]) -> tuple[list[ReadyJob], int]:
-        ready, refused = [], []
-        for delivery in deliveries:
-            try:
-                if delivery.record.topic == CONTROL:
-                    self._cancel(delivery)
-                else:
-                    ready.append(self._p.validation.read(delivery))
-            except MessageError as error:
-                refused.append((delivery, error))
-            except AlphaloopError:
-                raise
-            except Exception as error:
-                # A message that our own code trips over must not stop its partition. The exception's text is left out:
-                # it may quote the prompt.
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
-                log.error("a message could not be read", extra={"action": "validation_failed", **fields})
-                refused.append((delivery, MalformedMessage(f"could not be read: {type(error).__name__}")))
-        refuse(refused, self._p, self._retry)
-        return ready, len(refused)
+    def _cancel(self) -> int:
+        asked = self._c.leases.cancelled()
+        if not asked:
+            return 0
+        dropped = self._running.cancel(asked)
+        self._end([self._undecoded(claimed, Status.CANCELLED, cancelled()) for claimed in dropped])
+        return len(dropped)
 
-    def _wait_for_batch(self, ready: Sequence[ReadyJob]) -> None:
-        now = self._p.clock()
-        due = [job for at, job in self._held if at <= now]
-        self._held = [(at, job) for at, job in self._held if at > now]
-        for job in (*ready, *due):
-            key = batch_key(job.job, job.prepared.sampling, job.switched_off)
-            self._p.batcher.add(key, job, priority=job.job.priority, now=now)
-        # Jobs of a partition that went to another worker are that worker's now.
-        self._p.batcher.discard(lambda job: not self._p.intake.is_current(job.delivery))
+    def _start(self, timeout_s: float) -> int:
+        """Start what fits, in the order of the feed; a job that has to run alone starts when nothing else runs."""
+        if (alone := self._running.next_alone()) is not None:
+            self._start_lane(alone.ready.lane, [alone], alone=True)
+            return 1
+        limit = self._running.num_free()
+        taken = self._c.feed.ready.take(limit, timeout_s) if limit else []
+        if not taken:
+            return 0
+        startable = self._startable(taken)
+        num_started = 0
+        for lane, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
+            num_started += self._start_lane(lane, list(jobs))
+        self._c.feed.started()
+        return num_started
 
-    def _claim(self, batch: Sequence[ReadyJob]) -> Claims:
-        claims = self._retry.until_done("claim", lambda: self._p.claiming.claim(batch))
-        now = self._p.clock()
-        self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        refuse([(job.delivery, error) for job, error in claims.conflicts], self._p, self._retry)
-        self._p.leases.hold(claims.attempts)
-        return claims
+    def _startable(self, taken: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        """Those that are still wanted and may share the engine."""
+        asked, now = self._c.leases.cancelled(), self._c.now()
+        startable, ended = [], []
+        for claimed in taken:
+            if claimed.job_id in asked:
+                ended.append(self._undecoded(claimed, Status.CANCELLED, cancelled()))
+            elif claimed.ready.job.is_expired(now):
+                ended.append(self._undecoded(claimed, Status.EXPIRED, outcomes.expired(claimed)))
+            elif claimed.attempt > 1:
+                self._running.run_alone_later([claimed])
+            else:
+                startable.append(claimed)
+        self._end(ended)
+        return startable
 
-    def _decide_and_decode(
-        self, key: BatchKey, claims: Claims
-    ) -> tuple[Decision | None, list[tuple[ClaimedJob, Outcome]], list[ClaimedJob]]:
-        """The decision for most jobs, the outcomes, and the claimed jobs that were given back undecoded."""
-        now = self._p.now()
-        decoded = [(e.claimed, outcomes.ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
-        if not claims.to_decode:
-            return None, decoded, []
-        jobs = [claimed.ready.prepared for claimed in claims.to_decode]
-        task = self._p.validation.task(key.task)
-        each = self._retry.until_done("decide", lambda: self._p.decider.decide_each(key, jobs, task))
-        decisions = {claimed.job_id: decision for claimed, decision in zip(claims.to_decode, each, strict=True)}
-        decision = max(each, key=each.count)
-        self._p.metrics.decided(key.task, decision)
-        started, decode_batch_id = self._p.now(), uuid4()
-        batch = self._decoding(claims.to_decode).decode(claims.to_decode, decisions)
-        now = self._p.now()
-        for claimed, generation in batch.finished:
-            queue_s = _seconds_between(claimed, started)
-            identity = self._p.engine.identity
-            its = decisions[claimed.job_id]
-            outcome = outcomes.succeeded(
-                claimed, generation, its, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id
+    def _start_lane(self, lane: LaneKey, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
+        """Decide for jobs of one lane together and start those for which there is memory; the rest waits in front."""
+        if self._running.num_to_run_alone and not alone:
+            self._c.feed.ready.put_back(jobs)
+            return 0
+        decisions = self._decide(lane, jobs)
+        started_at, decided_together = self._c.now(), uuid4()
+        for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
+            if not self._running.has_room(claimed):
+                self._c.feed.ready.put_back(jobs[number:])
+                return number
+            job_id, wants_stream = claimed.job_id, claimed.ready.job.body.stream
+            stream = JobStream(job_id, claimed.attempt) if wants_stream else None
+            setting = DraftSetting(decision.drafter, decision.num_draft_tokens)
+            self._running.start(
+                RunningJob(claimed, decision, decided_together, started_at, setting, stream), alone=alone
             )
-            decoded.append((claimed, outcome))
-        for claimed, error in batch.failed:
-            decoded.append((claimed, outcomes.ended(claimed, Status.FAILED, outcomes.failure_of(error), now=now)))
-        decoded += [(c, outcomes.ended(c, Status.CANCELLED, cancelled(), now=now)) for c in batch.cancelled]
-        return decision, decoded, batch.unfinished
+            self._num_starts += 1
+        return len(jobs)
 
-    def _decoding(self, batch: Sequence[ClaimedJob]) -> BatchDecoding:
-        stream = self._p.publisher.token_stream(batch)
-
-        def on_step(step: Step) -> None:
-            self._p.metrics.stepped(step)
-            self._p.costs.observe(step)
-            stream.send(step)
-
-        return BatchDecoding(
-            self._p.engine, is_hurried=self._p.hurry.is_set, cancelled=self._p.leases.cancelled, on_step=on_step
+    def _decide(self, lane: LaneKey, jobs: Sequence[ClaimedJob]) -> Sequence[Decision]:
+        prepared = [claimed.ready.prepared for claimed in jobs]
+        task = self._c.validation.task(lane.task)
+        num_running = len(self._running) + len(jobs)
+        decisions = self._c.retry.until_done(
+            "decide", lambda: self._c.decider.decide_each(lane, prepared, task, num_running=num_running)
         )
+        self._c.metrics.decided(lane.task, max(decisions, key=decisions.count))
+        return decisions
 
-    def _record(self, decoded: Sequence[tuple[ClaimedJob, Outcome]]) -> list[OutboxMessage]:
-        """One Postgres transaction for result, counts, status and outbox; outcomes whose claim was lost are dropped."""
-        if not decoded:
-            return []
-        every = [outcome for _, outcome in decoded]
-        messages = self._retry.until_done("record", lambda: self._p.recorder.record(every, owner=self._p.owner))
-        self._p.leases.let_go(claimed.job_id for claimed, _ in decoded)
-        won = {(message.key or b"").decode() for message in messages}
-        self._p.decider.remember(outcome for claimed, outcome in decoded if claimed.job_id in won)
-        for claimed, outcome in decoded:
-            if claimed.job_id in won:
-                job = claimed.ready.job
-                self._p.metrics.recorded(outcome, job.task, job.purpose.value)
-        self._p.metrics.fenced(len(decoded) - len(won))
-        return messages
+    def _steer(self) -> None:
+        """How many sequences run says how each of them drafts: it is asked again when that changed."""
+        steered_for = len(self._running), self._num_starts
+        if steered_for != self._steered_for:
+            num_running = len(self._running)
+            self._running.redraft(lambda job: job.decision.setting_at(num_running))
+            self._steered_for = steered_for
 
-    def _publish(self, claims: Claims, messages: Sequence[OutboxMessage]) -> None:
-        self._retry.until_done("publish", lambda: self._p.publisher.emit(messages))
-        self._retry.until_done("clear outbox", lambda: self._p.outbox.delete([message.id for message in messages]))
-        again = [(job.job.job_id, outcome) for job, outcome in claims.answered]
-        self._retry.until_done("answer again", lambda: self._p.publisher.answer_again(again))
-        self._p.metrics.answered_again(len(again))
+    def _hand_over(self, stepped: Stepped) -> int:
+        """Pass on what a step brought; returns how many jobs ended."""
+        now = self._c.now()
+        if (step := stepped.step) is not None:
+            self._c.metrics.stepped(step)
+            self._c.costs.observe(step)
+            self._charge(stepped.lanes, step.wall_s)
+            self._stream(stepped)
+        ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
+        ended += [
+            self._undecoded(job.claimed, Status.FAILED, outcomes.failure_of(error)) for job, error in stepped.failed
+        ]
+        self._end(ended)
+        return len(ended)
 
-    def _finish(self, claims: Claims, released: Sequence[ClaimedJob]) -> None:
-        attempts = {claimed.job_id: claimed.attempt for claimed in released}
-        if attempts:
-            self._p.jobs.release(attempts, owner=self._p.owner)
-        self._p.leases.let_go(claims.attempts)
-        unfinished = {id(claimed.ready) for claimed in released}
-        ours = [c.ready for c in claims.to_decode if id(c.ready) not in unfinished]
-        ours += [e.claimed.ready for e in claims.ended] + [job for job, _ in claims.answered]
-        self._p.intake.finish(job.delivery for job in ours)
+    def _charge(self, lanes: Sequence[LaneKey], wall_s: float) -> None:
+        share_s = wall_s / len(lanes) if lanes else 0.0
+        num_by_task = Counter(lane.task for lane in lanes)
+        self._c.feed.charge({task: number * share_s for task, number in num_by_task.items()})
 
-    def _cancel(self, delivery: Delivery) -> None:
-        request = parse_cancellation(delivery.record.value)
-        self._retry.until_done("cancel", lambda: self._p.jobs.request_cancel(request.job_id))
-        self._p.intake.finish([delivery])
+    def _stream(self, stepped: Stepped) -> None:
+        running = dict(self._running.by_id()) | {job.job_id: job for job, _ in stepped.finished}
+        for delta in stepped.step.deltas if stepped.step else ():
+            if stream := running[delta.job_id].stream:
+                self._c.publishing.put(stream.delta(delta.text))
+        for job, generation in stepped.finished:
+            if job.stream:
+                self._c.publishing.put(job.stream.final(generation.finish_reason))
+
+    def _end(self, ended: Sequence[EndedJob]) -> None:
+        if ended:
+            self._c.recorder.put(ended)
+            self._c.feed.ended([one.claimed.ready.lane for one in ended])
+
+    def _undecoded(self, claimed: ClaimedJob, status: Status, failure: Failure) -> EndedJob:
+        return EndedJob(claimed, outcomes.ended(claimed, status, failure, now=self._c.now()))
+
+    def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
+        queue_s = _seconds_between(job.claimed, job.started_at)
+        outcome: Outcome = outcomes.succeeded(
+            job.claimed,
+            generation,
+            job.decision,
+            self._c.engine.identity,
+            queue_s=queue_s,
+            now=now,
+            decode_batch_id=job.decided_together,
+        )
+        return EndedJob(job.claimed, outcome)
+
+    def _drain(self) -> None:
+        """Decode what runs to its end, or give it back when told to hurry; then wait for records and publications."""
+        self._c.intake.stop_taking()
+        self._c.feed_thread.end(_IDLE_WAIT_S * 10)
+        unstarted = self._c.feed.ready.take(1_000_000, 0.0) + self._running.take_waiting_alone()
+        self._release(unstarted)
+        while len(self._running) and not self._c.hurry.is_set():
+            self.run_once(0.0)
+        self._release(self._running.give_back())
+        while not self._c.hurry.is_set() and (len(self._c.recorder) or len(self._c.publishing)):
+            self._c.check()
+            self._c.hurry.wait(_DRAIN_WAIT_S)
+        self._c.end_neighbours()
+        self._learn()
+
+    def _release(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Give jobs back as if they had never been claimed; another worker starts them."""
+        if not claimed:
+            return
+        self._c.jobs.release({one.job_id: one.attempt for one in claimed}, owner=self._c.owner)
+        self._c.leases.let_go(one.job_id for one in claimed)
 
 
 def _seconds_between(claimed: ClaimedJob, started: datetime) -> float:

@@ -94,3 +94,10 @@ class Decision:
         None  #: the incumbent from now on: what would have been done without exploration and control
     )
     budget: ExplorationBudget | None = None  #: what is left after this batch; None: it was not touched
+
+    def setting_at(self, num_running: int) -> DraftSetting:
+        """How the job drafts while so many sequences run."""
+        lengths = self.num_draft_tokens_by_batch
+        if self.drafter is None or not lengths:
+            return DraftSetting(self.drafter, self.num_draft_tokens)
+        return DraftSetting(self.drafter, lengths[min(num_running, len(lengths)) - 1])

@@ -72,7 +72,7 @@ class EvidenceSnapshot:
 
     def posterior(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime, limits: PolicyLimits) -> Posterior:
         """What is believed of `drafter` for `wanted` (whose own drafter is not looked at), as a worker believes it."""
-        key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
+        key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
         pair = self.pair(drafter, now, limits)
         leaves = self.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
         return infer(leaves, key, drafter.max_draft_tokens, pair)

@@ -155,7 +155,7 @@ def infer_all(
     """
     found = {}
     for drafter in drafters:
-        mine = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
+        mine = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
         leaves = {key: evidence for key, evidence in evidence_by_key.items() if _same_pair(key, mine)}
         pair = (pairs or {}).get(drafter.name) or PairPosterior.of_drafter(drafter, limits)
         found[drafter.name] = infer(leaves, mine, drafter.max_draft_tokens, pair)
@@ -254,13 +254,12 @@ def _sized(profile: Profile, size: int) -> Profile:
 
 
 def _same_pair(key: EvidenceKey, other: EvidenceKey) -> bool:
-    return (key.task, key.target_revision, key.engine, key.drafter, key.draft_revision, key.gate) == (
+    return (key.task, key.target_revision, key.engine, key.drafter, key.draft_revision) == (
         other.task,
         other.target_revision,
         other.engine,
         other.drafter,
         other.draft_revision,
-        other.gate,
     )
 
 

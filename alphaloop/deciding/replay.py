@@ -167,7 +167,7 @@ class Replay:
     def _decide(self, job: PastJob) -> Decision:
         key, at, task = job.key, job.decoded_at, self._rules.of(job.key.task)
         kind = _Kind(key.task, key.sampling_bucket, key.prompt_bucket, job.batch_size)
-        wanted = replace(key, drafter="", draft_revision="", gate="")
+        wanted = replace(key, drafter="", draft_revision="")
         limits, subject = self._rules.limits, (key.task, key.sampling_bucket)
         posteriors = {d.name: self._snapshot.posterior(wanted, d, at, limits) for d in self.drafters}
         usual = self._snapshot.lengths(key.task, self.drafters, at)

@@ -84,9 +84,11 @@ class WorkerSettings(Section):
     """configs/worker.toml."""
 
     batch_size: int = Field(4, ge=1, le=256)
-    batch_wait_s: float = Field(0.1, ge=0)  #: how long a lone job waits for company
-    max_buffered: int = Field(256, ge=1)  #: jobs taken from Kafka and not yet decoded; beyond it partitions are paused
-    max_watermark_distance: int = Field(1000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
+    max_buffered: int = Field(4096, ge=1)  #: jobs taken from Kafka and not yet decoded; beyond it partitions are paused
+    max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
+    max_watermark_distance: int = Field(10_000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
+    task_quantum_s: float = Field(1.0, ge=0)  #: device time by which a task may be ahead of others before they go first
+    priority_ageing_s: float = Field(10.0, gt=0)  #: waiting so long is worth one step of priority
     max_job_bytes: int = Field(1 << 20, ge=1024)
     max_json_depth: int = Field(32, ge=4)
     max_attempts: int = Field(3, ge=1)  #: a job whose attempts died this often is failed, not tried again

@@ -47,7 +47,6 @@ class StateRow(NamedTuple):
     pair: Pair
     task: str
     segment: str
-    gate: str
     sampling_bucket: str
     prompt_bucket: str
     num_jobs: int
@@ -66,7 +65,6 @@ class StateRow(NamedTuple):
             self.segment,
             self.pair.drafter,
             self.pair.draft_revision,
-            self.gate,
         )
 
     @property
@@ -77,14 +75,14 @@ class StateRow(NamedTuple):
 
 #: One drafter at a time: an index finds its rows, and what they share is not sent with each of them.
 _OF_PAIR: Final = """
-    SELECT task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence FROM acceptance_state
+    SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
 """
 _OF_TASK: Final = """
     SELECT target_revision, engine, drafter, draft_revision,
-           task, segment, gate, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence
+           task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence
     FROM acceptance_state WHERE task = %s
-    ORDER BY target_revision, engine, drafter, draft_revision, gate, segment, sampling_bucket, prompt_bucket
+    ORDER BY target_revision, engine, drafter, draft_revision, segment, sampling_bucket, prompt_bucket
 """
 
 

@@ -107,7 +107,7 @@ def _evidence(
     """Of all keys of the task; where the revision is not said, of the engine and revision that were used last."""
     state = acceptance_state.c
     query = select(*(state[name] for name in KEY), state.as_of, state.evidence).where(
-        state.target_revision == target_revision, state.drafter == drafter, state.task == task, state.gate == ""
+        state.target_revision == target_revision, state.drafter == drafter, state.task == task
     )
     if draft_revision is not None:
         query = query.where(state.draft_revision == draft_revision)

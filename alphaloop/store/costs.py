@@ -9,6 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, upda
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.cost_doubt import after_pause
 from alphaloop.store.database import Database
 from alphaloop.tables import cost_profiles
 
@@ -17,13 +18,17 @@ _TARGET: Final = ("", "")
 
 
 class CostStore:
-    """The table of round times, by device, engine, target and drafter revisions."""
+    """The table of round times, by host, device, engine, target and drafter revisions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def load(self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
-        """What was measured for the target and for `drafters` (name → revision); empty if nothing was."""
+    def load(self, host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
+        """What was measured for the target and for `drafters` (name → revision); empty if nothing was.
+
+        Corrections are as they stand now: those of drafters have faded towards the target's since they were stored, and
+        are more doubtful (alphaloop/cost_doubt.py).
+        """
         costs = cost_profiles.c
         query = select(
             costs.drafter,
@@ -35,7 +40,10 @@ class CostStore:
             costs.kind,
             costs.correction,
             costs.num_corrections,
+            costs.correction_variance,
+            func.extract("epoch", func.now() - func.coalesce(costs.corrected_at, costs.measured_at)).label("age_s"),
         ).where(
+            costs.host == host,
             costs.device == device,
             costs.engine == engine,
             costs.target_revision == target_revision,
@@ -43,7 +51,7 @@ class CostStore:
         )
         with self._database.begin() as connection:
             rows = connection.execute(query).all()
-        return CostTable(
+        points = [
             CostPoint(
                 row.drafter or None,
                 row.batch,
@@ -54,49 +62,75 @@ class CostStore:
                 CostKind(row.kind),
                 row.correction,
                 row.num_corrections,
+                row.correction_variance,
             )
             for row in rows
-        )
+        ]
+        ages_s: dict[str, float] = {}
+        for row in rows:
+            if row.drafter:
+                ages_s[row.drafter] = min(float(row.age_s), ages_s.get(row.drafter, float("inf")))
+        return CostTable(after_pause(points, ages_s))
 
     def save(
-        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+        self,
+        host: str,
+        device: str,
+        engine: str,
+        target_revision: str,
+        drafters: Mapping[str, str],
+        points: Iterable[CostPoint],
     ) -> None:
-        """Store measured points over those of the same shape, whose corrections they end.
+        """Store measured points over those of the same shape, in place of their corrections.
 
         `drafters` gives the revision of each drafter among them.
         """
         with self._database.begin() as connection:
-            self._save(connection, device, engine, target_revision, drafters, points)
+            self._save(connection, host, device, engine, target_revision, drafters, points)
 
     def replace(
-        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+        self,
+        host: str,
+        device: str,
+        engine: str,
+        target_revision: str,
+        drafters: Mapping[str, str],
+        points: Iterable[CostPoint],
     ) -> None:
         """Store points in place of all that was measured for this target and these drafters."""
         costs = cost_profiles.c
         with self._database.begin() as connection:
             connection.execute(
                 delete(cost_profiles).where(
+                    costs.host == host,
                     costs.device == device,
                     costs.engine == engine,
                     costs.target_revision == target_revision,
                     tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *drafters.items()]),
                 )
             )
-            self._save(connection, device, engine, target_revision, drafters, points)
+            self._save(connection, host, device, engine, target_revision, drafters, points)
 
     def save_corrections(
-        self, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], points: Iterable[CostPoint]
+        self,
+        host: str,
+        device: str,
+        engine: str,
+        target_revision: str,
+        drafters: Mapping[str, str],
+        points: Iterable[CostPoint],
     ) -> None:
-        """Store what real rounds made of points; one that was measured anew meanwhile, or is gone, is left alone."""
+        """Store corrections from real rounds, as of now; a point measured anew meanwhile, or gone, is left alone."""
         rows = [
             {
                 **{
                     f"at_{name}": value
-                    for name, value in _key(device, engine, target_revision, drafters, point).items()
+                    for name, value in _key(host, device, engine, target_revision, drafters, point).items()
                 },
                 "at_median_ms": point.median_ms,
                 "correction": point.correction,
                 "num_corrections": point.num_corrections,
+                "correction_variance": point.correction_variance,
             }
             for point in CostTable(points).points
         ]
@@ -109,6 +143,7 @@ class CostStore:
             .values(
                 correction=bindparam("correction"),
                 num_corrections=bindparam("num_corrections"),
+                correction_variance=bindparam("correction_variance"),
                 corrected_at=func.now(),
             )
         )
@@ -118,6 +153,7 @@ class CostStore:
     @staticmethod
     def _save(
         connection: Connection,
+        host: str,
         device: str,
         engine: str,
         target_revision: str,
@@ -126,9 +162,10 @@ class CostStore:
     ) -> None:
         rows = [
             {
-                **_key(device, engine, target_revision, drafters, point),
+                **_key(host, device, engine, target_revision, drafters, point),
                 "median_ms": point.median_ms,
                 "num_samples": point.num_samples,
+                "correction_variance": point.correction_variance,
             }
             for point in CostTable(points).points
         ]
@@ -143,6 +180,7 @@ class CostStore:
                 "measured_at": func.now(),
                 "correction": 1.0,
                 "num_corrections": 0,
+                "correction_variance": statement.excluded.correction_variance,
                 "corrected_at": None,
             },
         )
@@ -150,9 +188,10 @@ class CostStore:
 
 
 def _key(
-    device: str, engine: str, target_revision: str, drafters: Mapping[str, str], point: CostPoint
+    host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], point: CostPoint
 ) -> dict[str, object]:
     return {
+        "host": host,
         "device": device,
         "engine": engine,
         "target_revision": target_revision,

@@ -18,7 +18,7 @@ from alphaloop.errors import ConfigError, SchemaMismatch, StoreError, StoreUnava
 
 #: The revisions of migrations/ that this code can run on, oldest first. A rolling upgrade migrates first and then
 #: replaces the processes, so the range covers the newest revision and those before it that still have all we need.
-SUPPORTED_REVISIONS: Final = ("0008",)
+SUPPORTED_REVISIONS: Final = ("0001",)
 
 _DRIVER: Final = "postgresql+psycopg"
 _UNDEFINED_TABLE: Final = "42P01"

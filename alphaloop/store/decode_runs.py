@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, func
 from sqlalchemy.dialects.postgresql import insert
@@ -42,9 +42,10 @@ class DecodeRun:
     wall_s: float
     device_s: float
     decoded_at: datetime
-    #: By position, rounds that allowed it: k may change within a job. Empty: k never changed, or nobody counted.
+    #: By position, rounds that allowed it: k may change within a job. Empty: k never changed.
     chances: tuple[int, ...] = ()
-    decode_batch_id: UUID | None = None  #: the same for jobs decided and decoded together; None: nobody noted it
+    #: The same for jobs that were decided together; a job that was decided alone has its own.
+    decode_batch_id: UUID = field(default_factory=uuid4)
 
     @property
     def evidence(self) -> EvidenceSums:

@@ -13,8 +13,9 @@ from alphaloop.tables import cost_profiles
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEngine:
-    """A device, the engine on it, and the target it served."""
+    """A device of a host, the engine on it, and the target it served."""
 
+    host: str
     device: str
     engine: str
     target_revision: str
@@ -31,7 +32,7 @@ class EngineStore:
     def measured(self) -> list[MeasuredEngine]:
         """Every engine that was calibrated, the newest calibration first."""
         costs = cost_profiles.c
-        key = (costs.device, costs.engine, costs.target_revision)
+        key = (costs.host, costs.device, costs.engine, costs.target_revision)
         last = func.max(costs.measured_at)
         query = (
             select(*key, last, func.array_agg(costs.batch.distinct()))
@@ -41,6 +42,6 @@ class EngineStore:
         )
         with self._database.begin() as connection:
             return [
-                MeasuredEngine(device, engine, target, at, tuple(sorted(batches)))
-                for device, engine, target, at, batches in connection.execute(query)
+                MeasuredEngine(host, device, engine, target, at, tuple(sorted(batches)))
+                for host, device, engine, target, at, batches in connection.execute(query)
             ]

@@ -12,7 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import ARRAY, Connection, Integer, Row, Text, bindparam, cast, delete, func, select, update
+from sqlalchemy import ARRAY, Connection, Integer, Row, Text, bindparam, cast, collate, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
@@ -150,7 +150,8 @@ class JobStore:
 def lock_held(connection: Connection, claims: Collection[tuple[str, int]], owner: str) -> dict[str, int]:
     """Lock the rows of those claims (job_id, attempt) that are still running and this owner's, and return them.
 
-    Locked in order of job_id, as every statement here does, so that two workers never wait for each other.
+    Locked in order of job_id, as every statement here does, so that two workers never wait for each other in a circle.
+    The order is that of Python's strings, whatever the database's collation.
     """
     claim = (
         func.unnest(
@@ -164,14 +165,14 @@ def lock_held(connection: Connection, claims: Collection[tuple[str, int]], owner
         select(jobs.c.job_id, jobs.c.attempt)
         .join(claim, (jobs.c.job_id == claim.c.job_id) & (jobs.c.attempt == claim.c.attempt))
         .where(jobs.c.owner == owner, jobs.c.status == _RUNNING)
-        .order_by(jobs.c.job_id)
+        .order_by(collate(jobs.c.job_id, "C"))
         .with_for_update(of=jobs)
     )
     return {job_id: attempt for job_id, attempt in connection.execute(query)}
 
 
 def _insert_or_lock(connection: Connection, requests: Sequence[ClaimRequest]) -> dict[str, Row[Any]]:
-    """New rows at attempt 0 with a lease that is over, and locks on those that stand; all in order of job_id."""
+    """New rows at attempt 0 with a lease that is over, and locks on those that stand, in Python's order of job_id."""
     first: dict[str, ClaimRequest] = {}
     for request in requests:
         first.setdefault(request.job_id, request)

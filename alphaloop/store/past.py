@@ -17,9 +17,9 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
-from alphaloop.store.backfill import NUM_HALF_LIVES, evidence_of, sums_of_hour
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import SHADOW, DecodeRun
+from alphaloop.store.hours import NUM_HALF_LIVES, evidence_of, sums_of_hour
 from alphaloop.tables import acceptance_hourly, decode_runs
 
 _KEY: Final = EvidenceKey.__slots__
@@ -41,7 +41,7 @@ class PastStore:
     ) -> dict[EvidenceKey, KeyEvidence]:
         """What was remembered at `until`: of `task` by key, of other tasks by drafter alone; of all by key without one.
 
-        Hours tell less than jobs: alphaloop.store.backfill says what is taken to be likely. In hours that are over
+        Hours tell less than jobs: alphaloop.store.hours says what is assumed. In hours that are over
         `k` counts as the same in every round of a job; shadows of the hour that was open are missing.
         """
         hour = _start_of_hour(until)
@@ -144,7 +144,7 @@ def _run(row: Row[Any]) -> DecodeRun:
     counts = {name: getattr(row, name) for name in _COUNTS}
     counts |= {name: tuple(counts[name]) for name in ("proposed", "trials", "accepts")}
     facts = {name: getattr(row, name) for name in _RUN}
-    return DecodeRun(key=_key(row), counts=AcceptanceCounts(**counts), chances=tuple(row.chances or ()), **facts)
+    return DecodeRun(key=_key(row), counts=AcceptanceCounts(**counts), chances=tuple(row.chances), **facts)
 
 
 def _start_of_hour(moment: datetime) -> datetime:

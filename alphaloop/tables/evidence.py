@@ -51,11 +51,9 @@ decode_runs: Final = Table(
     Column(
         "device_s", Double, nullable=False, comment="Share of the engine's seconds: each step's divided by its batch"
     ),
-    Column("decode_batch_id", Uuid, comment="Jobs decided and decoded together; null in rows of old"),
-    Column(
-        "chances",
-        ARRAY(BigInteger),
-        comment="Rounds in which this position was asked for with all before it accepted; null in rows of old",
+    Column("decode_batch_id", Uuid, nullable=False, comment="The same for jobs that were decided together"),
+    counts_by_position(
+        "chances", "Rounds in which this position was asked for, all before it accepted; empty where k never changed"
     ),
     PrimaryKeyConstraint("decoded_at", "run_id"),
     CheckConstraint("num_tokens = rounds + array_sum(accepts) - num_cropped", name="tokens_add_up"),
@@ -122,7 +120,8 @@ acceptance_daily: Final = _rollup("acceptance_daily", "day")
 cost_profiles: Final = Table(
     "cost_profiles",
     metadata,
-    Column("device", Text, primary_key=True, comment="What was measured"),
+    Column("host", Text, primary_key=True, comment="Machine that was measured"),
+    Column("device", Text, primary_key=True, comment="What was measured on it"),
     Column("engine", Text, primary_key=True, comment="Decoding library, version and dtype"),
     Column("target_revision", Text, primary_key=True, comment="Hash of the target's weights"),
     Column(
@@ -155,16 +154,24 @@ cost_profiles: Final = Table(
         server_default=text("0"),
         comment="Real rounds of about this shape behind the correction",
     ),
+    Column(
+        "correction_variance",
+        Double,
+        nullable=False,
+        server_default=text("0"),
+        comment="Variance of ln(correction)",
+    ),
     instant("corrected_at", "When the correction was last stored; null if never", nullable=True),
     CheckConstraint("median_ms > 0", name="median_ms"),
     CheckConstraint("correction > 0", name="correction"),
+    CheckConstraint("correction_variance >= 0", name="correction_variance"),
     CheckConstraint("kind IN ('round','prefill')", name="kind"),
-    comment="What a round costs on a device",
+    comment="What a round costs on a device of a machine",
 )
 
 
 def _figures() -> list[Column[Any]]:
-    """What a choice was made on; null in rows of old, and where nothing was weighed."""
+    """What a choice was made on; null where nothing was weighed."""
     return [
         Column("tokens_per_round", Double, comment="Expected of the new choice; null where nothing was weighed"),
         Column("round_ms", Double, comment="Expected milliseconds of such a round"),

@@ -38,7 +38,6 @@ def evidence_key(*, primary_key: bool = False) -> list[Column[Any]]:
         "target_revision": "Hash of the target's weights",
         "drafter": "Name of the drafter; empty for vanilla",
         "draft_revision": "Revision of the drafter; empty for vanilla",
-        "gate": "Confidence gate that ends drafts early; empty without one",
         "engine": "Decoding library, version and dtype",
         "sampling_bucket": "Sampling settings that share a history",
         "prompt_bucket": "Prompt lengths that share a history",

@@ -14,7 +14,6 @@ KEY: Final = (
     "engine",
     "drafter",
     "draft_revision",
-    "gate",
     "task",
     "segment",
     "sampling_bucket",
@@ -31,7 +30,7 @@ acceptance_state: Final = Table(
         "evidence",
         LargeBinary,
         nullable=False,
-        comment="alphaloop.deciding.evidence.Memory, packed: the view evidence_now unpacks it",
+        comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
     ),
     Column(
         "changed_in", BigInteger, nullable=False, comment="Transaction that changed it last: who was not seen is newer"

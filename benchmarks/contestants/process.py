@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,14 @@ class Contestant:
         """Until the model is loaded."""
         self._answer()
 
-    def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int, mode: str, *, stop_at_end: bool) -> dict[str, Any]:
-        """Generate greedily; `seconds` and `tokens` of the answer."""
-        request = {"prompts": prompts, "max_tokens": max_tokens, "mode": mode, "stop_at_end": stop_at_end}
+    def ask(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int | Sequence[int], mode: str, *, stop_at_end: bool
+    ) -> dict[str, Any]:
+        """Generate greedily; `seconds` and `tokens` of the answer. A list of `max_tokens` has one a prompt."""
+        return self.request({"prompts": prompts, "max_tokens": max_tokens, "mode": mode, "stop_at_end": stop_at_end})
+
+    def request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send any request that this contestant understands, and wait for its answer."""
         if self._process.stdin is None:
             raise RuntimeError(f"{self.name} has no standard input")
         self._process.stdin.write(json.dumps(request) + "\n")

@@ -21,7 +21,7 @@ from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs import outcomes
-from worker.jobs.batching import batch_key
+from worker.jobs.lanes import lane_of
 from worker.jobs.claiming import ClaimedJob
 
 ADAPTIVE: Final = "alphaloop"
@@ -114,7 +114,7 @@ class Contest:
     def play_adaptive(self, block: Block) -> Played:
         """The block, decoded as the worker decides, who learns from it."""
         jobs = self._jobs(block)
-        key = batch_key(jobs[0].job, jobs[0].sampling)
+        key = lane_of(jobs[0].job, jobs[0].sampling)
         began = time.perf_counter()
         decisions = self._decider.decide_each(key, jobs, TaskSettings())
         decided = time.perf_counter()
@@ -171,4 +171,4 @@ class Contest:
 
 def _claimed(job: PreparedJob) -> ClaimedJob:
     record = Record(f"jobs.{job.job.task}", 0, 0, None, None, (), None)
-    return ClaimedJob(ReadyJob(Delivery(record, 0), job, b""), 1)
+    return ClaimedJob(ReadyJob(Delivery(record, 0), job, b"", lane_of(job.job, job.sampling)), 1)

@@ -1,10 +1,11 @@
-"""Functions on counts by position, every table, and the partitions of the first week.
+"""The whole schema: functions (0001_functions.sql), tables, views and triggers (0001_views.sql), the first partitions.
 
 Frozen: it repeats what alphaloop.tables said when it was written, and is not changed with them.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from alembic import op
@@ -21,6 +22,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Text,
     UniqueConstraint,
+    Uuid,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
@@ -33,6 +35,7 @@ depends_on = None
 INSTANT = DateTime(timezone=True)
 COUNTS = ARRAY(BigInteger())
 NOW = text("now()")
+MODES = "vanilla, speculative, or shadow: a drafter's counts on texts that it did not decode"
 
 TABLES = (
     "jobs",
@@ -41,45 +44,16 @@ TABLES = (
     "decode_runs",
     "acceptance_hourly",
     "acceptance_daily",
+    "acceptance_state",
     "cost_profiles",
     "decisions",
+    "exploration_budgets",
     "probe_sets",
     "probe_runs",
     "drift_events",
     "draft_revisions",
     "schedule_runs",
     "reports",
-)
-
-# Bodies in standard SQL are bound to what they name when they are created: no search_path can change their meaning,
-# and a dump restores them before the constraints that use them.
-FUNCTIONS = (
-    """
-    CREATE FUNCTION array_sum(counts bigint[]) RETURNS bigint
-        LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-        RETURN (SELECT coalesce(sum(c), 0)::bigint FROM unnest(counts) AS c)
-    """,
-    "COMMENT ON FUNCTION array_sum(bigint[]) IS 'Sum of the elements; 0 for an empty array'",
-    """
-    CREATE FUNCTION array_ge(a bigint[], b bigint[]) RETURNS boolean
-        LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-        RETURN cardinality(a) = cardinality(b) AND NOT EXISTS (SELECT 1 FROM unnest(a, b) AS p(x, y) WHERE x < y)
-    """,
-    "COMMENT ON FUNCTION array_ge(bigint[], bigint[]) IS 'Whether both are as long and no element of a is below its fellow in b'",
-    """
-    CREATE FUNCTION array_add(a bigint[], b bigint[]) RETURNS bigint[]
-        LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-        RETURN ARRAY(
-            SELECT coalesce(x, 0) + coalesce(y, 0) FROM unnest(a, b) WITH ORDINALITY AS p(x, y, i) ORDER BY i
-        )
-    """,
-    "COMMENT ON FUNCTION array_add(bigint[], bigint[]) IS 'Sum position by position, as long as the longer of the two'",
-    """
-    CREATE AGGREGATE sum_by_position(bigint[]) (
-        SFUNC = array_add, STYPE = bigint[], INITCOND = '{}', COMBINEFUNC = array_add, PARALLEL = SAFE
-    )
-    """,
-    "COMMENT ON AGGREGATE sum_by_position(bigint[]) IS 'Sum of counts position by position; empty without rows'",
 )
 
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
@@ -102,8 +76,7 @@ $$
 
 def upgrade() -> None:
     """Create everything."""
-    for statement in FUNCTIONS:
-        op.execute(statement)
+    run_script("0001_functions.sql")
     create_jobs()
     create_evidence()
     create_choices()
@@ -111,15 +84,29 @@ def upgrade() -> None:
     create_drift()
     create_schedule()
     op.execute(FIRST_PARTITIONS)
+    run_script("0001_views.sql")
 
 
 def downgrade() -> None:
     """Drop everything."""
+    for view in ("open_drift", "failed_jobs", "decision_log", "task_speedup_now", "task_alpha_now", "evidence_now"):
+        op.execute(f"DROP VIEW {view}")
     for table in reversed(TABLES):
         op.drop_table(table)
+    op.execute("DROP FUNCTION tell_drafts_changed()")
     op.execute("DROP AGGREGATE sum_by_position(bigint[])")
-    for signature in ("array_add(bigint[], bigint[])", "array_ge(bigint[], bigint[])", "array_sum(bigint[])"):
+    for signature in (
+        "unpack_doubles(bytea)", "array_add(bigint[], bigint[])", "array_ge(bigint[], bigint[])", "array_sum(bigint[])"
+    ):
         op.execute(f"DROP FUNCTION {signature}")
+
+
+def run_script(name: str) -> None:
+    """The statements of a file beside this one; each ends with a semicolon at the end of its line."""
+    script = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for statement in script.split(";\n"):
+        if statement.strip():
+            op.execute(statement.strip())
 
 
 def create_jobs() -> None:
@@ -147,12 +134,10 @@ def create_jobs() -> None:
             "status IN ('running','succeeded','failed','expired','cancelled')", name=op.f("ck_jobs_status")
         ),
         PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
+        postgresql_with={"fillfactor": 75},
         comment="One row a job: claim, then the one recorded outcome",
     )
     op.create_index("ix_jobs_batch_id", "jobs", ["batch_id"], postgresql_where=text("batch_id IS NOT NULL"))
-    op.create_index(
-        "ix_jobs_lease_expires_at", "jobs", ["lease_expires_at"], postgresql_where=text("status = 'running'")
-    )
     op.create_index("ix_jobs_task_created_at", "jobs", ["task", "created_at"])
     op.create_table(
         "outbox",
@@ -187,28 +172,16 @@ def create_evidence() -> None:
         *evidence_key(primary_key=False),
         Column("mode", Text(), nullable=False, comment="vanilla or speculative"),
         Column("num_draft_tokens", Integer(), nullable=False, comment="k, the draft length asked for; 0 is vanilla"),
-        Column("reason", Text(), nullable=False, comment="Why this mode: alphaloop.policy.Reason"),
+        Column("reason", Text(), nullable=False, comment="Why this mode: alphaloop.deciding.decision.Reason"),
         Column("device", Text(), nullable=False, comment="What decoded it"),
         Column(
             "rounds", BigInteger(), nullable=False, comment="Target passes that yielded tokens, the prefill among them"
         ),
         Column("num_empty_rounds", BigInteger(), nullable=False, comment="Rounds in which nothing was proposed"),
         Column("num_cropped", BigInteger(), nullable=False, comment="rounds + accepted - tokens"),
-        Column(
-            "proposed",
-            COUNTS,
-            server_default=text("'{}'"),
-            nullable=False,
-            comment="Rounds in which at least this many tokens were proposed",
-        ),
-        Column(
-            "trials",
-            COUNTS,
-            server_default=text("'{}'"),
-            nullable=False,
-            comment="Rounds in which this position was tested",
-        ),
-        Column("accepts", COUNTS, server_default=text("'{}'"), nullable=False, comment="Of the trials, accepted"),
+        by_position("proposed", "Rounds in which at least this many tokens were proposed"),
+        by_position("trials", "Rounds in which this position was tested"),
+        by_position("accepts", "Of the trials, accepted"),
         Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
         Column("num_tokens", BigInteger(), nullable=False, comment="Tokens generated"),
         Column("batch_size", Integer(), nullable=False, comment="Most sequences that shared a step with it"),
@@ -222,6 +195,10 @@ def create_evidence() -> None:
             Double(),
             nullable=False,
             comment="Share of the engine's seconds: each step's divided by its batch",
+        ),
+        Column("decode_batch_id", Uuid(), nullable=False, comment="The same for jobs that were decided together"),
+        by_position(
+            "chances", "Rounds in which this position was asked for, all before it accepted; empty where k never changed"
         ),
         CheckConstraint(
             "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_decode_runs_counts_ordered")
@@ -238,39 +215,88 @@ def create_evidence() -> None:
     op.create_index("ix_decode_runs_task_purpose_decoded_at", "decode_runs", ["task", "purpose", "decoded_at"])
     create_rollup("acceptance_hourly", "hour")
     create_rollup("acceptance_daily", "day")
+    op.create_table(
+        "acceptance_state",
+        *evidence_key(primary_key=False),
+        Column(
+            "as_of",
+            INSTANT,
+            nullable=False,
+            comment="When the last of its jobs ended: the moment at which the sums weigh",
+        ),
+        Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
+        Column(
+            "evidence",
+            LargeBinary(),
+            nullable=False,
+            comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+        ),
+        Column(
+            "changed_in",
+            BigInteger(),
+            nullable=False,
+            comment="Transaction that changed it last: who was not seen is newer",
+        ),
+        PrimaryKeyConstraint(
+            "target_revision", "engine", "drafter", "draft_revision", "task", "segment", "sampling_bucket",
+            "prompt_bucket", name=op.f("pk_acceptance_state"),
+        ),
+        postgresql_with={"toast_tuple_target": 8160},
+        comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
+    )
+    op.execute("ALTER TABLE acceptance_state ALTER COLUMN evidence SET STORAGE EXTERNAL")
+    op.create_index("ix_acceptance_state_changed_in", "acceptance_state", ["changed_in"])
 
 
 def create_choices() -> None:
     """What rounds cost, and what was decided."""
     op.create_table(
         "cost_profiles",
-        Column("device", Text(), nullable=False, comment="What was measured"),
+        Column("host", Text(), nullable=False, comment="Machine that was measured"),
+        Column("device", Text(), nullable=False, comment="What was measured on it"),
         Column("engine", Text(), nullable=False, comment="Decoding library, version and dtype"),
         Column("target_revision", Text(), nullable=False, comment="Hash of the target's weights"),
         Column(
-            "drafter",
-            Text(),
-            nullable=False,
-            comment="Empty: the target's pass; else the time of this drafter's proposal",
+            "drafter", Text(), nullable=False, comment="Empty: the target's pass; else the time of this drafter's proposal"
         ),
         Column("draft_revision", Text(), nullable=False, comment="Empty for the target"),
         Column("batch", Integer(), nullable=False, comment="Sequences"),
-        Column("width", Integer(), nullable=False, comment="Target positions a sequence: k + 1"),
-        Column("median_ms", Double(), nullable=False, comment="Median milliseconds"),
+        Column(
+            "width",
+            Integer(),
+            nullable=False,
+            comment="Target positions a sequence, k + 1; of a prefill, the prompt's tokens",
+        ),
+        Column("context", Integer(), server_default=text("256"), nullable=False, comment="Tokens before, a sequence"),
+        Column("kind", Text(), server_default=text("'round'"), nullable=False, comment="round or prefill"),
+        Column("median_ms", Double(), nullable=False, comment="Median milliseconds, as measured"),
         Column("num_samples", Integer(), nullable=False, comment="Timings behind the median"),
         Column("measured_at", INSTANT, server_default=NOW, nullable=False, comment="When"),
+        Column(
+            "correction",
+            Double(),
+            server_default=text("1"),
+            nullable=False,
+            comment="What real rounds took, over median_ms",
+        ),
+        whole("num_corrections", "Real rounds of about this shape behind the correction"),
+        Column(
+            "correction_variance",
+            Double(),
+            server_default=text("0"),
+            nullable=False,
+            comment="Variance of ln(correction)",
+        ),
+        Column("corrected_at", INSTANT, comment="When the correction was last stored; null if never"),
+        CheckConstraint("correction > 0", name=op.f("ck_cost_profiles_correction")),
+        CheckConstraint("correction_variance >= 0", name=op.f("ck_cost_profiles_correction_variance")),
+        CheckConstraint("kind IN ('round','prefill')", name=op.f("ck_cost_profiles_kind")),
         CheckConstraint("median_ms > 0", name=op.f("ck_cost_profiles_median_ms")),
         PrimaryKeyConstraint(
-            "device",
-            "engine",
-            "target_revision",
-            "drafter",
-            "draft_revision",
-            "batch",
-            "width",
-            name=op.f("pk_cost_profiles"),
+            "host", "device", "engine", "target_revision", "drafter", "draft_revision", "batch", "width", "context",
+            "kind", name=op.f("pk_cost_profiles"),
         ),
-        comment="What a round costs on a device",
+        comment="What a round costs on a device of a machine",
     )
     op.create_table(
         "decisions",
@@ -287,13 +313,46 @@ def create_choices() -> None:
         Column("to_mode", Text(), nullable=False, comment="Now"),
         Column("to_drafter", Text(), comment="Now; null for vanilla"),
         Column("to_num_draft_tokens", Integer(), nullable=False, comment="Now; 0 for vanilla"),
-        Column("reason", Text(), nullable=False, comment="alphaloop.policy.Reason"),
+        Column("reason", Text(), nullable=False, comment="alphaloop.deciding.decision.Reason"),
         Column("explanation", Text(), nullable=False, comment="The reason in words, with its figures"),
         Column("owner", Text(), nullable=False, comment="Worker that decided"),
+        Column("tokens_per_round", Double(), comment="Expected of the new choice; null where nothing was weighed"),
+        Column("round_ms", Double(), comment="Expected milliseconds of such a round"),
+        Column("speedup", Double(), comment="Expected goodput over vanilla"),
+        Column("speedup_low", Double(), comment="Lower 95 % bound"),
+        Column("speedup_high", Double(), comment="Upper 95 % bound"),
+        Column("rival_drafter", Text(), comment="Of the best other alternative; null for vanilla"),
+        Column("rival_num_draft_tokens", Integer(), comment="Its k; null where there was none"),
+        Column("rival_speedup", Double(), comment="Its expected goodput over vanilla"),
+        Column("rival_speedup_low", Double(), comment="Lower 95 % bound"),
+        Column("rival_speedup_high", Double(), comment="Upper 95 % bound"),
+        Column(
+            "jobs",
+            Double(),
+            comment="Jobs remembered of the drafter in the task, as they weighed; the rival's, if vanilla was chosen",
+        ),
+        Column("trials", ARRAY(Double()), comment="Theirs, by position, as they weighed"),
+        Column("accepts", ARRAY(Double()), comment="Of the trials, accepted"),
         PrimaryKeyConstraint("id", name=op.f("pk_decisions")),
         comment="When a task's choice changed, from what to what, and why; exploration and forced modes are not choices",
     )
     op.create_index("ix_decisions_task_decided_at", "decisions", ["task", "decided_at"])
+    op.create_table(
+        "exploration_budgets",
+        Column("task", Text(), nullable=False, comment="Kind of prompt"),
+        Column("target_revision", Text(), nullable=False, comment="Hash of the target's weights"),
+        Column("device", Text(), nullable=False, comment="What decodes it"),
+        Column("sampling_bucket", Text(), nullable=False, comment="Sampling settings it is for"),
+        Column("balance", Double(), nullable=False, comment="Tokens that exploration may still be expected to lose"),
+        Column("control", Double(), nullable=False, comment="Tokens that controls may still be expected to lose"),
+        Column("accrued", Double(), nullable=False, comment="Ever put by, both together"),
+        Column("spent", Double(), nullable=False, comment="Ever spent, both together"),
+        Column("changed_at", INSTANT, server_default=NOW, nullable=False, comment="When a worker last changed it"),
+        PrimaryKeyConstraint(
+            "task", "target_revision", "device", "sampling_bucket", name=op.f("pk_exploration_budgets")
+        ),
+        comment="What a task may still lose to exploration and controls: one for all workers, kept over restarts",
+    )
 
 
 def create_probes() -> None:
@@ -367,6 +426,7 @@ def create_drift() -> None:
         Column("target_revision", Text(), nullable=False, comment="The target it drafts for"),
         Column("parent_revision", Text(), comment="Revision it was trained from"),
         Column("trained_on", Text(), comment="What it was trained on"),
+        Column("figures", JSONB(), comment="What it was measured to do on held-out text; null if never judged"),
         Column("status", Text(), nullable=False, comment="candidate, active, stale or retired"),
         Column("status_reason", Text(), server_default=text("''"), nullable=False, comment="Why it has this status"),
         Column("registered_at", INSTANT, server_default=NOW, nullable=False, comment="When it was first seen"),
@@ -415,7 +475,7 @@ def create_rollup(name: str, bucket: str) -> None:
         Column("bucket", INSTANT, nullable=False, comment=f"Start of the {bucket}, UTC"),
         *evidence_key(primary_key=True),
         Column("purpose", Text(), nullable=False, comment="traffic, probe or control"),
-        Column("mode", Text(), nullable=False, comment="vanilla or speculative"),
+        Column("mode", Text(), nullable=False, comment=MODES),
         Column("num_draft_tokens", Integer(), nullable=False, comment="k; 0 is vanilla"),
         whole("num_jobs", "Jobs"),
         whole("rounds", "Rounds, prefills among them"),
@@ -441,7 +501,6 @@ def create_rollup(name: str, bucket: str) -> None:
             "target_revision",
             "drafter",
             "draft_revision",
-            "gate",
             "engine",
             "sampling_bucket",
             "prompt_bucket",
@@ -450,7 +509,7 @@ def create_rollup(name: str, bucket: str) -> None:
             "num_draft_tokens",
             name=op.f(f"pk_{name}"),
         ),
-        comment=f"Counts and sums of decode_runs by {bucket}: never rates",
+        comment=f"Counts and sums of decode_runs by {bucket}, and those of shadows: never rates",
     )
     op.create_index(f"ix_{name}_task_bucket", name, ["task", "bucket"])
 
@@ -463,7 +522,6 @@ def evidence_key(*, primary_key: bool) -> list[Column[Any]]:
         "target_revision": "Hash of the target's weights",
         "drafter": "Name of the drafter; empty for vanilla",
         "draft_revision": "Revision of the drafter; empty for vanilla",
-        "gate": "Confidence gate that ends drafts early; empty without one",
         "engine": "Decoding library, version and dtype",
         "sampling_bucket": "Sampling settings that share a history",
         "prompt_bucket": "Prompt lengths that share a history",

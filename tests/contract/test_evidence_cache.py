@@ -81,30 +81,30 @@ def assert_same(found: dict[EvidenceKey, KeyEvidence], expected: dict[EvidenceKe
 def test_own_outcomes_count_at_once_and_as_the_database_counts_them(
     database: Database, worker: EvidenceCache, rng: random.Random
 ) -> None:
-    worker.look()
+    worker.refresh()
     for number in range(6):
         for recorded in [record(database, batch(rng, number))]:
             worker.add(one for done in recorded for one in done.evidence)
     later = NOW + timedelta(hours=1)
     other = new_worker(database)
-    other.look()
+    other.refresh()
     assert_same(worker.leaves("code", "lookup", later), other.leaves("code", "lookup", later))
 
 
 def test_what_others_add_is_there_after_a_look_and_moves_the_version(
     database: Database, worker: EvidenceCache, rng: random.Random
 ) -> None:
-    worker.look()
+    worker.refresh()
     later, before = NOW + timedelta(hours=1), worker.version("code", "lookup")
     record(database, batch(rng, 0))
     assert worker.leaves("code", "lookup", later) == {}
-    worker.look()
+    worker.refresh()
     assert worker.version("code", "lookup") > before
     assert sum(evidence.all.jobs for evidence in worker.leaves("code", "lookup", later).values()) == pytest.approx(
         3, rel=0.02
     )
     standing = worker.version("code", "lookup")
-    worker.look()
+    worker.refresh()
     assert worker.version("code", "lookup") == standing
 
 
@@ -130,17 +130,17 @@ def test_a_look_that_began_before_outcomes_of_ours_does_not_take_them_back(
     worker = new_worker(database, store)
     first, others, *ours = (run for n in range(4) for run in batch(rng, n, num_jobs=1, prompt_bucket="<=256"))
     record(database, [first])
-    worker.look()
+    worker.refresh()
     record(database, [others])
     store.meanwhile = lambda: worker.add(one for done in record(database, ours) for one in done.evidence)
-    worker.look()
+    worker.refresh()
     later = NOW + timedelta(hours=1)
     (evidence,) = worker.leaves("code", "lookup", later).values()
     assert evidence.all.jobs == pytest.approx(3, rel=0.02)
     store.meanwhile = lambda: None
-    worker.look()
+    worker.refresh()
     other = new_worker(database)
-    other.look()
+    other.refresh()
     assert_same(worker.leaves("code", "lookup", later), other.leaves("code", "lookup", later))
     (evidence,) = worker.leaves("code", "lookup", later).values()
     assert evidence.all.jobs == pytest.approx(4, rel=0.02)
@@ -155,7 +155,7 @@ def test_flags_are_seen_and_taken_back(database: Database, worker: EvidenceCache
         (DraftStatus.RETIRED, True),
     ):
         registry.set_status("lookup", "draft-1", TARGET, status, "a test")
-        worker.look()
+        worker.refresh()
         assert worker.is_stale("lookup", "draft-1") is is_stale
 
 
@@ -168,7 +168,7 @@ def test_lengths_are_those_of_the_tasks_jobs_as_they_weigh(database: Database, w
             decode_run(vanilla_counts(7), mode=Mode.VANILLA, at=NOW, task="chat"),
         ],
     )
-    worker.look()
+    worker.refresh()
     lengths = worker.lengths("code", ["", "lookup"], NOW)
     assert lengths.jobs == pytest.approx(1.5)
     assert lengths.output_tokens == pytest.approx((0.5 * 100 + 40) / 1.5)
@@ -181,7 +181,7 @@ def test_only_tasks_of_late_tell_of_a_drafter(
     monkeypatch.setattr(module, "MAX_TASKS", 3)
     for number, task in enumerate("edcba"):
         record(database, batch(rng, 60 * number, task=task, num_jobs=number + 1))
-    worker.look()
+    worker.refresh()
     later = NOW + timedelta(minutes=240)
     found = sorted(sums.jobs for sums in worker.of_tasks("lookup", later))
     assert found == pytest.approx([3, 4, 5], rel=0.1)

@@ -20,7 +20,7 @@ from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.choice_figures import ChoiceFigures, Weighed
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import NOT_A_CHOICE, DecisionLog, DraftSetting
+from alphaloop.store.decisions import NOT_A_CHOICE, DecisionLog, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 
 pytestmark = pytest.mark.postgres
@@ -33,25 +33,25 @@ K3 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "1.7x van
 
 def test_costs_come_back_as_they_were_measured(database: Database) -> None:
     costs, drafters = CostStore(database), {"lookup": "r1"}
-    assert costs.load("cpu", "e", "t", drafters).is_empty
+    assert costs.load("h", "cpu", "e", "t", drafters).is_empty
     points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint(None, 1, 5, 34.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
-    costs.save("cpu", "e", "t", drafters, points)
-    table = costs.load("cpu", "e", "t", drafters)
+    costs.save("h", "cpu", "e", "t", drafters, points)
+    table = costs.load("h", "cpu", "e", "t", drafters)
     assert table.round_ms(None, 1, 0) == 30.0
     assert table.round_ms("lookup", 1, 4) == 34.5
-    costs.save("cpu", "e", "t", drafters, [CostPoint(None, 1, 1, 25.0, 9)])
-    assert costs.load("cpu", "e", "t", drafters).round_ms(None, 1, 0) == 25.0
-    costs.save("cpu", "e", "t", drafters, [])
+    costs.save("h", "cpu", "e", "t", drafters, [CostPoint(None, 1, 1, 25.0, 9)])
+    assert costs.load("h", "cpu", "e", "t", drafters).round_ms(None, 1, 0) == 25.0
+    costs.save("h", "cpu", "e", "t", drafters, [])
 
 
-def test_costs_of_another_device_engine_target_or_draft_are_not_mine(database: Database) -> None:
+def test_costs_of_another_host_device_engine_target_or_draft_are_not_mine(database: Database) -> None:
     costs = CostStore(database)
     points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
-    costs.save("cpu", "e", "t", {"lookup": "r1"}, points)
-    for where in (("gpu", "e", "t"), ("cpu", "f", "t"), ("cpu", "e", "u")):
+    costs.save("h", "cpu", "e", "t", {"lookup": "r1"}, points)
+    for where in (("g", "cpu", "e", "t"), ("h", "gpu", "e", "t"), ("h", "cpu", "f", "t"), ("h", "cpu", "e", "u")):
         assert costs.load(*where, {"lookup": "r1"}).is_empty
-    assert costs.load("cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
-    assert costs.load("cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
+    assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
+    assert costs.load("h", "cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
 
 
 def test_every_kind_of_point_comes_back_as_it_was_stored(database: Database) -> None:
@@ -63,15 +63,15 @@ def test_every_kind_of_point_comes_back_as_it_was_stored(database: Database) -> 
         CostPoint("lookup", 4, 9, 0.1, 5, 2048),
         CostPoint("lookup", 1, 512, 0.2, 3, 0, CostKind.PREFILL),
     )
-    costs.save("cpu", "e", "t", drafters, points)
-    assert set(costs.load("cpu", "e", "t", drafters).points) == set(points)
+    costs.save("h", "cpu", "e", "t", drafters, points)
+    assert set(costs.load("h", "cpu", "e", "t", drafters).points) == set(points)
 
 
 def test_corrections_come_back_until_the_shape_is_measured_anew(database: Database) -> None:
-    costs, where = CostStore(database), ("cpu", "e", "t", {"lookup": "r1"})
+    costs, where = CostStore(database), ("h", "cpu", "e", "t", {"lookup": "r1"})
     points = [CostPoint(None, 1, 1, 30.1, 5), CostPoint(None, 1, 9, 36.7, 5), CostPoint("lookup", 1, 9, 0.1, 5)]
     costs.save(*where, points)
-    corrected = [replace(point, correction=1.7, num_corrections=40) for point in points]
+    corrected = [replace(point, correction=1.7, num_corrections=40, correction_variance=0.02) for point in points]
     costs.save_corrections(*where, corrected)
     costs.save_corrections(*where, [])
     assert set(costs.load(*where).points) == set(corrected)
@@ -87,12 +87,12 @@ def test_corrections_come_back_until_the_shape_is_measured_anew(database: Databa
 
 def test_a_whole_calibration_replaces_what_was_known_of_the_same_models(database: Database) -> None:
     costs, drafters = CostStore(database), {"lookup": "r1", "model": "r1"}
-    costs.save("cpu", "e", "t", drafters, [CostPoint(name, 2, 7, 5.0, 5) for name in (None, "lookup", "model")])
-    costs.save("gpu", "e", "t", drafters, [CostPoint(None, 2, 7, 5.0, 5)])
-    costs.replace("cpu", "e", "t", {"lookup": "r1"}, [CostPoint(None, 1, 1, 4.0, 9)])
-    kept = {(point.drafter, point.width) for point in costs.load("cpu", "e", "t", drafters).points}
+    costs.save("h", "cpu", "e", "t", drafters, [CostPoint(name, 2, 7, 5.0, 5) for name in (None, "lookup", "model")])
+    costs.save("h", "gpu", "e", "t", drafters, [CostPoint(None, 2, 7, 5.0, 5)])
+    costs.replace("h", "cpu", "e", "t", {"lookup": "r1"}, [CostPoint(None, 1, 1, 4.0, 9)])
+    kept = {(point.drafter, point.width) for point in costs.load("h", "cpu", "e", "t", drafters).points}
     assert kept == {(None, 1), ("model", 7)}
-    assert not costs.load("gpu", "e", "t", drafters).is_empty
+    assert not costs.load("h", "gpu", "e", "t", drafters).is_empty
 
 
 def log_change(log: DecisionLog, decision: Decision, *, device: str = "cpu", owner: str = "w1") -> bool:
@@ -105,10 +105,10 @@ def test_only_changes_are_logged(database: Database) -> None:
     assert told == [True, False, True, False, True, False, True]
     changes = log.latest("code")
     assert [(change.before, change.after) for change in changes[::-1]] == [
-        (None, DraftSetting("vanilla", None, 0)),
-        (DraftSetting("vanilla", None, 0), DraftSetting("speculative", "lookup", 4)),
-        (DraftSetting("speculative", "lookup", 4), DraftSetting("speculative", "lookup", 3)),
-        (DraftSetting("speculative", "lookup", 3), DraftSetting("vanilla", None, 0)),
+        (None, LoggedSetting("vanilla", None, 0)),
+        (LoggedSetting("vanilla", None, 0), LoggedSetting("speculative", "lookup", 4)),
+        (LoggedSetting("speculative", "lookup", 4), LoggedSetting("speculative", "lookup", 3)),
+        (LoggedSetting("speculative", "lookup", 3), LoggedSetting("vanilla", None, 0)),
     ]
     assert (changes[1].reason, changes[1].explanation, changes[1].batch) == ("faster", "1.7x vanilla expected", 4)
     assert log.latest("code", limit=1) == changes[:1]

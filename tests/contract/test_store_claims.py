@@ -205,3 +205,31 @@ def test_claims_are_locked_in_one_order_whatever_order_they_are_named_in(jobs: J
             wait_until_blocked(database)
             assert len(connection.execute(lock, {"ids": ["b", "c"]}).all()) == 2
         assert waiting.result(30) == {"a", "b", "c"}
+
+
+def test_the_order_of_locks_does_not_depend_on_the_collation(jobs: JobStore, database: Database) -> None:
+    """A dictionary sorts a, B, c; Python, which orders the claims, sorts B, a, c. Both sides have to agree."""
+    claim(jobs, *map(claim_request, "aBc"))
+    with ThreadPoolExecutor(1) as pool, database.begin() as connection:
+        connection.execute(text("SELECT FROM jobs WHERE job_id = 'B' FOR UPDATE"))
+        waiting = pool.submit(jobs.renew, {"a": 1, "B": 1, "c": 1}, owner="w1", lease_s=60.0)
+        wait_until_blocked(database)
+        asked = text(
+            "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        (statement,) = connection.execute(asked).scalars()
+        free = text("SELECT job_id FROM jobs WHERE job_id IN ('a', 'c') FOR UPDATE NOWAIT")
+        assert len(connection.execute(free).all()) == 2
+        connection.rollback()
+        assert waiting.result(30) == {"a", "B", "c"}
+    assert 'ORDER BY jobs.job_id COLLATE "C"' in statement
+
+
+def test_renewing_touches_no_index(jobs: JobStore, database: Database) -> None:
+    """Else each renewal would write every index of the table."""
+    claim(jobs, claim_request("a"))
+    counted = text("SELECT pg_stat_get_xact_tuples_hot_updated('jobs'::regclass)")
+    with database.begin() as connection:
+        before = connection.execute(counted).scalar_one()
+        connection.execute(text("UPDATE jobs SET lease_expires_at = now(), owner = 'w2', attempt = attempt + 1"))
+        assert connection.execute(counted).scalar_one() == before + 1

@@ -77,7 +77,7 @@ def fill(database: Database, rng: random.Random) -> Database:
     outcomes.record([*done, bad, nul], owner="w1")
     drafts.register("lookup", "draft-1", TARGET)
     DecisionLog(database).record_change("code", TARGET, DEVICE, "greedy", 4, K4, "w1")
-    CostStore(database).save(DEVICE, "e", TARGET, {}, [CostPoint(None, 1, 1, 30.0, 5)])
+    CostStore(database).save("a-host", DEVICE, "e", TARGET, {}, [CostPoint(None, 1, 1, 30.0, 5)])
     with database.begin() as connection:
         connection.execute(
             text(

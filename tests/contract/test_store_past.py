@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.key_evidence import KeyEvidence
@@ -79,18 +77,14 @@ def test_runs_come_in_order_as_they_were_written(database: Database, rng: random
     assert past.tasks() == ["chat", "code"]
 
 
-def test_runs_come_with_their_batch_and_their_chances_and_without_where_nobody_noted_them(
-    database: Database, rng: random.Random
-) -> None:
+def test_runs_come_with_their_batch_and_their_chances(database: Database, rng: random.Random) -> None:
     """Drafts of three, then, as the batch drained, of five: the last two positions were not always asked for."""
-    old, new = some_runs(rng, "code", NOON, 2)
-    new = replace(new, chances=(40, 30, 20, 6, 5), decode_batch_id=uuid4())
-    write(database, [old, new])
-    with database.begin() as connection:
-        connection.execute(text("UPDATE decode_runs SET chances = NULL WHERE decode_batch_id IS NULL"))
+    plain, changed = some_runs(rng, "code", NOON, 2)
+    changed = replace(changed, chances=(40, 30, 20, 6, 5), decode_batch_id=plain.decode_batch_id)
+    write(database, [plain, changed])
     found = list(PastStore(database).runs(NOON, NOON + 60 * MINUTE))
-    assert found == [old, new]
-    assert found[1].evidence.chances == new.evidence.chances
+    assert found == [plain, changed]
+    assert found[1].evidence.chances == changed.evidence.chances
     assert found[1].evidence.chances[3:] == (6.0, 5.0)
 
 

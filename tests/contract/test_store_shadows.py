@@ -53,7 +53,7 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     history = HistoryStore(database)
     rows = AcceptanceStateStore(database).look(TARGET, ENGINE, {"lookup": "draft-1"}).rows
     (row,) = (row for row in rows if row.pair.drafter)
-    sums = row.memory.all
+    sums = row.evidence.all
     assert (row.num_jobs, sums.trials, sums.accepts) == (5, total.trials, total.accepts)
     assert sums.output_tokens == 5 * NUM_OUTPUT, "lengths are those of the whole texts"
     assert sums.tokens == total.num_tokens - 5, "tokens of its rounds are its own"
@@ -87,7 +87,7 @@ def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Databa
     OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1")
     look = AcceptanceStateStore(database).look(TARGET, run.key.engine, {"gated": "draft-1"})
     (row,) = (row for row in look.rows if row.pair.drafter == "gated")
-    sums = row.memory.all
+    sums = row.evidence.all
     assert (row.num_jobs, sums.chances, sums.accepts[:2]) == (1, chances, run.counts.accepts[:2])
     with database.begin() as connection:
         hours = connection.execute(text("SELECT mode FROM acceptance_hourly")).scalars().all()
@@ -130,7 +130,7 @@ def test_a_run_scored_with_longer_drafts_counts_once(database: Database, rng: ra
     OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1")
     look = AcceptanceStateStore(database).look(TARGET, run.key.engine, {run.key.drafter: run.key.draft_revision})
     (row,) = (row for row in look.rows if row.pair.drafter)
-    assert (row.num_jobs, row.memory.all.trials) == (1, longer.trials)
+    assert (row.num_jobs, row.evidence.all.trials) == (1, longer.trials)
     with database.begin() as connection:
         hours = connection.execute(text("SELECT mode, trials FROM acceptance_hourly")).all()
     assert [tuple(hour) for hour in hours] == [("speculative", list(run.counts.trials))]

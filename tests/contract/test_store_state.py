@@ -251,7 +251,7 @@ def test_what_nobody_adds_to_any_more_is_dropped(database: Database, state: Acce
 def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateStore, rng: random.Random) -> None:
     for batch in random_runs(rng, 6):
         record(database, *batch)
-    names = ("trials", "accepts", "trials_lately", "accepts_lately")
+    names = ("trials", "accepts", "recent_trials", "recent_accepts")
     with database.begin() as connection:
         rows = connection.execute(text("SELECT * FROM evidence_now")).all()
     found = evidence_cache(state)
@@ -259,7 +259,7 @@ def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateSto
     for row in rows:
         key = EvidenceKey(**{name: getattr(row, name) for name in EvidenceKey.__slots__})
         evidence = found[key]
-        assert (row.jobs, row.jobs_lately, row.rounds) == (evidence.all.jobs, evidence.recent.jobs, evidence.all.rounds)
+        assert (row.jobs, row.recent_jobs, row.rounds) == (evidence.all.jobs, evidence.recent.jobs, evidence.all.rounds)
         assert row.mean_output_tokens == pytest.approx(evidence.all.mean_output_tokens)
         lists = [evidence.all.trials, evidence.all.accepts, evidence.recent.trials, evidence.recent.accepts]
         assert [list(getattr(row, name)) for name in names] == [list(values) for values in lists]

@@ -11,6 +11,7 @@ from itertools import count
 from typing import NoReturn
 
 import pytest
+from worker.jobs.lanes import LaneKey, lane_of
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
@@ -36,7 +37,6 @@ from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.incumbents import BatchKind, Budgets, Incumbents
 from worker.engine import PreparedJob, Sampling
-from worker.jobs.batching import BatchKey, batch_key
 
 pytestmark = pytest.mark.postgres
 
@@ -63,7 +63,7 @@ class Worker:
             drafters={LOOKUP.name: LOOKUP.revision},
             half_life=HALF_LIFE,
         )
-        self.evidence_cache.look()
+        self.evidence_cache.refresh()
         self.incumbents = Incumbents(DecisionLog(database), identity, "w")
         self.budgets = Budgets(
             BudgetStore(database),
@@ -94,14 +94,14 @@ class Worker:
 
 def asked(
     task: str, num_jobs: int, *, lengths: Sequence[int] = (40,), segments: Sequence[str] = ("",)
-) -> tuple[BatchKey, Sequence[PreparedJob]]:
+) -> tuple[LaneKey, Sequence[PreparedJob]]:
     jobs = []
     for number in range(num_jobs):
         fields = {"body": {"prompt": "x"}, "segment": segments[number % len(segments)] or None}
         job = parse_job(json.dumps(fields).encode(), Origin("test", f"jobs.{task}", 0, number), task=task)
         token_ids = (1,) * lengths[number % len(lengths)]
         jobs.append(PreparedJob(job, token_ids, Sampling(max_tokens=100, temperature=0.0)))
-    return batch_key(jobs[0].job, jobs[0].sampling), jobs
+    return lane_of(jobs[0].job, jobs[0].sampling), jobs
 
 
 def run(

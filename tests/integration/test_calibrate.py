@@ -79,7 +79,7 @@ def test_calibrate_measures_stores_and_prints(
     assert {p.context for p in points if p.kind is CostKind.ROUND} == {256, 1024}
     assert any(p.kind is CostKind.PREFILL for p in points)
     revisions = {name: revision for name, revision in _revisions(database)}
-    stored = CostStore(database).load(told["device"], told["engine"], told["target_revision"], revisions)
+    stored = CostStore(database).load(told["host"], told["device"], told["engine"], told["target_revision"], revisions)
     assert set(stored.points) == points
 
 
@@ -103,7 +103,7 @@ def test_without_a_database_it_says_how_to_go_on(
 
 def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    identity = EngineIdentity("transformers-5.23.0-bfloat16", "tiny", "0" * 12, "bfloat16", "cpu", 8192)
+    identity = EngineIdentity("transformers-5.23.0-bfloat16", "tiny", "0" * 12, "bfloat16", "cpu", 8192, "a-host")
     widths = (1, 2, 3, 5, 9, 13)
     points = [
         CostPoint(name, batch, width, 1234.5 if name is None else 0.123, 9, context)

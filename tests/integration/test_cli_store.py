@@ -56,7 +56,7 @@ def decoded(database: Database, rng: random.Random) -> Database:
     drafters = {"lookup": "draft-1"}
     points = [CostPoint(None, batch, width, 40.0 + width, 5) for batch in (1, 4) for width in (1, 4, 9)]
     points += [CostPoint("lookup", batch, width, 0.1, 5) for batch in (1, 4) for width in (4, 9)]
-    CostStore(database).save(DEVICE, ENGINE, TARGET, drafters, points)
+    CostStore(database).save("a-host", DEVICE, ENGINE, TARGET, drafters, points)
     DraftRegistry(database).register("lookup", "draft-1", TARGET)
     PartitionKeeper(database).ensure(datetime.now(UTC), 2)
     for i in range(12):

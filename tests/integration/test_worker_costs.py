@@ -29,7 +29,11 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
         client.send("code", jobs)
         client.results(NUM_JOBS)
     identity, revisions = engine.identity, {drafter.name: drafter.revision for drafter in engine.drafters}
-    points = CostStore(database).load(identity.device, identity.engine, identity.target_revision, revisions).points
+    points = (
+        CostStore(database)
+        .load(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+        .points
+    )
     assert len(points) == len(calibrated.points)
     for point in points:
         assert point.correction == pytest.approx(2.0 if point.drafter is None else 1.0)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,10 +17,8 @@ from alembic.script import ScriptDirectory
 from pydantic import SecretStr
 from sqlalchemy import Connection, text
 
-from alphaloop.cost import CostKind, CostPoint
 from alphaloop.errors import ConfigError, SchemaMismatch, StoreUnavailable
 from alphaloop.store import schema
-from alphaloop.store.costs import CostStore
 from alphaloop.store.database import SUPPORTED_REVISIONS, Database
 from alphaloop.store.partitions import PartitionKeeper
 
@@ -56,36 +53,6 @@ def test_up_down_up_leaves_the_same_schema_and_down_leaves_nothing(empty_databas
     schema.upgrade(empty_database_url)
     assert _objects(empty_database_url) == first > empty
     command.check(schema.alembic_config(empty_database_url))
-
-
-def test_each_revision_can_be_undone_alone(empty_database_url: SecretStr) -> None:
-    revisions = [script.revision for script in _scripts().walk_revisions()][::-1]
-    seen: list[str] = []
-    for revision in revisions:
-        before = _objects(empty_database_url)
-        schema.upgrade(empty_database_url, revision)
-        if seen:  # the first revision brings alembic's own table, which stays
-            schema.downgrade(empty_database_url, "-1")
-            assert _objects(empty_database_url) == before
-            schema.upgrade(empty_database_url, revision)
-        seen.append(revision)
-    assert seen[-1] == SUPPORTED_REVISIONS[-1]
-
-
-def test_costs_measured_before_contexts_were_stay_and_survive_the_way_back(empty_database_url: SecretStr) -> None:
-    insert = "INSERT INTO cost_profiles VALUES ('cpu', 'e', 't', '', '', 1, :width, 30.5, 5)"
-    schema.upgrade(empty_database_url, "0003")
-    with Database(empty_database_url) as database:
-        with database.begin() as connection:
-            connection.execute(text(insert), {"width": 1})
-        schema.upgrade(empty_database_url)
-        store, where = CostStore(database), ("cpu", "e", "t", {"d": "r"})
-        known = CostPoint(None, 1, 1, 30.5, 5, 256, CostKind.ROUND, 1.0, 0)
-        assert store.load(*where).points == (known,)
-        store.save(*where, [replace(known, context=2048), CostPoint(None, 1, 64, 9.0, 3, 0, CostKind.PREFILL)])
-        schema.downgrade(empty_database_url, "0003")
-        with database.begin() as connection:
-            assert connection.execute(text("SELECT width, median_ms FROM cost_profiles")).all() == [(1, 30.5)]
 
 
 def test_there_is_one_head_and_this_code_runs_on_it() -> None:

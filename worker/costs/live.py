@@ -226,10 +226,10 @@ def _is_news(now: CostPoint, then: CostPoint) -> bool:
 
 
 def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> LiveCosts:
-    """Costs stored for this device, engine, target and drafters; what they lack is measured and stored first."""
+    """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first."""
     identity = engine.identity
     revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-    key = (identity.device, identity.engine, identity.target_revision, revisions)
+    key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     timed = timed_by(engine.drafters)
     known = store.load(*key).points
     lacking = plan(engine, settings, known).missing(known)

@@ -10,7 +10,7 @@ from alphaloop.deciding.decision import DecisionContext
 from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.settings import TaskSettings
 from worker.engine import Engine, PreparedJob
-from worker.jobs.batching import BatchKey
+from worker.jobs.lanes import LaneKey
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -18,7 +18,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 def with_conditions(
     context: DecisionContext,
     engine: Engine,
-    key: BatchKey,
+    key: LaneKey,
     jobs: Sequence[PreparedJob],
     task: TaskSettings,
     now: datetime,

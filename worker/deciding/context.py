@@ -12,10 +12,10 @@ from alphaloop.messages import Decoding, Purpose
 from alphaloop.settings import TaskSettings
 from worker.deciding.evidence_cache import JobLengths
 from worker.engine import EngineIdentity, PreparedJob
-from worker.jobs.batching import BatchKey
+from worker.jobs.lanes import LaneKey
 
 
-def evidence_key(key: BatchKey, jobs: Sequence[PreparedJob], identity: EngineIdentity) -> EvidenceKey:
+def evidence_key(key: LaneKey, jobs: Sequence[PreparedJob], identity: EngineIdentity) -> EvidenceKey:
     """Whose evidence speaks for jobs taken together, but for the drafter: of their mean prompt, of most's segment."""
     num_prompt_tokens = fmean(len(job.token_ids) for job in jobs)
     segments = Counter(job.job.segment or "" for job in jobs)
@@ -39,7 +39,7 @@ def alike(jobs: Sequence[PreparedJob], *, by_segment: bool) -> list[list[int]]:
 
 
 def question(
-    key: BatchKey,
+    key: LaneKey,
     jobs: Sequence[PreparedJob],
     task: TaskSettings,
     lengths: JobLengths,

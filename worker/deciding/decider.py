@@ -23,7 +23,7 @@ from worker.deciding.context import alike, evidence_key, question
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.incumbents import BatchKind, Budgets, Incumbents
 from worker.engine import Engine, PreparedJob
-from worker.jobs.batching import BatchKey
+from worker.jobs.lanes import LaneKey
 
 #: What all tasks say of a drafter moves slowly, and takes tens of milliseconds to add up.
 _PAIR_LASTS: Final = timedelta(seconds=60)
@@ -70,7 +70,9 @@ class Decider:
         self._posteriors: dict[EvidenceKey, _CachedPosterior] = {}
         self._splits: dict[tuple[str, str], tuple[int, bool]] = {}
 
-    def decide_each(self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings) -> tuple[Decision, ...]:
+    def decide_each(
+        self, key: LaneKey, jobs: Sequence[PreparedJob], task: TaskSettings, *, num_running: int | None = None
+    ) -> tuple[Decision, ...]:
         """A decision for each job of a batch, in order: the same for all, or by groups that differ.
 
         Raises StoreError only before anything is changed: ask again.
@@ -85,7 +87,7 @@ class Decider:
         return tuple(by_job[index] for index in range(len(jobs)))
 
     def _decide(
-        self, key: BatchKey, jobs: Sequence[PreparedJob], task: TaskSettings, groups: Sequence[Sequence[int]]
+        self, key: LaneKey, jobs: Sequence[PreparedJob], task: TaskSettings, groups: Sequence[Sequence[int]]
     ) -> tuple[Decision, ...]:
         now, drafters = self._now(), self._drafters()
         wanted = [evidence_key(key, [jobs[index] for index in group], self._engine.identity) for group in groups]
@@ -96,7 +98,7 @@ class Decider:
         lengths = self._evidence_cache.lengths(key.task, ["", *(drafter.name for drafter in drafters)], now)
         controls = self._evidence_cache.lengths(key.task, [""], now)
         context = question(key, jobs, task, lengths, control_jobs=controls.jobs, draw=self._rng.random())
-        context = with_conditions(context, self._engine, key, jobs, task, now)
+        context = replace(with_conditions(context, self._engine, key, jobs, task, now), now=now)
         inferred = [
             Group(len(group), {drafter.name: self._posterior(one, drafter, now) for drafter in drafters})
             for group, one in zip(groups, wanted, strict=True)

@@ -18,8 +18,8 @@ from alphaloop.store.drafts import DraftRegistry
 #: Tasks that tell what a drafter is worth for a new one: those of late are enough, and their number bounds the time.
 MAX_TASKS: Final = 300
 
-#: Evidence of one drafter in one task: task, drafter, gate.
-_Place: TypeAlias = tuple[str, str, str]
+#: Evidence of one drafter in one task: task, drafter.
+_Place: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class _Held:
 class EvidenceCache:
     """Rows of acceptance_state for one target, one engine and the drafters here, and which of these may not serve.
 
-    `look` reads what changed, from any thread; `add` counts this worker's own outcomes at once; the rest answers from
-    memory alone.
+    `refresh` reads what changed, from any thread; `add` counts this worker's own outcomes at once; everything else
+    answers without the database.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EvidenceCache:
         self._totals: dict[_Place, EvidenceSums] = {}
         self._versions: dict[_Place, int] = {}
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read which drafts are stale, and the rows that changed since the last look; the first time, all of them.
 
         Raises StoreError; what is known then stays as it was.
@@ -100,26 +100,26 @@ class EvidenceCache:
                 held[key] = _Held(before.num_jobs + len(its), before.evidence.with_job(added, self._half_life))
                 self._changed(place)
 
-    def version(self, task: str, drafter: str, gate: str = "") -> int:
+    def version(self, task: str, drafter: str) -> int:
         """Another number whenever anything changed about a drafter in a task."""
-        return self._versions.get((task, drafter, gate), 0)
+        return self._versions.get((task, drafter), 0)
 
-    def leaves(self, task: str, drafter: str, now: datetime, gate: str = "") -> dict[EvidenceKey, KeyEvidence]:
+    def leaves(self, task: str, drafter: str, now: datetime) -> dict[EvidenceKey, KeyEvidence]:
         """What is remembered of a drafter in a task, by key, as of `now`."""
         with self._lock:
-            held = self._open((task, drafter, gate)).items()
+            held = self._open((task, drafter)).items()
             return {key: one.evidence.faded(max(now, one.evidence.all.as_of), self._half_life) for key, one in held}
 
     def last_used(self, task: str, drafter: str) -> datetime | None:
         """When the task last saw the drafter at work; None if never."""
         with self._lock:
-            place = (task, drafter, "")
+            place = (task, drafter)
             return self._last_used(place) if self._open(place) else None
 
-    def of_tasks(self, drafter: str, now: datetime, gate: str = "") -> list[EvidenceSums]:
+    def of_tasks(self, drafter: str, now: datetime) -> list[EvidenceSums]:
         """The sums of a drafter in each task of late, as of `now`."""
         with self._lock:
-            places = [place for place in self._unread.keys() | self._held.keys() if place[1:] == (drafter, gate)]
+            places = [place for place in self._unread.keys() | self._held.keys() if place[1] == drafter]
             if len(places) > MAX_TASKS:
                 places = nlargest(MAX_TASKS, places, key=self._last_used)
             return [
@@ -133,7 +133,7 @@ class EvidenceCache:
         jobs = tokens = 0.0
         with self._lock:
             for drafter in drafters:
-                for held in self._open((task, drafter, "")).values():
+                for held in self._open((task, drafter)).values():
                     sums = held.evidence.all
                     weight = 0.5 ** ((now - sums.as_of) / self._half_life)
                     jobs += weight * sums.jobs
@@ -143,12 +143,12 @@ class EvidenceCache:
     def _begin_with(self, rows: Iterable[StateRow]) -> None:
         self._unread, self._held, self._totals = {}, {}, {}
         for row in rows:
-            self._unread.setdefault((row.task, row.pair.drafter, row.gate), []).append(row)
+            self._unread.setdefault((row.task, row.pair.drafter), []).append(row)
         for place in self._unread.keys() | self._versions.keys():
             self._changed(place)
 
     def _take(self, row: StateRow) -> None:
-        place = (row.task, row.pair.drafter, row.gate)
+        place = (row.task, row.pair.drafter)
         held, key = self._open(place), row.key
         # An outcome of ours may have been counted here after the row was read; the next look finds both together.
         if key in held and held[key].num_jobs > row.num_jobs:
@@ -181,4 +181,4 @@ class EvidenceCache:
 
 
 def _place(key: EvidenceKey) -> _Place:
-    return key.task, key.drafter, key.gate
+    return key.task, key.drafter

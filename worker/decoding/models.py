@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import shutil
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +61,7 @@ def load_target(settings: TargetSettings) -> Target:
         dtype=settings.dtype,
         device=_device_name(device),
         context_length=context_length,
+        host=socket.gethostname(),
     )
     return Target(model, loaded.tokenizer, identity, ends)
 

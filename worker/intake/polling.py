@@ -64,7 +64,7 @@ class _Assigned:
 
 
 class Intake:
-    """Deliveries out, completions in. Public methods are called from the worker's thread."""
+    """Deliveries out, completions in. `take` is called from one thread, `finish` and `wake` from any."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Intake:
         patterns: Sequence[str],
         *,
         max_buffered: int,
+        max_buffered_bytes: int,
         max_distance: int,
         commit_interval_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -79,12 +80,16 @@ class Intake:
         self._source = source
         self._patterns = patterns
         self._max_buffered = max_buffered
+        self._max_buffered_bytes = max_buffered_bytes
         self._max_distance = max_distance
         self._commit_interval_s = commit_interval_s
         self._clock = clock
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._epoch = 0
+        self._assignment_number = 0
         self._buffer: deque[Delivery] = deque()
+        self._buffered_bytes = 0
+        self._is_woken = False
         self._changed = threading.Condition()
         self._finished: SimpleQueue[Delivery] = SimpleQueue()
         self._is_taking = True
@@ -99,12 +104,24 @@ class Intake:
         self._thread.start()
 
     def take(self, limit: int, timeout_s: float) -> list[Delivery]:
-        """Up to `limit` deliveries; waits up to `timeout_s` for the first. Raises what the polling thread died of."""
+        """Up to `limit` deliveries; waits up to `timeout_s` for the first, or for `wake`.
+
+        Raises what the polling thread died of.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._buffer or self._failure or self._closing.is_set(), timeout_s)
+            self._changed.wait_for(self._has_news if limit > 0 else self._is_urgent, timeout_s)
+            self._is_woken = False
             if self._failure is not None:
                 raise self._failure
-            return [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+            taken = [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+            self._buffered_bytes -= sum(map(_num_bytes, taken))
+            return taken
+
+    def wake(self) -> None:
+        """Let a waiting `take` return although nothing may have come."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """These messages need never be read again."""
@@ -116,11 +133,17 @@ class Intake:
         held = self._partitions.get(delivery.partition)
         return held is not None and held.epoch == delivery.epoch
 
+    @property
+    def assignment_number(self) -> int:
+        """Another number after every change of the partitions that are ours."""
+        return self._assignment_number
+
     def stop_taking(self) -> None:
         """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
         with self._changed:
             self._is_taking = False
             self._buffer.clear()
+            self._buffered_bytes = 0
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
@@ -180,7 +203,9 @@ class Intake:
             return
         with self._changed:
             if self._is_taking:
-                self._buffer.append(Delivery(record, held.epoch))
+                delivery = Delivery(record, held.epoch)
+                self._buffer.append(delivery)
+                self._buffered_bytes += _num_bytes(delivery)
                 self._changed.notify_all()
 
     def _drain_finished(self) -> None:
@@ -193,8 +218,10 @@ class Intake:
                 self._partitions[delivery.partition].watermark.finish(delivery.record.offset)
 
     def _balance(self) -> None:
-        is_full = len(self._buffer) >= self._max_buffered or not self._is_taking
-        has_room = len(self._buffer) <= self._max_buffered // 2 and self._is_taking
+        num, num_bytes = len(self._buffer), self._buffered_bytes
+        is_full = num >= self._max_buffered or num_bytes >= self._max_buffered_bytes or not self._is_taking
+        # A paused partition throws away what the client fetched ahead, so it stays paused until half is used up.
+        has_room = num <= self._max_buffered // 2 and num_bytes <= self._max_buffered_bytes // 2 and self._is_taking
         pause, resume = [], []
         for partition, held in self._partitions.items():
             is_far = held.watermark.distance >= self._max_distance
@@ -229,6 +256,7 @@ class Intake:
         self._epoch += 1
         for partition in partitions:
             self._partitions[partition] = _Assigned(Watermark(), self._epoch)
+        self._assignment_number += 1
         log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
 
     def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
@@ -244,10 +272,22 @@ class Intake:
         gone = set(partitions)
         for partition in gone:
             self._partitions.pop(partition, None)
+        self._assignment_number += 1
         with self._changed:
             self._buffer = deque(delivery for delivery in self._buffer if delivery.partition not in gone)
+            self._buffered_bytes = sum(map(_num_bytes, self._buffer))
+
+    def _has_news(self) -> bool:
+        return bool(self._buffer) or self._is_urgent()
+
+    def _is_urgent(self) -> bool:
+        return self._is_woken or self._failure is not None or self._closing.is_set()
 
     def _fail(self, error: AlphaloopError) -> None:
         with self._changed:
             self._failure = error
             self._changed.notify_all()
+
+
+def _num_bytes(delivery: Delivery) -> int:
+    return len(delivery.record.value or b"")

@@ -13,6 +13,7 @@ from alphaloop.settings import TaskSettings, WorkerSettings
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.prompt_patterns import PromptPatterns
+from worker.jobs.lanes import LaneKey, lane_of
 
 Value = TypeVar("Value", int, float)
 
@@ -24,12 +25,17 @@ class ReadyJob:
     delivery: Delivery
     prepared: PreparedJob
     payload_sha256: bytes
-    switched_off: str = ""  #: the pattern for which speculation is switched off; empty if it is not
+    lane: LaneKey
 
     @property
     def job(self) -> Job:
         """The job."""
         return self.prepared.job
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its message."""
+        return len(self.delivery.record.value or b"")
 
 
 class Validation:
@@ -74,7 +80,8 @@ class Validation:
                 f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
             )
         prepared = self._engine.prepare(job, sampling_of(job, settings))
-        return ReadyJob(delivery, prepared, payload_digest(job), self._pattern_of(job, settings))
+        lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
+        return ReadyJob(delivery, prepared, payload_digest(job), lane)
 
     def task(self, name: str) -> TaskSettings:
         """The settings of a task that a job was read for."""

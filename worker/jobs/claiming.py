@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from alphaloop.errors import JobConflict
 from alphaloop.messages import Failure, Status
@@ -55,14 +54,11 @@ class Claims:
 class Claiming:
     """Claims batches for one worker."""
 
-    def __init__(
-        self, store: JobStore, *, owner: str, lease_s: float, max_attempts: int, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, store: JobStore, *, owner: str, lease_s: float, max_attempts: int) -> None:
         self._store = store
         self._owner = owner
         self._lease_s = lease_s
         self._max_attempts = max_attempts
-        self._now = now
 
     def claim(self, batch: Sequence[ReadyJob]) -> Claims:
         """Claim a batch in one transaction. A second delivery of one of its jobs is asked again later."""
@@ -98,9 +94,6 @@ class Claiming:
                 claims.ended.append(
                     EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
                 )
-            case ClaimState.CLAIMED if ready.job.is_expired(self._now()):
-                failure = Failure(code="expired", message=f"not started by its deadline, {ready.job.deadline}")
-                claims.ended.append(EndedUndecoded(claimed, Status.EXPIRED, failure))
             case ClaimState.CLAIMED:
                 claims.to_decode.append(claimed)
 

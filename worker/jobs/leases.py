@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from alphaloop.errors import StoreError
 
 log = logging.getLogger(__name__)
+
+#: Cancellations that no notice told of are found after so long.
+_CHECK_EVERY_S: Final = 1.0
 
 
 class LeaseStore(Protocol):
@@ -20,7 +24,10 @@ class LeaseStore(Protocol):
 
 
 class LeaseKeeper:
-    """Renews every held claim three times a lease, and learns on the way which jobs were cancelled.
+    """Renews every held claim three times a lease, and knows which of the held jobs are asked to end.
+
+    A cancellation is told at once by the reader of `control` (`cancel`) or by a notice of another worker's reader
+    (`check_cancelled`); where both are missed, it is found within a second.
 
     A claim that could not be renewed in time is lost: the attempt number fences it, so its outcome, if it still comes,
     is dropped by the store. Losing it is therefore only logged.
@@ -52,10 +59,28 @@ class LeaseKeeper:
                 self._held.pop(job_id, None)
                 self._cancelled.discard(job_id)
 
-    def cancelled(self) -> set[str]:
-        """Held jobs whose cancellation was asked for, as of the last renewal."""
+    def cancelled(self) -> frozenset[str] | set[str]:
+        """Held jobs whose cancellation was asked for."""
+        if not self._cancelled:
+            return frozenset()
         with self._lock:
             return set(self._cancelled)
+
+    def cancel(self, job_id: str) -> None:
+        """A cancellation was written down; nothing happens here if the job is not held."""
+        with self._lock:
+            if job_id in self._held:
+                self._cancelled.add(job_id)
+
+    def check_cancelled(self) -> None:
+        """Ask the database which held jobs are cancelled. Raises StoreError."""
+        with self._lock:
+            held = set(self._held)
+        if not held:
+            return
+        cancelled = self._store.cancelled(held)
+        with self._lock:
+            self._cancelled |= cancelled & self._held.keys()
 
     def renew_once(self) -> None:
         """One renewal; StoreError is logged, since the next renewal or the fencing token will tell."""
@@ -65,12 +90,10 @@ class LeaseKeeper:
             return
         try:
             still = self._store.renew(held, owner=self._owner, lease_s=self._lease_s)
-            cancelled = self._store.cancelled(held)
         except StoreError as error:
             log.warning("leases not renewed: %s", error.message, extra={"action": "lease_renewal_failed"})
             return
         with self._lock:
-            self._cancelled = cancelled & self._held.keys()
             # What was let go meanwhile has ended, and an ended job cannot be renewed.
             lost = (held.keys() - still) & self._held.keys()
         if lost:
@@ -83,6 +106,13 @@ class LeaseKeeper:
             self._thread.join(self._lease_s)
 
     def _run(self) -> None:
-        # At least once a second, so that a running job notices its cancellation soon.
-        while not self._stop.wait(min(self._lease_s / 3, 1.0)):
-            self.renew_once()
+        renew_every_s = self._lease_s / 3
+        due = time.monotonic() + renew_every_s
+        while not self._stop.wait(min(renew_every_s, _CHECK_EVERY_S)):
+            if time.monotonic() >= due:
+                due = time.monotonic() + renew_every_s
+                self.renew_once()
+            try:
+                self.check_cancelled()
+            except StoreError as error:
+                log.warning("cancellations not read: %s", error.message, extra={"action": "cancellations_not_read"})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.policy import Decision
@@ -72,6 +72,11 @@ def succeeded(
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
     """The outcome of a job that was not decoded to its end."""
     return _outcome(claimed, Result(**_addressed(claimed, now), status=status, error=failure), None)
+
+
+def expired(claimed: ClaimedJob) -> Failure:
+    """What the result of a job says that was not started by its deadline."""
+    return Failure(code="expired", message=f"not started by its deadline, {claimed.ready.job.deadline}")
 
 
 def failure_of(error: AlphaloopError) -> Failure:
@@ -140,7 +145,7 @@ def _run(
     )
     return DecodeRun(
         key=key,
-        decode_batch_id=decode_batch_id,
+        decode_batch_id=decode_batch_id or uuid4(),
         purpose=job.purpose.value,
         mode=decision.mode.value,
         num_draft_tokens=decision.num_draft_tokens,
@@ -162,7 +167,7 @@ def _run(
 def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
     """The same job under the key of a drafter that did not decode it."""
     return ShadowRun(
-        key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision, gate=""),
+        key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision),
         num_draft_tokens=shadow.num_draft_tokens,
         counts=shadow.counts,
         chances=shadow.chances,

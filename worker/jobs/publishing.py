@@ -1,51 +1,233 @@
-"""Everything the worker says on Kafka. A message is said when the broker has acknowledged it, not before."""
+"""Everything the worker says on Kafka, from one thread: results, dead letters, streamed tokens.
+
+A message is said when the broker has acknowledged it, not before. Only then is it deleted from the outbox, and only
+then is its delivery finished.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
 
+from alphaloop.errors import MessageError
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import DeadLetter
-from alphaloop.store.outbox import OutboxMessage
-from worker.jobs.claiming import ClaimedJob
-from worker.jobs.streaming import Sender, TokenStream
+from alphaloop.store.outbox import Outbox, OutboxMessage
+from worker.intake.polling import Delivery, Intake
+from worker.jobs.bounded_queue import BoundedQueue
+from worker.metrics import WorkerMetrics
+from worker.retry import Retry
+
+log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 30.0
+RELAY_LIMIT: Final = 500  #: results recorded earlier that are published in one go
+MOST_AT_ONCE: Final = 1024
+_IDLE_WAIT_S: Final = 0.2
+
+
+class Sender(Protocol):
+    """What is needed of alphaloop.kafka.producer.Producer."""
+
+    def send(
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> None: ...
+    def flush(self, timeout_s: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Outcomes of one transaction: what is to be published, and whose deliveries are finished by that."""
+
+    messages: tuple[OutboxMessage, ...]
+    deliveries: tuple[Delivery, ...]
+    intake: Intake
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the results."""
+        return sum(len(message.value) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAgain:
+    """A job that was delivered again: its recorded outcome, byte for byte."""
+
+    delivery: Delivery
+    job_id: str
+    outcome: bytes
+    intake: Intake
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the result."""
+        return len(self.outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message that is no job: it becomes a dead letter."""
+
+    delivery: Delivery
+    error: MessageError
+    intake: Intake
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the message."""
+        return len(self.delivery.record.value or b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Text of a streamed job; it is not waited for, because the result that follows holds the whole text."""
+
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+    topic: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the message."""
+        return len(self.value)
+
+
+Publication = Recorded | AnswerAgain | Refused | Chunk
+
+
+class PublishingQueue:
+    """What other threads hand over to be published. Full, it makes them wait: the broker is slower than the device."""
+
+    def __init__(self, *, max_items: int, max_bytes: int, is_hurried: Callable[[], bool]) -> None:
+        self._queue: BoundedQueue[Publication] = BoundedQueue(
+            max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda publication: publication.num_bytes
+        )
+        self._is_hurried = is_hurried
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, *publications: Publication) -> None:
+        """Hand over; waits for room unless the worker is told to hurry."""
+        self._queue.put(publications, give_up=self._is_hurried)
+
+    def take(self, timeout_s: float) -> list[Publication]:
+        """What waits, as it came."""
+        return self._queue.take(MOST_AT_ONCE, timeout_s)
 
 
 class Publisher:
-    """Sends and waits for the broker's acknowledgement; raises DeliveryFailed or FatalBrokerError."""
+    """The thread that owns the producer. Raises FatalBrokerError when the producer is dead."""
 
-    def __init__(self, sender: Sender, *, ensure_dead_letter_topic: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        queue: PublishingQueue,
+        sender: Sender,
+        outbox: Outbox,
+        metrics: WorkerMetrics,
+        *,
+        letter_of: Callable[[Delivery, MessageError], DeadLetter],
+        ensure_dead_letter_topic: Callable[[str], None],
+        retry: Retry,
+        relay_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
         self._sender = sender
+        self._outbox = outbox
+        self._metrics = metrics
+        self._letter_of = letter_of
         self._ensure_dead_letter_topic = ensure_dead_letter_topic
+        self._retry = retry
+        self._relay_after_s = relay_after_s
+        self._clock = clock
+        self._relay_due = clock()
         self._ensured: set[str] = set()
 
-    def refuse(self, letters: Iterable[DeadLetter]) -> None:
-        """Dead letters, to the dead-letter topic of where they came from."""
-        for letter in letters:
-            if letter.topic not in self._ensured:
-                self._ensure_dead_letter_topic(letter.topic.removesuffix(".dlq"))
-                self._ensured.add(letter.topic)
-            self._sender.send(letter.topic, key=letter.key, value=letter.value, headers=tuple(letter.headers))
+    def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
+        """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
+        self._relay_overdue()
+        publications = self._queue.take(timeout_s)
+        awaited = [one for one in publications if not isinstance(one, Chunk)]
+        for chunk in publications:
+            if isinstance(chunk, Chunk):
+                self._retry.until_done("stream", partial(self._send_chunk, chunk))
+        if awaited:
+            self._retry.until_done("publish", lambda: self._publish(awaited))
+            self._settle(awaited)
+        return len(publications)
+
+    def _send_chunk(self, chunk: Chunk) -> None:
+        self._sender.send(chunk.topic, key=chunk.key, value=chunk.value, headers=chunk.headers)
+
+    def _publish(self, publications: Sequence[Recorded | AnswerAgain | Refused]) -> None:
+        """Send everything and wait for the broker's acknowledgement of all of it; done again from the start if not."""
+        for one in publications:
+            match one:
+                case Recorded():
+                    self._send_results(one.messages)
+                case AnswerAgain():
+                    headers = (("content-type", b"application/json"),)
+                    self._sender.send(RESULTS, key=one.job_id.encode(), value=one.outcome, headers=headers)
+                case Refused():
+                    self._send_letter(self._letter_of(one.delivery, one.error))
         self._sender.flush(FLUSH_S)
 
-    def emit(self, messages: Iterable[OutboxMessage]) -> None:
-        """Recorded results, as they were recorded."""
+    def _send_results(self, messages: Sequence[OutboxMessage]) -> None:
         for message in messages:
             headers = tuple((name, value.encode()) for name, value in message.headers.items())
             self._sender.send(message.topic, key=message.key, value=message.value, headers=headers)
-        self._sender.flush(FLUSH_S)
 
-    def answer_again(self, outcomes: Iterable[tuple[str, bytes]]) -> None:
-        """Outcomes recorded earlier, by job_id, byte for byte."""
-        for job_id, outcome in outcomes:
-            self._sender.send(
-                RESULTS, key=job_id.encode(), value=outcome, headers=(("content-type", b"application/json"),)
-            )
-        self._sender.flush(FLUSH_S)
+    def _send_letter(self, letter: DeadLetter) -> None:
+        if letter.topic not in self._ensured:
+            self._ensure_dead_letter_topic(letter.topic.removesuffix(".dlq"))
+            self._ensured.add(letter.topic)
+        self._sender.send(letter.topic, key=letter.key, value=letter.value, headers=tuple(letter.headers))
 
-    def token_stream(self, batch: Sequence[ClaimedJob]) -> TokenStream:
-        """The listener to a batch's steps that streams those of its jobs which asked for it."""
-        return TokenStream(self._sender, {c.job_id: c.attempt for c in batch if c.ready.job.body.stream})
+    def _settle(self, publications: Sequence[Recorded | AnswerAgain | Refused]) -> None:
+        """Everything was acknowledged: nothing of it need be published or read again."""
+        ids = [message.id for one in publications if isinstance(one, Recorded) for message in one.messages]
+        self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
+        for one in publications:
+            match one:
+                case Recorded():
+                    one.intake.finish(one.deliveries)
+                case AnswerAgain():
+                    self._metrics.answered_again(1)
+                    one.intake.finish([one.delivery])
+                case Refused():
+                    self._metrics.refused(one.error.code)
+                    _log_refusal(one)
+                    one.intake.finish([one.delivery])
+
+    def _relay_overdue(self) -> None:
+        """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""
+        if self._clock() < self._relay_due:
+            return
+        self._relay_due = self._clock() + self._relay_after_s
+
+        def emit(messages: Sequence[OutboxMessage]) -> None:
+            self._send_results(messages)
+            self._sender.flush(FLUSH_S)
+
+        num_relayed = self._retry.until_done(
+            "relay", lambda: self._outbox.relay(emit, older_than_s=self._relay_after_s, limit=RELAY_LIMIT)
+        )
+        if num_relayed:
+            log.info("published %d results recorded earlier", num_relayed, extra={"action": "outbox_relayed"})
+
+
+def _log_refusal(refused: Refused) -> None:
+    record = refused.delivery.record
+    where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    log.warning("refused: %s", refused.error.code, extra={"action": "dead_letter", **where})

@@ -3,62 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from alphaloop.kafka.topics import TOKENS
-from worker.engine import Step
+from worker.jobs.publishing import Chunk
 
 
-class Sender(Protocol):
-    """What is needed of alphaloop.kafka.producer.Producer."""
-
-    def send(
-        self,
-        topic: str,
-        *,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes]] = (),
-    ) -> None: ...
-    def flush(self, timeout_s: float) -> None: ...
-
-
-class TokenStream:
-    """Streams some jobs of one batch.
+class JobStream:
+    """The chunks of one attempt of one job.
 
     Headers `job_id`, `attempt` and `seq` order the chunks, `final` marks the last one; a reader drops chunks of a lower
-    attempt and repeats of a seq. Chunks are not waited for: the result that follows holds the whole text.
+    attempt and repeats of a seq.
     """
 
-    def __init__(self, sender: Sender, attempts: Mapping[str, int]) -> None:
-        self._sender = sender
-        self._attempts = attempts
-        self._next_seq = dict.fromkeys(attempts, 0)
+    def __init__(self, job_id: str, attempt: int) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
+        self._next_seq = 0
 
-    def send(self, step: Step) -> None:
-        """The deltas of one step, and the end of what finished in it."""
-        for delta in step.deltas:
-            if delta.job_id in self._attempts:
-                self._send_chunk(delta.job_id, delta.text, None)
-        for generation in step.finished:
-            if generation.job_id in self._attempts:
-                self._send_chunk(generation.job_id, "", generation.finish_reason)
+    def delta(self, text: str) -> Chunk:
+        """Text that one step added."""
+        return self._chunk(text, None)
 
-    def _send_chunk(self, job_id: str, text: str, finish_reason: str | None) -> None:
-        seq = self._next_seq[job_id]
-        self._next_seq[job_id] = seq + 1
+    def final(self, finish_reason: str) -> Chunk:
+        """The end of the text."""
+        return self._chunk("", finish_reason)
+
+    def _chunk(self, text: str, finish_reason: str | None) -> Chunk:
+        seq = self._next_seq
+        self._next_seq += 1
         choice = {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish_reason}
-        chunk = {"id": job_id, "object": "chat.completion.chunk", "choices": [choice]}
+        chunk = {"id": self._job_id, "object": "chat.completion.chunk", "choices": [choice]}
         headers = {
-            "job_id": job_id,
-            "attempt": self._attempts[job_id],
+            "job_id": self._job_id,
+            "attempt": self._attempt,
             "seq": seq,
             "final": int(finish_reason is not None),
         }
-        self._sender.send(
-            TOKENS,
-            key=job_id.encode(),
+        return Chunk(
+            key=self._job_id.encode(),
             value=json.dumps(chunk, ensure_ascii=False).encode(),
             headers=tuple((name, str(value).encode()) for name, value in headers.items()),
+            topic=TOKENS,
         )

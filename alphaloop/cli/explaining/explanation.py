@@ -76,7 +76,7 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
     engine, task, at = engines[0], question.task, question.at
     drafters = serving(DraftRegistry(database), settings, engine.target_revision, at)
     revisions = {drafter.name: drafter.revision for drafter in drafters}
-    costs = CostStore(database).load(engine.device, engine.engine, engine.target_revision, revisions)
+    costs = CostStore(database).load(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
     snapshot = _snapshot(database, settings, engine, revisions, question)
     limits, log = settings.policy.limits(), DecisionLog(database)
     context = _context(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), question)

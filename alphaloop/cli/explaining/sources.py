@@ -50,7 +50,7 @@ def evidence(
     is_split: bool,
 ) -> Evidence:
     """What is remembered and believed of `drafter` for `wanted` at `now`."""
-    key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision, gate="")
+    key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
     leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
     posterior = snapshot.posterior(wanted, drafter, now, limits)
     until = max((evidence.all.as_of for evidence in leaves.values()), default=now)

@@ -116,7 +116,10 @@ class _Engines:
         self._registry, self._store = DraftRegistry(database), CostStore(database)
         self._was, self._would, self._rules, self._window, self._seed = was, would, rules, window, seed
         self._past = PastStore(database)
-        self._names = {EngineName(e.device, e.engine, e.target_revision) for e in EngineStore(database).measured()}
+        # Runs do not say on which host they were decoded: the one that was calibrated last speaks for all of a device.
+        self._hosts = {
+            EngineName(e.device, e.engine, e.target_revision): e.host for e in EngineStore(database).measured()[::-1]
+        }
         self._replays: dict[EngineName, Replay] = {}
         self._recollections: dict[tuple[str, str], tuple[EvidenceSnapshot, EvidenceSnapshot]] = {}
         self._hindsights: dict[tuple[str, str], Hindsight] = {}
@@ -136,7 +139,7 @@ class _Engines:
 
     def replay(self, name: EngineName) -> Replay | None:
         """The engine's; None where its costs were never measured."""
-        if name not in self._names:
+        if name not in self._hosts:
             return None
         if name not in self._replays:
             deciding, _ = self._evidence_cache(name.target_revision, name.engine)
@@ -151,7 +154,7 @@ class _Engines:
     def add(self, key: EvidenceKey, evidence: EvidenceSums, *, is_shadow: bool = False) -> None:
         """Count what was seen, under engines that are replayed."""
         name = key.target_revision, key.engine
-        if not any((known.target_revision, known.engine) == name for known in self._names):
+        if not any((known.target_revision, known.engine) == name for known in self._hosts):
             return
         deciding, inferred = self._evidence_cache(*name)
         deciding.add(key, evidence)
@@ -202,7 +205,7 @@ class _Engines:
                 for drafter in self._serving(settings, name, self._window.until)
             }
             revisions = {drafter.name: drafter.revision for drafter in drafters.values()}
-            costs = self._store.load(name.device, name.engine, name.target_revision, revisions)
+            costs = self._store.load(self._hosts[name], name.device, name.engine, name.target_revision, revisions)
             self._costs[name] = tuple(drafters.values()), costs
         return self._costs[name]
 
@@ -231,7 +234,7 @@ def _replay_job(job: PastJob, engines: _Engines, cases: dict[EngineName, dict[Ca
         return
     found.reasons[decision.reason] += 1
     would = DraftSetting(decision.drafter, decision.num_draft_tokens)
-    wanted = replace(job.key, drafter="", draft_revision="", gate="")
+    wanted = replace(job.key, drafter="", draft_revision="")
     case = Case(wanted, job.batch_size, job.choice, would)
     tally = cases.setdefault(job.engine, {}).setdefault(case, Tally())
     tally.add(job.num_tokens, job.num_prompt_tokens, job.device_s)

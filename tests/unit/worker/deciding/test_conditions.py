@@ -21,7 +21,7 @@ from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from worker.deciding.conditions import objective_of, with_conditions
 from worker.engine import CacheMemory, PreparedJob, Sampling
-from worker.jobs.batching import batch_key
+from worker.jobs.lanes import lane_of
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
 MIB: Final = 1 << 20
@@ -54,7 +54,7 @@ def prepare(num_prompt: int, deadline_s: float | None = None) -> PreparedJob:
 
 def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], pattern: str = "") -> Decision:
     context = DecisionContext("code", len(jobs), 100.0, 0.5)
-    key = batch_key(jobs[0].job, jobs[0].sampling, pattern)
+    key = lane_of(jobs[0].job, jobs[0].sampling, pattern)
     context = with_conditions(context, engine, key, jobs, TaskSettings(), NOW)
     return decide({}, engine.drafters, CostTable([]), context, PolicyLimits())
 

@@ -84,7 +84,9 @@ def source() -> ScriptedSource:
 
 @pytest.fixture
 def intake(source: ScriptedSource) -> Iterator[Intake]:
-    intake = Intake(source, ["^jobs"], max_buffered=4, max_distance=10, commit_interval_s=0.0)
+    intake = Intake(
+        source, ["^jobs"], max_buffered=4, max_buffered_bytes=1 << 20, max_distance=10, commit_interval_s=0.0
+    )
     intake.start()
     source.script.put(lambda: source.on_assign([P0, P1]))
     yield intake

@@ -17,7 +17,6 @@ from tests.fakes import FakeEngine
 from worker.intake.polling import Delivery
 from worker.intake.prompt_patterns import PromptPattern
 from worker.intake.validation import ReadyJob, Validation
-from worker.jobs.batching import batch_key
 
 LISTED = {"code": TaskSettings(vanilla_patterns=("*```diff*", "Translate *"))}
 
@@ -63,25 +62,25 @@ def test_no_prompt_takes_long_to_compare() -> None:
     ],
 )
 def test_the_first_pattern_that_covers_a_prompt_or_a_message_counts(body: dict[str, Any], pattern: str) -> None:
-    assert read(**body).switched_off == pattern
+    assert read(**body).lane.switched_off == pattern
 
 
 def test_jobs_that_are_switched_off_share_no_batch_with_others() -> None:
     off, on = read(prompt="Translate this"), read(prompt="Continue this")
-    keys = [batch_key(job.job, job.prepared.sampling, job.switched_off) for job in (off, on)]
+    keys = [job.lane for job in (off, on)]
     assert keys[0] != keys[1]
     assert [key.switched_off for key in keys] == ["Translate *", ""]
 
 
 def test_probes_and_controls_measure_whatever_their_prompts_say() -> None:
     for purpose in (Purpose.PROBE, Purpose.CONTROL):
-        assert read(purpose=purpose, prompt="Translate this").switched_off == ""
+        assert read(purpose=purpose, prompt="Translate this").lane.switched_off == ""
 
 
 def test_a_task_list_that_is_read_again_brings_its_patterns() -> None:
     newer = {"code": TaskSettings(vanilla_patterns=("Bonjour",)), "sql": TaskSettings()}
     reading = validation(LISTED, newer)
     job = {"body": {"prompt": "Bonjour"}}
-    assert reading.read(delivery(job)).switched_off == ""
-    assert reading.read(delivery(job, "sql")).switched_off == ""
-    assert reading.read(delivery(job)).switched_off == "Bonjour"
+    assert reading.read(delivery(job)).lane.switched_off == ""
+    assert reading.read(delivery(job, "sql")).lane.switched_off == ""
+    assert reading.read(delivery(job)).lane.switched_off == "Bonjour"

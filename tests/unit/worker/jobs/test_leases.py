@@ -44,7 +44,8 @@ def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
     keeper = LeaseKeeper(store, owner="w", lease_s=30)
     keeper.hold({"a": 1, "b": 1})
     store.asked_to_end = {"b", "somebody else's"}
-    keeper.renew_once()
+    keeper.check_cancelled()
+    keeper.cancel("somebody else's")
     assert keeper.cancelled() == {"b"}
     keeper.let_go(["b"])
     assert keeper.cancelled() == set()

@@ -1,9 +1,8 @@
-"""What is remembered, made from the hourly sums of before: for an installation that is older than acceptance_state.
+"""Evidence estimated from hourly sums: for moments that are older than the rows of single jobs.
 
-Sums of first order, and squares of trials, accepts and lengths, are those of the jobs themselves. Three things an hour
-does not know, and they are taken to be likely: every job ended in the middle of it; its jobs came in no particular
-order; and a job with more chances at a position had as many more accepts there, which gives the one product that was
-never stored.
+An hourly row has the exact first-order sums of its jobs, and the exact sums of squares of trials, accepts and lengths.
+Three things are missing, and each is replaced by an assumption: every job ended in the middle of the hour; the jobs of
+an hour came in no particular order; a job with more chances at a position had proportionally more accepts there.
 """
 
 from __future__ import annotations
@@ -11,58 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert, literal, select, text
-
-from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import SUMS, EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.messages import Purpose
-from alphaloop.store.acceptance_state import THIS_TRANSACTION
-from alphaloop.store.database import Database
-from alphaloop.store.packed_evidence import pack
-from alphaloop.tables import acceptance_hourly, acceptance_state
 
 #: Hours older than so many half-lives weigh less than half a percent.
 NUM_HALF_LIVES: Final = 8
-#: The last jobs of a key are added a few at a time, in the order of their hours: older ones do not count as recent.
+#: The last jobs of a key are added a few at a time, in the order of their hours, so that older jobs are not recent.
 NUM_RECENT, NUM_AT_ONCE = 96, 4
 _HOUR: Final = timedelta(hours=1)
-_KEY: Final = EvidenceKey.__slots__
-_LOCK: Final = text("LOCK TABLE acceptance_state IN SHARE ROW EXCLUSIVE MODE")
-
-
-def fill_from_hours(database: Database, half_life: timedelta, now: datetime) -> int:
-    """Make the rows of an empty acceptance_state from acceptance_hourly; returns how many. Does nothing otherwise.
-
-    Safe to run from several processes at once, and cheap where there is nothing to do: every worker begins with it.
-    """
-    hours = acceptance_hourly.c
-    query = (
-        select(acceptance_hourly)
-        .where(hours.bucket > now - NUM_HALF_LIVES * half_life, hours.purpose != Purpose.CONTROL)
-        .order_by(*(hours[name] for name in _KEY), hours.bucket)
-    )
-    with database.begin() as connection:
-        if not _is_needed(connection):
-            return 0
-        connection.execute(_LOCK)
-        if not _is_needed(connection):
-            return 0
-        found = connection.execute(query.execution_options(yield_per=2000))
-        rows = [
-            _row(key, [sums_of_hour(hour, until=now) for hour in of_it], half_life)
-            for key, of_it in groupby(found, lambda hour: tuple(getattr(hour, name) for name in _KEY))
-        ]
-        if rows:
-            connection.execute(insert(acceptance_state).values(changed_in=THIS_TRANSACTION), rows)
-        return len(rows)
 
 
 def evidence_of(hours: Sequence[EvidenceSums], half_life: timedelta) -> KeyEvidence:
-    """What would be remembered of the jobs of these hours, earliest first."""
+    """The evidence of a key from its hours, earliest first."""
     left = float(NUM_RECENT)
     recent: list[EvidenceSums] = []
     older = EvidenceSums(hours[0].as_of)
@@ -81,7 +42,7 @@ def evidence_of(hours: Sequence[EvidenceSums], half_life: timedelta) -> KeyEvide
 
 
 def sums_of_hour(row: Any, *, until: datetime) -> EvidenceSums:
-    """The jobs of a row of acceptance_hourly, each weighing 1, as of the middle of its hour, or `until` if earlier."""
+    """The jobs of a row of acceptance_hourly, each with weight 1, as of mid-hour, or `until` if earlier."""
     rounds = row.rounds - row.num_jobs
     k = max(row.num_draft_tokens, len(row.trials))
     chances = [float(c) for c in (rounds, *row.accepts)[:k]] if rounds else []
@@ -112,26 +73,9 @@ def sums_of_hour(row: Any, *, until: datetime) -> EvidenceSums:
     )
 
 
-def _is_needed(connection: Connection) -> bool:
-    some = select(literal(1))
-    empty = ~some.select_from(acceptance_state).exists()
-    return bool(connection.execute(select(empty & some.select_from(acceptance_hourly).exists())).scalar_one())
-
-
 def _product(accepts: float, chances: float, accepts_sq: float, chances_sq: float) -> float:
-    """Σ a·c over jobs, if accepts go with chances; never more than their squares allow."""
+    """Σ a·c over jobs, if accepts are proportional to chances; at most what the squares allow (Cauchy–Schwarz)."""
     return min(accepts / chances * chances_sq, math.sqrt(accepts_sq * chances_sq)) if chances else 0.0
-
-
-def _row(key: tuple[str, ...], hours: Sequence[EvidenceSums], half_life: timedelta) -> dict[str, Any]:
-    evidence = evidence_of(hours, half_life)
-    num_jobs = round(sum(hour.jobs for hour in hours))
-    return {
-        **dict(zip(_KEY, key, strict=True)),
-        "as_of": evidence.all.as_of,
-        "num_jobs": num_jobs,
-        "evidence": pack(evidence),
-    }
 
 
 def _parts(hour: EvidenceSums, num_jobs: float) -> Iterator[EvidenceSums]:

@@ -1,0 +1,119 @@
+"""An engine that answers at once: one token a job, in the step behind its admission. No model, no text machinery."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.messages import Job
+from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
+
+TEXT: Final = "ok"
+#: What a prompt of about 400 bytes comes to. Tokenizing is the engine's work, which is not measured here.
+_PROMPT: Final = tuple(range(90))
+#: A job's only round is the reading of its prompt, which proposes nothing.
+_COUNTS: Final = AcceptanceCounts().with_round(0, 0, num_emitted=1)
+#: Every shape costs the same, so no drafter can pay; the worker still has to decide that.
+_ROUND_MS: Final = 0.01
+
+
+class InstantEngine:
+    """`worker.engine.Engine` that takes next to no time. One drafter is loaded, so deciding has something to weigh.
+
+    `moments` holds, by job_id, the seconds since the epoch at which the job's only step began and at which its token
+    was there.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.identity = EngineIdentity("instant-1", "instant", "000000000000", "float32", "no-device", 4096)
+        self.drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "instant-1", 8),)
+        self.num_prepared = 0
+        self.moments: dict[str, tuple[float, float]] = {}
+        self._num_slots = num_slots
+        self._running: list[PreparedJob] = []
+
+    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+        """The same tokens for every prompt."""
+        self.num_prepared += 1
+        return PreparedJob(job, _PROMPT, sampling)
+
+    def has_room(self, prepared: PreparedJob) -> bool:
+        """Whether a slot is free."""
+        return len(self._running) < self._num_slots
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        """Take a job in."""
+        self._running.append(prepared)
+
+    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
+        """A job of one token never drafts."""
+
+    def step(self) -> Step:
+        """Every admitted job ends with one token."""
+        began, started = time.time(), time.perf_counter()
+        jobs, self._running = self._running, []
+        batch = len(jobs)
+        device_s = _ROUND_MS / 1000
+        finished = tuple(
+            Generation(
+                prepared.job.job_id,
+                TEXT,
+                (0,),
+                "length",
+                len(_PROMPT),
+                _COUNTS,
+                device_s,
+                device_s,
+                device_s / batch,
+                batch,
+            )
+            for prepared in jobs
+        )
+        moments = began, time.time()
+        for prepared in jobs:
+            self.moments[prepared.job.job_id] = moments
+        wall_s = time.perf_counter() - started
+        return Step(
+            finished,
+            (),
+            batch,
+            1,
+            wall_s,
+            verify_s=wall_s,
+            context=len(_PROMPT),
+            num_prefill_tokens=batch * len(_PROMPT),
+        )
+
+    def cancel(self, job_id: str) -> bool:
+        """Drop a job."""
+        kept = [prepared for prepared in self._running if prepared.job.job_id != job_id]
+        found, self._running = len(kept) < len(self._running), kept
+        return found
+
+    def abandon(self) -> None:
+        """Drop every job."""
+        self._running = []
+
+    def load(self) -> Load:
+        """How full the engine is."""
+        return Load(len(self._running), self._num_slots)
+
+    def memory(self) -> CacheMemory:
+        """A gigabyte, of which nothing is ever taken."""
+        return CacheMemory(1 << 30, 0, 1 << 30, 1000, {}, 1, 1000)
+
+    def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
+        """The drafter serves every job."""
+        return {}
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """The same for every shape."""
+        return _ROUND_MS
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """The same for every prompt."""
+        return _ROUND_MS

@@ -1,0 +1,107 @@
+"""Our worker as a contestant: a process of its own that takes jobs until its standard input ends.
+
+The first line of standard input is a WorkerOrder. A line on standard output says that the worker consumes; the last
+one is its report. This is the only file here that knows how a worker is put together.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from typing import Final, TextIO
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from alphaloop import logs
+from alphaloop.kafka.producer import Producer
+from alphaloop.settings import KafkaSettings, PostgresSettings, Settings, TaskSettings, WorkerSettings
+from alphaloop.store.database import Database
+from benchmarks.pipeline.instant_engine import InstantEngine
+from benchmarks.pipeline.sampling import Sampler
+from worker.assembly import assemble, owner_name
+from worker.loop import Worker
+
+CLOSE_S: Final = 30.0
+NUM_FUNCTIONS: Final = 60  #: reported of a sampled run
+
+
+class WorkerOrder(BaseModel):
+    """What the contestant is told."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bootstrap_servers: str
+    database_url: str
+    group_id: str
+    task: str
+    num_partitions: int
+    num_slots: int
+    num_jobs: int  #: sampling ends when so many have their token
+    is_sampled: bool = False
+
+
+def settings_of(order: WorkerOrder) -> Settings:
+    """Every guarantee and default as it is shipped; only the number of slots is what was asked for."""
+    return Settings(
+        kafka=KafkaSettings(
+            bootstrap_servers=order.bootstrap_servers, group_id=order.group_id, num_partitions=order.num_partitions
+        ),
+        postgres=PostgresSettings(url=SecretStr(order.database_url)),
+        tasks={order.task: TaskSettings(max_tokens=1)},
+        worker=WorkerSettings(batch_size=order.num_slots),
+    )
+
+
+def main() -> None:
+    """Consume until standard input ends, drain, report."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    order = WorkerOrder.model_validate_json(sys.stdin.readline())
+    logs.configure("WARNING", "text")
+    logging.getLogger("alphaloop.kafka.librdkafka").setLevel(logging.ERROR)
+    settings = settings_of(order)
+    engine = InstantEngine(order.num_slots)
+    sampler = Sampler(lambda: engine.num_prepared > 0 and len(engine.moments) < order.num_jobs, left_out=["input"])
+    stop, hurry = threading.Event(), threading.Event()
+    threading.Thread(target=_stop_at_end_of_input, args=(stop,), name="input", daemon=True).start()
+    database = Database(SecretStr(order.database_url), pool_size=settings.postgres.pool_size)
+    producer = Producer(settings.kafka)
+    components = assemble(
+        settings, None, engine, database, producer, owner=owner_name(), stop=stop, hurry=hurry, rng=random.Random(1)
+    )
+    worker = Worker(components)
+    gc.collect()
+    gc.freeze()
+    try:
+        if order.is_sampled:
+            sampler.start()
+        _say(answers, {"ready": True})
+        worker.run()
+    finally:
+        components.close(CLOSE_S)
+        producer.close()
+        database.close()
+    report: dict[str, object] = {"num_prepared": engine.num_prepared, "moments": engine.moments}
+    if order.is_sampled:
+        sampler.close()
+        report["sampled"] = sampler.sampled.as_json(num_functions=NUM_FUNCTIONS)
+    _say(answers, report | {"process_cpu_s": time.process_time()})
+
+
+def _stop_at_end_of_input(stop: threading.Event) -> None:
+    sys.stdin.read()
+    stop.set()
+
+
+def _say(stream: TextIO, value: dict[str, object]) -> None:
+    print(json.dumps(value), file=stream, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The whole of alphaloop, Kafka to Kafka, beside its own engine, an earlier commit and vLLM."""

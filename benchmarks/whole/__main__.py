@@ -1,0 +1,186 @@
+"""Tokens a second of the worker, Kafka to Kafka, beside its own engine, an earlier commit's worker and vLLM.
+
+    python -m benchmarks.whole --prompts FOLDER --vllm-python .venv-vllm/bin/python
+    python -m benchmarks.whole --prompts FOLDER --num 26 --slots 4 --rounds 1 --without vllm
+
+FOLDER holds TASK.jsonl files with a `prompt` a line. docs/concepts/whole-benchmark.md says what is measured and how.
+A table for each number of slots goes to standard error. Last line: JSON. Exit status 1 where a job has no result,
+several, or one that did not succeed, and where a text differs from the engine's elsewhere than at a near-tie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from alphaloop.errors import AlphaloopError
+from alphaloop.settings import read_tasks
+from benchmarks.contestants.process import REPOSITORY
+from benchmarks.whole.checkout import commit_of, is_changed, worktree
+from benchmarks.whole.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
+from benchmarks.whole.lineup import Setup, lineup
+from benchmarks.whole.report import Round, SlotsReport, met
+from benchmarks.whole.rounds import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, draw_order
+from benchmarks.whole.servers import running_servers
+
+#: The last commit whose worker decodes one batch to its end before it takes the next.
+DEFAULT_BASELINE = "6a6cdd7"
+CONFIGS = REPOSITORY / "configs"
+
+#: A file or a pipe has no width of its own; the table needs this one.
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
+
+
+def main() -> int:
+    """Play all rounds, print a table for each number of slots, and the JSON line."""
+    options = _options()
+    try:
+        jobs = _jobs(options)
+        reports, conditions = _measure(options, jobs)
+    except (AlphaloopError, RuntimeError, ValueError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 2
+    found = {
+        "conditions": conditions,
+        "slots": {str(report.num_slots): report.as_json() for report in reports},
+        "bars": met(reports),
+        "is_sound": all(report.is_sound() for report in reports),
+    }
+    print(json.dumps(found))
+    return int(not found["is_sound"])
+
+
+def _measure(options: argparse.Namespace, jobs: Jobs) -> tuple[list[SlotsReport], dict[str, Any]]:
+    contestants = [name for name in CONTESTANTS if name not in options.without]
+    folder = REPOSITORY / ".alphaloop" / "benchmarks" / "whole"
+    # Servers of a killed run may be there.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    conditions = _conditions(options, jobs)
+    console.print(conditions)
+    rng = random.Random(options.seed)
+    reports = []
+    with ExitStack() as stack:
+        baseline = None
+        if BASELINE in contestants:
+            baseline = stack.enter_context(worktree(REPOSITORY, conditions["baseline"], folder / "baseline"))
+        servers = stack.enter_context(running_servers(folder, CONFIGS))
+        setup = Setup(servers, jobs, baseline, options.vllm_python, folder / "runs", options.timeout_s)
+        for num_slots in options.slots:
+            report = _play(setup, contestants, num_slots, options.rounds, rng, conditions)
+            console.print(report.table())
+            _print_checks(report)
+            reports.append(report)
+    return reports, conditions
+
+
+def _play(
+    setup: Setup,
+    contestants: list[str],
+    num_slots: int,
+    num_rounds: int,
+    rng: random.Random,
+    conditions: dict[str, Any],
+) -> SlotsReport:
+    rounds = []
+    with lineup(setup, num_slots) as playing:
+        conditions["engine"] = playing.engine_name
+        for number in range(num_rounds):
+            played = []
+            for name in draw_order(contestants, rng):
+                played.append(playing.play(name, seed=number))
+                console.print(
+                    f"{num_slots} slots, round {number + 1}: {name} {played[-1].tokens_per_s:.1f} tokens/s, "
+                    f"{played[-1].num_tokens} in {played[-1].seconds:.1f} s"
+                )
+            one = Round(tuple(played))
+            worker, engine = one.of(WORKER), one.of(ENGINE)
+            if worker is not None and engine is not None:
+                one = Round(one.played, tuple(playing.differences(worker, engine)))
+            rounds.append(one)
+    return SlotsReport(num_slots, len(setup.jobs.measured), tuple(rounds))
+
+
+def _print_checks(report: SlotsReport) -> None:
+    differences = report.differences()
+    num_ties = sum(difference.is_near_tie for difference in differences)
+    console.print(
+        f"texts of the worker and its engine: {report.num_compared() - len(differences)} of {report.num_compared()} "
+        f"identical, {num_ties} differ at near-ties, {len(differences) - num_ties} elsewhere"
+    )
+    for fault, count in report.faults().items():
+        console.print(f"{fault}: {count} jobs")
+
+
+def _jobs(options: argparse.Namespace) -> Jobs:
+    prompts = read_folder(options.prompts)
+    known = read_tasks(CONFIGS)
+    if unknown := sorted(set(prompts) - set(known)):
+        raise ValueError(f"{options.prompts}: no such tasks in configs/tasks.toml: {', '.join(unknown)}")
+    if WARM_UP_TASK in prompts:
+        raise ValueError(f"{options.prompts}: {WARM_UP_TASK} is the task of the warm-up jobs, leave its file out")
+    return draw_jobs(
+        prompts, num=options.num, num_history=options.history, num_warm_up=max(options.slots), seed=options.seed
+    )
+
+
+def _conditions(options: argparse.Namespace, jobs: Jobs) -> dict[str, Any]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "commit": commit_of(REPOSITORY, "HEAD"),
+        "has_changes": is_changed(REPOSITORY),
+        "baseline": None if BASELINE in options.without else commit_of(REPOSITORY, options.baseline),
+        "without": options.without,
+        "jobs": len(jobs.measured),
+        "history": len(jobs.history),
+        "max_tokens": sum(job.max_tokens for job in jobs.measured),
+        "tasks": len({job.task for job in jobs.measured}),
+        "greedy": True,
+        "rounds": options.rounds,
+        "seed": options.seed,
+        "servers": "one Apache Kafka, PostgreSQL with durable commits",
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.whole", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, required=True, help="folder with TASK.jsonl files")
+    parser.add_argument("--num", type=int, default=480, help="jobs, spread over the tasks")
+    parser.add_argument("--slots", type=int, nargs="+", default=[8, 32], help="sequences that decode together")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of every contestant, for each number of slots")
+    parser.add_argument("--history", type=int, default=0, help="other jobs that the workers decode before, unmeasured")
+    parser.add_argument("--baseline", default=DEFAULT_BASELINE, metavar="COMMIT", help="whose worker is compared")
+    parser.add_argument("--without", nargs="+", default=[], choices=CONTESTANTS, help="leave contestants out")
+    parser.add_argument("--vllm-python", default=None, help="interpreter of an environment with vLLM")
+    parser.add_argument("--timeout-s", type=float, default=3600.0, help="for one run of a worker")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts, limits, orders and the workers' exploration")
+    options = parser.parse_args()
+    if VLLM not in options.without and options.vllm_python is None:
+        parser.error("vLLM needs --vllm-python; `make bench-whole` makes its environment, --without vllm leaves it out")
+    if WORKER in options.without:
+        options.without.append(ENGINE)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

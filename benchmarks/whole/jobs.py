@@ -1,0 +1,125 @@
+"""The jobs that every contestant gets: real prompts of all tasks, mixed, with output limits drawn by a seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alphaloop.messages import Job, Origin, encode_job, parse_job
+
+MIN_TOKENS, MAX_TOKENS = 16, 192
+#: A task of configs/tasks.toml without prompts in the folder: warm-up jobs are sent under its name.
+WARM_UP_TASK = "docstring"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptJob:
+    """One prompt with its output limit."""
+
+    job_id: str
+    task: str
+    prompt: str
+    max_tokens: int
+
+    def as_job(self, *, decoding: str = "auto") -> Job:
+        """The job that `alphaloop enqueue` would make of the line; the prompt becomes one user message."""
+        line: dict[str, Any] = {
+            "job_id": self.job_id,
+            "task": self.task,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": 0.0,
+            "decoding": decoding,
+        }
+        return parse_job(json.dumps(line).encode(), Origin("benchmark", f"jobs.{self.task}", 0, 0), task=self.task)
+
+    def encoded(self, *, decoding: str = "auto") -> bytes:
+        """The message on Kafka."""
+        return encode_job(self.as_job(decoding=decoding))
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """What is sent in one run, in this order: warm-up and history are not measured."""
+
+    warm_up: tuple[PromptJob, ...]
+    history: tuple[PromptJob, ...]
+    measured: tuple[PromptJob, ...]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks of all jobs, sorted."""
+        return tuple(sorted({job.task for job in (*self.warm_up, *self.history, *self.measured)}))
+
+
+def read_folder(folder: Path) -> dict[str, list[str]]:
+    """The prompts of each TASK.jsonl by task. A prompt that two tasks hold stays with the first one.
+
+    Raises ValueError where the folder has no such file, or a line has no prompt.
+    """
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise ValueError(f"expected TASK.jsonl files in {folder}, found none")
+    seen: set[str] = set()
+    prompts: dict[str, list[str]] = {}
+    for file in files:
+        found = prompts.setdefault(file.stem, [])
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
+            if not line.strip():
+                continue
+            prompt = json.loads(line).get("prompt")
+            if not isinstance(prompt, str):
+                raise ValueError(f"{file.name}:{number}: expected a prompt")
+            if prompt not in seen:
+                seen.add(prompt)
+                found.append(prompt)
+    return prompts
+
+
+def shares(available: Mapping[str, int], num: int) -> dict[str, int]:
+    """How many of `num` jobs each task gives: equal shares, and the rest from tasks that have prompts left.
+
+    Raises ValueError where all tasks together have fewer than `num`.
+    """
+    if sum(available.values()) < num:
+        raise ValueError(f"expected at least {num} different prompts, found {sum(available.values())}")
+    taken = dict.fromkeys(available, 0)
+    while (left := num - sum(taken.values())) > 0:
+        open_tasks = sorted(task for task in available if taken[task] < available[task])
+        share = max(1, left // len(open_tasks))
+        for task in open_tasks[:left]:
+            taken[task] += min(share, available[task] - taken[task])
+    return taken
+
+
+def draw_jobs(prompts: Mapping[str, Sequence[str]], *, num: int, num_history: int, num_warm_up: int, seed: int) -> Jobs:
+    """Draw jobs with different prompts, spread over the tasks and mixed.
+
+    Limits are uniform from MIN_TOKENS to MAX_TOKENS. Raises ValueError where there are too few prompts.
+    """
+    rng = random.Random(seed)
+    mixed = {task: rng.sample(list(found), len(found)) for task, found in prompts.items()}
+
+    def take(num_jobs: int) -> list[tuple[str, str]]:
+        counts = shares({task: len(found) for task, found in mixed.items()}, num_jobs)
+        taken = [(task, mixed[task].pop()) for task, count in counts.items() for _ in range(count)]
+        rng.shuffle(taken)
+        return taken
+
+    def jobs(name: str, taken: Sequence[tuple[str, str]]) -> tuple[PromptJob, ...]:
+        return tuple(
+            PromptJob(f"{name}-{number:04d}", task, prompt, rng.randint(MIN_TOKENS, MAX_TOKENS))
+            for number, (task, prompt) in enumerate(taken)
+        )
+
+    measured = jobs("job", take(num))
+    history = jobs("history", take(num_history))
+    warm_up = tuple(
+        PromptJob(f"warm-up-{number:04d}", WARM_UP_TASK, prompt, MIN_TOKENS)
+        for number, (_, prompt) in enumerate(take(num_warm_up))
+    )
+    return Jobs(warm_up, history, measured)

@@ -1,0 +1,177 @@
+"""The contestants of one number of slots: each plays all jobs once when it is asked to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contestants.process import REPOSITORY, Contestant
+from benchmarks.whole.jobs import Jobs
+from benchmarks.whole.near_ties import Difference
+from benchmarks.whole.rounds import BASELINE, ENGINE, ENGINE_VANILLA, VLLM, WORKER
+from benchmarks.whole.servers import Servers
+from benchmarks.whole.worker_run import WorkerRun, checked, run_worker
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One contestant's run of one round."""
+
+    contestant: str
+    seconds: float
+    num_tokens: int
+    occupied: float | None = None  #: mean share of the slots that held a sequence in a step while jobs waited
+    stepping: float | None = None  #: share of that time that the engine spent in steps
+    texts: Mapping[str, str] = field(default_factory=dict)
+    token_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)  #: jobs without a result, with several, not succeeded
+    num_drafted: int = 0  #: jobs that were decided speculative
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Completion tokens a second."""
+        return self.num_tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all contestants share."""
+
+    servers: Servers
+    jobs: Jobs
+    baseline: Path | None  #: folder of the other commit
+    vllm_python: str | None
+    folder: Path  #: for logs and data
+    timeout_s: float
+
+
+class Lineup:
+    """Contestants with `num_slots` sequences at most. Engines stay loaded and idle; a worker runs while it plays."""
+
+    def __init__(self, setup: Setup, num_slots: int) -> None:
+        self._setup = setup
+        self._num_slots = num_slots
+        self._decisions: dict[str, tuple[str, int] | None] = {}
+        self._vllm: Contestant | None = None
+        self._jobs = [asdict(job) for job in setup.jobs.measured]
+        self._engine = Contestant(f"engine-{num_slots}", "fed_engine", [str(REPOSITORY / "configs"), str(num_slots)])
+        self._engine.wait_until_ready()
+        self._tokenized = self._engine.request({"what": "tokens", "jobs": self._jobs})
+        self.engine_name = str(self._tokenized["engine"])
+        warm_up = {job.job_id: None for job in setup.jobs.warm_up}
+        jobs = [asdict(job) for job in setup.jobs.warm_up]
+        self._engine.request({"what": "decode", "jobs": jobs, "decisions": warm_up})
+
+    def play(self, contestant: str, *, seed: int) -> Played:
+        """One run. The engine's run needs one of the worker before it."""
+        if contestant == WORKER:
+            return self._play_worker(contestant, REPOSITORY, seed)
+        if contestant == BASELINE and self._setup.baseline is not None:
+            return self._play_worker(contestant, self._setup.baseline, seed)
+        if contestant == ENGINE:
+            return self._play_engine(contestant, self._decisions)
+        if contestant == ENGINE_VANILLA:
+            return self._play_engine(contestant, {job["job_id"]: None for job in self._jobs})
+        if contestant == VLLM:
+            return self._play_vllm(contestant)
+        raise ValueError(f"{contestant} does not take part")
+
+    def differences(self, worker: Played, engine: Played) -> list[Difference]:
+        """Where the worker's texts part from the engine's; one entry for each job whose texts differ."""
+        differing = [job for job in self._jobs if worker.texts[job["job_id"]] != engine.texts[job["job_id"]]]
+        if not differing:
+            return []
+        answer = self._engine.request(
+            {
+                "what": "near_ties",
+                "jobs": differing,
+                "token_ids": [engine.token_ids[job["job_id"]] for job in differing],
+                "texts": [worker.texts[job["job_id"]] for job in differing],
+            }
+        )
+        return [Difference(**fields) for fields in answer["differences"]]
+
+    def close(self) -> None:
+        """End the engines."""
+        self._engine.close()
+        if self._vllm is not None:
+            self._vllm.close()
+
+    def _play_worker(self, name: str, checkout: Path, seed: int) -> Played:
+        setup = self._setup
+        run = run_worker(
+            checkout,
+            setup.servers,
+            setup.jobs,
+            num_slots=self._num_slots,
+            seed=seed,
+            folder=setup.folder,
+            name=name,
+            timeout_s=setup.timeout_s,
+        )
+        if name == WORKER:
+            self._decisions = {job_id: result.decided for job_id, result in run.results.items()}
+        return Played(
+            name,
+            run.seconds,
+            run.num_tokens,
+            run.under_backlog.occupied(self._num_slots),
+            run.under_backlog.step_s / run.backlog_s,
+            {job_id: result.text or "" for job_id, result in run.results.items()},
+            faults=checked(run, setup.jobs.measured),
+            num_drafted=_num_drafted(run),
+        )
+
+    def _play_engine(self, name: str, decisions: Mapping[str, tuple[str, int] | None]) -> Played:
+        answer = self._engine.request({"what": "decode", "jobs": self._jobs, "decisions": decisions})
+        num_steps = answer["num_steps"]
+        return Played(
+            name,
+            answer["seconds"],
+            sum(map(len, answer["token_ids"].values())),
+            answer["num_sequence_steps"] / (num_steps * self._num_slots) if num_steps else None,
+            texts=answer["texts"],
+            token_ids={job_id: tuple(tokens) for job_id, tokens in answer["token_ids"].items()},
+            num_drafted=sum(decision is not None for decision in decisions.values()),
+        )
+
+    def _play_vllm(self, name: str) -> Played:
+        if self._vllm is None:
+            self._vllm = self._start_vllm()
+        answer = self._vllm.ask(self._tokenized["prompts"], self._tokenized["max_tokens"], "vanilla", stop_at_end=True)
+        return Played(name, answer["seconds"], sum(map(len, answer["tokens"])))
+
+    def _start_vllm(self) -> Contestant:
+        settings: dict[str, Any] = {
+            "model": self._tokenized["folder"],
+            "max_model_len": self._tokenized["context_length"],
+            "max_num_seqs": self._num_slots,
+            # Our engine copies beginnings that prompts share, so that the peer keeps its default.
+            "enable_prefix_caching": True,
+        }
+        python = self._setup.vllm_python
+        if python is None:
+            raise ValueError("vLLM needs --vllm-python")
+        vllm = Contestant(f"vllm-{self._num_slots}", "vllm_generate", [json.dumps(settings)], python=python)
+        vllm.wait_until_ready()
+        warm = self._tokenized["prompts"][: self._num_slots]
+        vllm.ask(warm, 8, "vanilla", stop_at_end=False)
+        return vllm
+
+
+@contextmanager
+def lineup(setup: Setup, num_slots: int) -> Iterator[Lineup]:
+    """A Lineup whose engines end with the block."""
+    made = Lineup(setup, num_slots)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _num_drafted(run: WorkerRun) -> int:
+    return sum(result.decided is not None for result in run.results.values())

@@ -1,0 +1,39 @@
+-- Functions on counts by position, and the one that unpacks acceptance_state.
+-- Bodies in standard SQL are bound to what they name when they are created: no search_path can change their meaning,
+-- and a dump restores them before the constraints that use them.
+
+CREATE FUNCTION array_sum(counts bigint[]) RETURNS bigint
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN (SELECT coalesce(sum(c), 0)::bigint FROM unnest(counts) AS c);
+COMMENT ON FUNCTION array_sum(bigint[]) IS 'Sum of the elements; 0 for an empty array';
+
+CREATE FUNCTION array_ge(a bigint[], b bigint[]) RETURNS boolean
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN cardinality(a) = cardinality(b) AND NOT EXISTS (SELECT 1 FROM unnest(a, b) AS p(x, y) WHERE x < y);
+COMMENT ON FUNCTION array_ge(bigint[], bigint[]) IS
+    'Whether both are as long and no element of a is below its fellow in b';
+
+CREATE FUNCTION array_add(a bigint[], b bigint[]) RETURNS bigint[]
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN ARRAY(
+        SELECT coalesce(x, 0) + coalesce(y, 0) FROM unnest(a, b) WITH ORDINALITY AS p(x, y, i) ORDER BY i
+    );
+COMMENT ON FUNCTION array_add(bigint[], bigint[]) IS 'Sum position by position, as long as the longer of the two';
+
+CREATE AGGREGATE sum_by_position(bigint[]) (
+    SFUNC = array_add, STYPE = bigint[], INITCOND = '{}', COMBINEFUNC = array_add, PARALLEL = SAFE
+);
+COMMENT ON AGGREGATE sum_by_position(bigint[]) IS 'Sum of counts position by position; empty without rows';
+
+-- Sums are never negative, so the sign bit of a double is 0, and its bits are a bigint's.
+CREATE FUNCTION unpack_doubles(packed bytea) RETURNS float8[]
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN ARRAY(
+        SELECT CASE WHEN bits < 4503599627370496 THEN 0::float8 ELSE
+            (1 + (bits & 4503599627370495)::float8 / 4503599627370496::float8)
+                * power(2::float8, ((bits >> 52) - 1023)::float8) END
+        FROM generate_series(0, length(packed) / 8 - 1) AS n,
+            LATERAL (SELECT ('x' || encode(substring(packed FROM 8 * n + 1 FOR 8), 'hex'))::bit(64)::bigint AS bits)
+        ORDER BY n
+    );
+COMMENT ON FUNCTION unpack_doubles(bytea) IS 'Numbers that are not negative, packed as big-endian doubles';

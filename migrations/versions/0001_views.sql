@@ -1,0 +1,188 @@
+-- Views for people, which compute rates where they are shown, and the notice that drafts or drift changed.
+
+CREATE VIEW task_alpha_now AS
+SELECT
+    task,
+    sum(num_jobs)::bigint AS num_jobs,
+    array_sum(sum_by_position(trials)) AS trials,
+    array_sum(sum_by_position(accepts)) AS accepts,
+    array_sum(sum_by_position(accepts))::float8 / nullif(array_sum(sum_by_position(trials)), 0) AS alpha,
+    (sum_by_position(accepts))[1]::float8 / nullif((sum_by_position(trials))[1], 0) AS alpha_1,
+    min(num_draft_tokens) AS min_num_draft_tokens,
+    max(num_draft_tokens) AS max_num_draft_tokens
+FROM acceptance_hourly
+WHERE mode = 'speculative' AND bucket >= date_trunc('hour', now() - interval '24 hours')
+GROUP BY task;
+COMMENT ON VIEW task_alpha_now IS
+    'Acceptance by task over the last 24 hours, to the full hour, from speculative jobs';
+COMMENT ON COLUMN task_alpha_now.task IS 'Kind of prompt';
+COMMENT ON COLUMN task_alpha_now.num_jobs IS 'Jobs decoded speculatively, probes among them';
+COMMENT ON COLUMN task_alpha_now.trials IS 'Draft tokens tested';
+COMMENT ON COLUMN task_alpha_now.accepts IS 'Of the trials, accepted';
+COMMENT ON COLUMN task_alpha_now.alpha IS 'accepts / trials over all positions; falls as k grows, so read it with k';
+COMMENT ON COLUMN task_alpha_now.alpha_1 IS 'Acceptance of the first drafted token; does not move with k';
+COMMENT ON COLUMN task_alpha_now.min_num_draft_tokens IS 'Smallest k used';
+COMMENT ON COLUMN task_alpha_now.max_num_draft_tokens IS 'Largest k used';
+
+CREATE VIEW task_speedup_now AS
+SELECT
+    task,
+    coalesce(sum(num_jobs) FILTER (WHERE mode = 'speculative'), 0)::bigint AS speculative_jobs,
+    coalesce(sum(num_jobs) FILTER (WHERE mode = 'vanilla'), 0)::bigint AS vanilla_jobs,
+    sum(num_tokens) FILTER (WHERE mode = 'speculative')
+        / nullif(sum(device_s) FILTER (WHERE mode = 'speculative'), 0) AS speculative_tokens_per_s,
+    sum(num_tokens) FILTER (WHERE mode = 'vanilla')
+        / nullif(sum(device_s) FILTER (WHERE mode = 'vanilla'), 0) AS vanilla_tokens_per_s,
+    sum(num_tokens) FILTER (WHERE mode = 'speculative')
+        / nullif(sum(device_s) FILTER (WHERE mode = 'speculative'), 0)
+        / nullif(
+            sum(num_tokens) FILTER (WHERE mode = 'vanilla')
+                / nullif(sum(device_s) FILTER (WHERE mode = 'vanilla'), 0),
+            0
+        ) AS speedup
+FROM acceptance_hourly
+WHERE bucket >= date_trunc('hour', now() - interval '24 hours')
+GROUP BY task;
+COMMENT ON VIEW task_speedup_now IS
+    'Tokens a device second, speculative against vanilla, by task over the last 24 hours, to the full hour';
+COMMENT ON COLUMN task_speedup_now.task IS 'Kind of prompt';
+COMMENT ON COLUMN task_speedup_now.speculative_jobs IS 'Jobs decoded speculatively';
+COMMENT ON COLUMN task_speedup_now.vanilla_jobs IS 'Jobs decoded vanilla, controls among them';
+COMMENT ON COLUMN task_speedup_now.speculative_tokens_per_s IS 'Tokens a second of the device''s time';
+COMMENT ON COLUMN task_speedup_now.vanilla_tokens_per_s IS 'Tokens a second of the device''s time: the task''s own control';
+COMMENT ON COLUMN task_speedup_now.speedup IS 'The first over the second; null until both were seen';
+
+CREATE VIEW decision_log AS
+SELECT
+    decided_at,
+    task,
+    CASE WHEN from_mode IS NULL THEN NULL
+         WHEN from_mode = 'vanilla' THEN 'vanilla'
+         ELSE from_drafter || ' k=' || from_num_draft_tokens END AS was,
+    CASE WHEN to_mode = 'vanilla' THEN 'vanilla'
+         ELSE to_drafter || ' k=' || to_num_draft_tokens END AS became,
+    reason,
+    explanation,
+    sampling_bucket,
+    batch,
+    target_revision,
+    device,
+    owner,
+    speedup,
+    speedup_low,
+    speedup_high,
+    CASE WHEN rival_num_draft_tokens IS NULL THEN NULL
+         WHEN rival_drafter IS NULL THEN 'vanilla'
+         ELSE rival_drafter || ' k=' || rival_num_draft_tokens END AS rival,
+    rival_speedup,
+    jobs,
+    ARRAY(SELECT a / nullif(n, 0) FROM unnest(accepts, trials) WITH ORDINALITY AS p(a, n, i) ORDER BY i) AS alpha
+FROM decisions
+ORDER BY decided_at DESC, id DESC;
+COMMENT ON VIEW decision_log IS
+    'When a task''s choice changed, newest first';
+COMMENT ON COLUMN decision_log.decided_at IS 'When';
+COMMENT ON COLUMN decision_log.task IS 'Kind of prompt';
+COMMENT ON COLUMN decision_log.was IS 'Choice before; null for the first';
+COMMENT ON COLUMN decision_log.became IS 'Choice from then on';
+COMMENT ON COLUMN decision_log.reason IS 'One word: alphaloop.deciding.decision.Reason';
+COMMENT ON COLUMN decision_log.explanation IS 'The reason with its figures';
+COMMENT ON COLUMN decision_log.sampling_bucket IS 'Sampling settings it applies to';
+COMMENT ON COLUMN decision_log.batch IS 'Batch size it was decided at';
+COMMENT ON COLUMN decision_log.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN decision_log.device IS 'Where it applies';
+COMMENT ON COLUMN decision_log.owner IS 'Worker that decided';
+COMMENT ON COLUMN decision_log.speedup IS 'Goodput over vanilla that was expected of the new choice';
+COMMENT ON COLUMN decision_log.speedup_low IS 'Lower 95 % bound';
+COMMENT ON COLUMN decision_log.speedup_high IS 'Upper 95 % bound';
+COMMENT ON COLUMN decision_log.rival IS 'The best other alternative';
+COMMENT ON COLUMN decision_log.rival_speedup IS 'What was expected of it';
+COMMENT ON COLUMN decision_log.jobs IS 'Jobs behind it, as they weighed';
+COMMENT ON COLUMN decision_log.alpha IS 'By position: accepted of what was tested';
+
+CREATE VIEW failed_jobs AS
+SELECT
+    finished_at, job_id, task, status, attempt, custom_id, batch_id, purpose,
+    error->>'code' AS code, error->>'message' AS message, error->>'field' AS field
+FROM jobs,
+    -- The operators on json refuse a document that holds the character NUL anywhere, so ask first.
+    LATERAL (SELECT CASE WHEN outcome::text NOT LIKE '%\\u0000%' THEN outcome->'error' END AS error) AS why
+WHERE status IN ('failed', 'expired', 'cancelled')
+ORDER BY finished_at DESC;
+COMMENT ON VIEW failed_jobs IS
+    'Jobs that failed, were too late or were cancelled, and why; newest first';
+COMMENT ON COLUMN failed_jobs.finished_at IS 'When the outcome was recorded';
+COMMENT ON COLUMN failed_jobs.job_id IS 'The job';
+COMMENT ON COLUMN failed_jobs.task IS 'Kind of prompt';
+COMMENT ON COLUMN failed_jobs.status IS 'failed, expired or cancelled';
+COMMENT ON COLUMN failed_jobs.attempt IS 'The claim that ended it, from 1';
+COMMENT ON COLUMN failed_jobs.custom_id IS 'The caller''s own name for the job';
+COMMENT ON COLUMN failed_jobs.batch_id IS 'The caller''s group of jobs';
+COMMENT ON COLUMN failed_jobs.purpose IS 'traffic, probe or control';
+COMMENT ON COLUMN failed_jobs.code IS 'The error''s code: alphaloop.errors';
+COMMENT ON COLUMN failed_jobs.message IS 'The error in words';
+COMMENT ON COLUMN failed_jobs.field IS 'The field at fault, if one was';
+
+CREATE VIEW open_drift AS
+SELECT
+    id, task, drafter, draft_revision, target_revision, cause, verdict, opened_at, now() - opened_at AS open_for
+FROM drift_events
+WHERE closed_at IS NULL
+ORDER BY opened_at, id;
+COMMENT ON VIEW open_drift IS
+    'Drift that is not over, oldest first';
+COMMENT ON COLUMN open_drift.id IS 'Number of the event';
+COMMENT ON COLUMN open_drift.task IS 'Kind of prompt';
+COMMENT ON COLUMN open_drift.drafter IS 'Drafter whose acceptance moved';
+COMMENT ON COLUMN open_drift.draft_revision IS 'Its revision';
+COMMENT ON COLUMN open_drift.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN open_drift.cause IS 'traffic_changed, draft_stale or unexplained';
+COMMENT ON COLUMN open_drift.verdict IS 'One sentence';
+COMMENT ON COLUMN open_drift.opened_at IS 'When it was found';
+COMMENT ON COLUMN open_drift.open_for IS 'Since then';
+
+CREATE VIEW evidence_now AS
+-- Eight sums, then nine by position, of all jobs; then the same of the recent ones.
+SELECT
+    task, segment, drafter, draft_revision, sampling_bucket, prompt_bucket, target_revision, engine, as_of,
+    num_jobs,
+    sums[1] AS jobs,
+    sums[1 + half] AS recent_jobs,
+    sums[3] AS rounds,
+    sums[6] / nullif(sums[1], 0) AS mean_output_tokens,
+    sums[9 + 2 * positions:8 + 3 * positions] AS trials,
+    sums[9 + 3 * positions:8 + 4 * positions] AS accepts,
+    sums[9 + half + 2 * positions:8 + half + 3 * positions] AS recent_trials,
+    sums[9 + half + 3 * positions:8 + half + 4 * positions] AS recent_accepts
+FROM acceptance_state,
+    LATERAL (SELECT unpack_doubles(evidence) AS sums) AS unpacked,
+    LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 8) / 9 AS positions) AS lengths;
+COMMENT ON VIEW evidence_now IS
+    'What decisions rest on: of every key of evidence, sums in which a job weighs the less the older it is';
+COMMENT ON COLUMN evidence_now.task IS 'Kind of prompt';
+COMMENT ON COLUMN evidence_now.segment IS 'Caller''s label; empty without one';
+COMMENT ON COLUMN evidence_now.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN evidence_now.drafter IS 'Name of the drafter; empty for vanilla';
+COMMENT ON COLUMN evidence_now.draft_revision IS 'Revision of the drafter; empty for vanilla';
+COMMENT ON COLUMN evidence_now.engine IS 'Decoding library, version and dtype';
+COMMENT ON COLUMN evidence_now.sampling_bucket IS 'Sampling settings that share a history';
+COMMENT ON COLUMN evidence_now.prompt_bucket IS 'Prompt lengths that share a history';
+COMMENT ON COLUMN evidence_now.as_of IS 'When the last of its jobs ended';
+COMMENT ON COLUMN evidence_now.num_jobs IS 'Jobs ever added';
+COMMENT ON COLUMN evidence_now.jobs IS 'Jobs as they weigh at as_of, each less the older it is';
+COMMENT ON COLUMN evidence_now.recent_jobs IS 'The same, each less also by the jobs that came after it: about the last two dozen';
+COMMENT ON COLUMN evidence_now.rounds IS 'Rounds, prefills left out';
+COMMENT ON COLUMN evidence_now.mean_output_tokens IS 'Tokens of a job';
+COMMENT ON COLUMN evidence_now.trials IS 'By position: rounds in which it was tested';
+COMMENT ON COLUMN evidence_now.accepts IS 'By position: of the trials, accepted';
+COMMENT ON COLUMN evidence_now.recent_trials IS 'trials of the recent jobs';
+COMMENT ON COLUMN evidence_now.recent_accepts IS 'accepts of the recent jobs';
+
+CREATE FUNCTION tell_drafts_changed() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_notify('alphaloop_drafts', ''); RETURN NULL; END $$;
+
+CREATE TRIGGER draft_revisions_changed AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE OF status ON draft_revisions
+    FOR EACH STATEMENT EXECUTE FUNCTION tell_drafts_changed();
+
+CREATE TRIGGER drift_events_changed AFTER INSERT OR DELETE OR TRUNCATE OR UPDATE OF closed_at ON drift_events
+    FOR EACH STATEMENT EXECUTE FUNCTION tell_drafts_changed();

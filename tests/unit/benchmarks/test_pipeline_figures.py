@@ -1,0 +1,124 @@
+"""The pipeline benchmark's statistics and its JSON line."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from benchmarks.pipeline.figures import Overhead, Spread, jobs_per_s, percentile, ratios, stage_figures
+from benchmarks.pipeline.lone import LoneJob, overheads
+from benchmarks.pipeline.report import Entry, Findings, print_findings
+from benchmarks.pipeline.stages import WAITING
+
+SAMPLED = {
+    "seconds": 2.0,
+    "num_samples": 1000,
+    "process_cpu_s": 1.5,
+    "threads": [
+        {"thread": "MainThread", "stage": "record", "wall_s": 1.0, "cpu_s": 0.25},
+        {"thread": "MainThread", "stage": WAITING, "wall_s": 1.0, "cpu_s": 0.0},
+        {"thread": "recorder", "stage": "record", "wall_s": 0.5, "cpu_s": 0.5},
+    ],
+    "own_cpu_s": {"a:f": 0.5, "a:g": 0.25},
+    "cumulative_cpu_s": {"a:main": 0.75, "a:f": 0.5},
+}
+
+
+def test_an_even_stream_has_its_rate() -> None:
+    assert jobs_per_s(range(0, 10_001, 2)) == pytest.approx(500, rel=1e-3)
+
+
+@given(burst=st.integers(1, 300), gap_ms=st.integers(1, 500), num_bursts=st.integers(40, 80))
+def test_bursts_win_nothing(burst: int, gap_ms: int, num_bursts: int) -> None:
+    appended = [gap_ms * number for number in range(num_bursts) for _ in range(burst)]
+    true_rate = 1000 * burst / gap_ms
+    assert jobs_per_s(appended) == pytest.approx(true_rate, rel=1.5 / (0.9 * (num_bursts - 1)))
+
+
+def test_a_slow_beginning_is_left_out() -> None:
+    slow, fast = range(0, 100, 20), range(100, 1001)
+    assert jobs_per_s([*slow, *fast]) == pytest.approx(1000, rel=0.01)
+
+
+def test_one_millisecond_tells_no_rate() -> None:
+    with pytest.raises(ValueError, match="one millisecond"):
+        jobs_per_s([7, 7, 7])
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
+def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(values: list[float], share: float) -> None:
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-6
+    assert sum(value < found for value in values) < share * len(values) + 1e-6
+
+
+def test_the_99th_of_200_is_the_third_from_the_top() -> None:
+    overhead = Overhead.of([number / 1000 for number in range(1, 201)])
+    assert (overhead.p50_ms, overhead.p99_ms, overhead.max_ms) == pytest.approx((100.0, 198.0, 200.0))
+
+
+def test_ratios_are_by_round_and_against_the_best_peer_of_each() -> None:
+    rates = {"ours": [20.0, 30.0, 40.0], "few": [10.0, 10.0, 10.0], "many": [5.0, 15.0, 20.0]}
+    found = ratios(rates, ["ours"], ["few", "many"])
+    assert found["ours / few"][0] == [2.0, 3.0, 4.0]
+    assert found["ours / best parallel consumer"][0] == [2.0, 2.0, 2.0]
+    assert found["ours / few"][1].median == 3.0
+    assert ratios(rates, ["ours"], []) == {}
+
+
+def test_stages_add_up_over_threads_and_waiting_stays_apart() -> None:
+    found = stage_figures(SAMPLED, num_jobs=1000)
+    assert found["record"] == pytest.approx({"share": 0.75, "blocked_share": 0.375, "cpu_us_per_job": 750.0})
+    assert found["waiting: MainThread"]["blocked_share"] == 0.5
+    assert found["native threads"]["cpu_us_per_job"] == pytest.approx(750.0)
+
+
+def test_a_lone_jobs_overheads_are_on_both_sides_of_its_step() -> None:
+    sent = [LoneJob("a", 10.000, 10.050), LoneJob("b", 20.000, 20.030)]
+    found = overheads(sent, {"a": (10.020, 10.021), "b": (20.010, 20.012), "warm-up": (1.0, 2.0)})
+    assert found["arrival to first step"].max_ms == pytest.approx(20)
+    assert found["last token to result"].max_ms == pytest.approx(29)
+    assert found["last token to result"].num_jobs == 2
+
+
+def findings() -> Findings:
+    entry = Entry([100.0, 300.0, 200.0], [{}], [{"kafka": 50.0}], [0])
+    rates = {"ours": [100.0, 300.0, 200.0], "peer": [100.0, 100.0, 100.0]}
+    return Findings(
+        1000,
+        {"cores": 2},
+        ["Parallel Consumer: no Java"],
+        {"ours": entry},
+        ratios(rates, ["ours"], ["peer"]),
+        {"ours": SAMPLED},
+        {"arrival to first step": Overhead.of([0.01])},
+    )
+
+
+def test_the_json_line_holds_every_figure() -> None:
+    found = json.loads(json.dumps(findings().as_json(), allow_nan=False))
+    assert found["contestants"]["ours"]["spread"] == {"low": 100.0, "median": 200.0, "high": 300.0}
+    assert found["ratios"]["ours / peer"]["rounds"] == [1.0, 3.0, 2.0]
+    assert found["ratios"]["ours / peer"]["median"] == 2.0
+    assert found["stages"]["ours"]["by_stage"]["record"]["share"] == 0.75
+    assert found["lone"]["arrival to first step"]["p99_ms"] == 10.0
+    assert found["missing"] == ["Parallel Consumer: no Java"]
+
+
+def test_the_tables_name_what_was_left_out_and_that_stages_are_sampled() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    print_findings(console, findings(), num_functions=1)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for words in ("left out: Parallel Consumer: no Java", "every 2 ms", "waiting: MainThread", "a:main"):
+        assert words in printed
+    assert "a:g" not in printed
+
+
+def test_a_spread_of_one_round_is_that_round() -> None:
+    assert Spread.of([5.0]) == Spread(5.0, 5.0, 5.0)

@@ -1,0 +1,236 @@
+"""Admission: tasks share the device by device time, jobs of a task by priority with ageing and arrival."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import groupby, pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.simulated_device import SimulatedDevice, lane
+from worker.jobs.admission import AdmissionQueue, Waiting
+
+TASKS = ("code", "rag", "sql")
+PURPOSES = ("traffic", "traffic", "probe", "control")
+seeded = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+def add(queue: AdmissionQueue[int], task: str, num_jobs: int) -> None:
+    """Jobs of one task that begin to wait at the same moment."""
+    for number in range(num_jobs):
+        queue.add(lane(task), number, priority=0, num_bytes=1, now=0.0)
+
+
+def filled(
+    num_jobs_by_task: dict[str, int], quantum_s: float = 1.0, weight_of: Callable[[str], float] = lambda _: 1.0
+) -> AdmissionQueue[int]:
+    """A queue in which jobs of several tasks wait."""
+    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=8, quantum_s=quantum_s, weight_of=weight_of)
+    for task, num_jobs in num_jobs_by_task.items():
+        add(queue, task, num_jobs)
+    return queue
+
+
+@seeded
+@given(st.integers(0, 2**32), st.integers(1, 6))
+def test_every_job_leaves_once(seed: int, num_slots: int) -> None:
+    rng, queue = Random(seed), AdmissionQueue[int](measured_batch=3)
+    device = SimulatedDevice(queue, num_slots, lambda _, number: 0.1 + number % 5)
+    waiting: set[int] = set()
+    discarded: list[int] = []
+    for number in range(120):
+        key = lane(rng.choice(TASKS), rng.choice(PURPOSES), rng.choice(["greedy", "t0.7"]))
+        queue.add(key, number, priority=rng.randint(-2, 2), num_bytes=number, now=float(number))
+        waiting.add(number)
+        if rng.random() < 0.4:
+            waiting -= {item for _, item in device.step(1.0)}
+        if rng.random() < 0.05:
+            gone = queue.discard(lambda item: item % 7 == 3)
+            assert sorted(gone) == sorted(item for item in waiting if item % 7 == 3)
+            discarded += gone
+            waiting -= set(gone)
+        assert len(queue) == len(waiting)
+        assert queue.num_bytes == sum(waiting)
+    device.run_empty(1.0)
+    assert sorted([item for _, item in device.admitted] + discarded) == list(range(120))
+    assert queue.num_bytes == 0
+    assert queue.waiting(999.0) == {}
+
+
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=3, max_size=3))
+def test_backlogged_tasks_share_device_time_by_weight(seed: int, weights: list[float]) -> None:
+    """Whatever their jobs cost: no task is ahead by more than the quantum and twice what the slots can hold."""
+    rng, weight_of = Random(seed), dict(zip(TASKS, weights, strict=True))
+    mean_s = {task: rng.choice([0.2, 0.5, 1.0]) for task in TASKS}
+    queue = filled(dict.fromkeys(TASKS, 2000), quantum_s=2.0, weight_of=weight_of.__getitem__)
+    device = SimulatedDevice(queue, 3, lambda key, _: rng.uniform(0, 2 * mean_s[key.task]))
+    ahead_s = 2.0 + 2 * 3 * 2 * max(mean_s.values()) / min(weights)
+    for _ in range(800):
+        device.step(0.5)
+        virtual_s = [device.device_s[task] / weight_of[task] for task in TASKS]
+        assert max(virtual_s) - min(virtual_s) <= ahead_s
+    assert all(queue.waiting(0.0)[task].num_jobs for task in TASKS)
+
+
+def test_shares_come_close_to_the_weights() -> None:
+    rng, weight_of = Random(7), {"code": 1.0, "rag": 2.0, "sql": 3.0}
+    mean_s = {"code": 0.2, "rag": 1.0, "sql": 3.0}
+    queue = filled(dict.fromkeys(TASKS, 3000), weight_of=weight_of.__getitem__)
+    device = SimulatedDevice(queue, 8, lambda key, _: rng.expovariate(1 / mean_s[key.task]))
+    for _ in range(2000):
+        device.step(1.0)
+    for task, weight in weight_of.items():
+        assert device.device_s[task] / sum(device.device_s.values()) == pytest.approx(weight / 6, rel=0.05)
+
+
+def test_one_call_shares_by_what_jobs_are_expected_to_take() -> None:
+    queue = filled({"long": 400, "short": 400}, quantum_s=0.5)
+    device = SimulatedDevice(queue, 4, lambda key, _: 4.0 if key.task == "long" else 1.0)
+    for _ in range(400):
+        device.step(1.0)
+    taken = Counter(key.task for key, _ in queue.next(100, running=device.running))
+    assert taken["short"] == pytest.approx(80, abs=5)
+
+
+def test_a_new_tasks_jobs_are_expected_to_take_what_other_tasks_jobs_take() -> None:
+    queue = filled({"known": 300}, quantum_s=0.5)
+    device = SimulatedDevice(queue, 4, lambda *_: 2.0)
+    for _ in range(100):
+        device.step(1.0)
+    add(queue, "new", 300)
+    taken = Counter(key.task for key, _ in queue.next(100, running=device.running))
+    assert taken["new"] == pytest.approx(50, abs=5)
+
+
+def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> None:
+    queue = filled({"dear": 200}, quantum_s=0.5)
+    device = SimulatedDevice(queue, 16, lambda key, _: 20.0 if key.task == "dear" else 0.1)
+    for _ in range(400):
+        device.step(1.0)
+    before_s = device.device_s["dear"]
+    add(queue, "cheap", 30_000)
+    for _ in range(1000):
+        device.step(1.0)
+    assert device.device_s["cheap"] == pytest.approx(device.device_s["dear"] - before_s, rel=0.35)
+
+
+def test_equal_tasks_alternate_in_runs_as_long_as_the_quantum() -> None:
+    """A job of which nothing is known counts as one second; a turn goes from four behind to more than four ahead."""
+    queue = filled({"code": 30, "sql": 30}, quantum_s=4.0)
+    runs = [len(list(run)) for _, run in groupby(key.task for key, _ in queue.next(60, running={}))]
+    assert set(runs[1:-1]) == {10}
+
+
+@seeded
+@given(st.integers(0, 2**32), st.integers(-1, 40))
+def test_no_slot_stays_free_while_traffic_waits(seed: int, limit: int) -> None:
+    rng = Random(seed)
+    queue = filled({task: rng.randint(0, 15) for task in TASKS}, quantum_s=rng.choice([0.0, 1.0, 100.0]))
+    queue.charge({task: 1000 * rng.random() for task in TASKS})
+    num_waiting = len(queue)
+    assert len(queue.next(limit, running={})) == max(0, min(limit, num_waiting))
+
+
+@pytest.mark.parametrize("is_trickling", [False, True])
+def test_an_idle_task_saves_up_no_device_time(is_trickling: bool) -> None:
+    """Nor does a task that often has a job running and seldom one waiting."""
+    queue = filled({"busy": 5000}, quantum_s=1.0)
+    device = SimulatedDevice(queue, 4, lambda *_: 1.0)
+    for number in range(800):
+        if is_trickling and number % 4 == 0:
+            add(queue, "idle", 1)
+        device.step(1.0)
+    busy_s, idle_s = device.device_s["busy"], device.device_s["idle"]
+    assert busy_s > 2 * idle_s
+    add(queue, "idle", 500)
+    for _ in range(100):
+        device.step(1.0)
+        ahead_s = (device.device_s["idle"] - idle_s) - (device.device_s["busy"] - busy_s)
+        assert abs(ahead_s) <= 1.0 + 2 * 4 * 1.0
+
+
+def test_after_a_pause_of_all_tasks_nobody_is_owed_anything() -> None:
+    queue = filled({"busy": 500}, quantum_s=1.0)
+    device = SimulatedDevice(queue, 1, lambda *_: 1.0)
+    device.run_empty(1.0)
+    for task in ("idle", "busy"):
+        add(queue, task, 100)
+    for _ in range(40):
+        device.step(1.0)
+    assert Counter(key.task for key, _ in device.admitted[500:])["busy"] == pytest.approx(20, abs=2)
+
+
+@seeded
+@given(st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 100)), max_size=60))
+def test_waiting_is_worth_priority(jobs: list[tuple[int, float]]) -> None:
+    """A job is overtaken by one of d steps more only if that one came less than d times `ageing_s` later."""
+    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=1, ageing_s=10.0)
+    for number, (priority, since_s) in enumerate(jobs):
+        queue.add(lane(bucket=f"t{number % 3}"), number, priority=priority, num_bytes=1, now=since_s)
+    served = [jobs[item] for _, item in queue.next(len(jobs), running={})]
+    for (first, first_since_s), (second, second_since_s) in pairwise(served):
+        assert first_since_s - second_since_s <= (first - second) * 10.0 + 1e-9
+
+
+def test_an_endless_stream_of_higher_priority_is_outwaited() -> None:
+    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1, ageing_s=10.0)
+    queue.add(lane(), "patient", priority=0, num_bytes=1, now=0.0)
+    served = []
+    for second in range(40):
+        queue.add(lane(), f"urgent {second}", priority=1, num_bytes=1, now=float(second))
+        served += [item for _, item in queue.next(1, running={})]
+    assert served.index("patient") == 10
+
+
+@seeded
+@given(st.integers(0, 2**32))
+def test_no_segment_and_no_producer_starves(seed: int) -> None:
+    """Before a job go only jobs of its task that waited when it came, however one producer floods the task."""
+    rng, queue = Random(seed), AdmissionQueue[int](measured_batch=1)
+    ahead: dict[int, set[int]] = {}
+    waiting: set[int] = set()
+    for number in range(200):
+        bucket = "flood" if rng.random() < 0.9 else "seldom"
+        ahead[number] = set(waiting)
+        waiting.add(number)
+        queue.add(lane(bucket=bucket), number, priority=0, num_bytes=1, now=number / 10)
+        for _, taken in queue.next(rng.choice([0, 0, 1, 3]), running={}):
+            waiting.discard(taken)
+            assert not waiting & ahead[taken]
+
+
+def test_ties_go_to_the_task_served_last_then_by_name_and_arrival() -> None:
+    queue = filled({"sql": 3, "code": 3}, quantum_s=0.0)
+    order = [(key.task, item) for key, item in queue.next(6, running={})]
+    assert order == [("code", 0), ("sql", 0), ("sql", 1), ("code", 1), ("code", 2), ("sql", 2)]
+
+
+def test_an_operator_sees_how_much_waits_and_for_how_long() -> None:
+    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1)
+    queue.add(lane("sql"), "first", priority=0, num_bytes=10, now=1.0)
+    queue.add(lane("sql"), "urgent", priority=9, num_bytes=10, now=3.0)
+    queue.add(lane("code"), "other", priority=0, num_bytes=10, now=4.0)
+    assert queue.waiting(11.0) == {"code": Waiting(1, 7.0), "sql": Waiting(2, 10.0)}
+    assert sorted(queue.discard(lambda item: item != "urgent")) == ["first", "other"]
+    assert queue.waiting(11.0) == {"sql": Waiting(1, 8.0)}
+    assert queue.num_bytes == 10
+
+
+def test_the_oldest_job_is_the_oldest_of_those_that_still_wait() -> None:
+    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1)
+    for name, priority, since_s in (("old", 0, 1.0), ("urgent", 9, 3.0), ("young", 0, 4.0)):
+        queue.add(lane(), name, priority=priority, num_bytes=1, now=since_s)
+    assert queue.next(2, running={}) == [(lane(), "urgent"), (lane(), "old")]
+    assert queue.waiting(11.0) == {"code": Waiting(1, 7.0)}
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0])
+def test_a_weight_that_would_stop_a_task_is_refused(weight: float) -> None:
+    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1, weight_of=lambda _: weight)
+    with pytest.raises(ValueError, match="task code has weight"):
+        queue.add(lane("code"), "job", priority=0, num_bytes=1, now=0.0)

@@ -1,0 +1,115 @@
+"""Measured lanes: alone on the device, one behind the other, in turn the first, and never for ever."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.simulated_device import SimulatedDevice, lane
+from worker.jobs.admission import AdmissionQueue, LaneKey
+from worker.jobs.measured import MeasuredTurns
+
+PROBE, CONTROL = lane(purpose="probe"), lane(purpose="control")
+
+
+def queue_of(lanes: dict[LaneKey, int], batch: int) -> AdmissionQueue[int]:
+    """Jobs that came lane by lane."""
+    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=batch)
+    for when, (key, num_jobs) in enumerate(lanes.items()):
+        for number in range(num_jobs):
+            queue.add(key, number, priority=0, num_bytes=1, now=float(when))
+    return queue
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 5))
+def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int, batch: int) -> None:
+    rng, queue = Random(seed), AdmissionQueue[int](measured_batch=batch)
+    device = SimulatedDevice(queue, num_slots, lambda *_: rng.uniform(0.1, 3.0))
+    for number in range(100):
+        key = lane(rng.choice(["code", "sql"]), rng.choice(["traffic", "probe", "control"]), rng.choice(["a", "b"]))
+        queue.add(key, number, priority=rng.randint(-1, 1), num_bytes=1, now=float(number))
+        for _ in range(rng.choice([0, 1, 2])):
+            before = set(device.running)
+            lanes = before | {key for key, _ in device.step(0.5)}
+            assert len(lanes) == 1 or not any(key.is_measured for key in lanes)
+    device.run_empty(0.5)
+    assert len(device.admitted) == 100
+
+
+def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
+    queue = queue_of({lane(): 2, PROBE: 3, lane("sql"): 2}, batch=2)
+    assert queue.next(2, running={}) == [(lane(), 0), (lane(), 1)]
+    queue.charge({"code": 0.1})
+    assert queue.next(9, running={lane(): 1}) == []
+    assert queue.next(9, running={}) == [(PROBE, 0), (PROBE, 1)]
+    queue.charge({"code": 0.1})
+    assert queue.next(9, running={PROBE: 1}) == []
+    assert queue.next(1, running={}) == [(lane("sql"), 0)]
+    assert queue.next(9, running={lane("sql"): 1}) == [(lane("sql"), 1)]
+    assert queue.next(9, running={lane("sql"): 1}) == []
+    assert queue.next(9, running={}) == [(PROBE, 2)]
+
+
+def test_a_lane_fills_up_during_its_turn() -> None:
+    queue = queue_of({PROBE: 5}, batch=4)
+    assert len(queue.next(2, running={})) == 2
+    assert len(queue.next(1, running={PROBE: 1})) == 1
+    assert len(queue.next(3, running={PROBE: 1})) == 1
+    assert queue.next(3, running={PROBE: 1}) == []
+    assert queue.next(3, running={}) == [(PROBE, 4)]
+
+
+def test_probes_and_controls_follow_each_other_and_take_turns_in_being_first() -> None:
+    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=2)
+    for number in range(8):
+        queue.add(lane("sql"), number, priority=0, num_bytes=1, now=0.0)
+        queue.add(PROBE, number, priority=0, num_bytes=1, now=1.0)
+        queue.add(CONTROL, number, priority=0, num_bytes=1, now=2.0)
+    device = SimulatedDevice(queue, 2, lambda *_: 1.0)
+    device.run_empty(1.0)
+    measured = [key.purpose for key, _ in device.admitted if key.is_measured]
+    assert measured[::2] == measured[1::2] == ["control", "probe", "probe", "control"] * 2
+
+
+def test_a_flood_of_probes_leaves_others_their_share() -> None:
+    queue = queue_of({lane(purpose="probe", drafter="lookup"): 50, lane(purpose="probe", drafter="draft"): 50}, batch=4)
+    for number in range(40):
+        queue.add(lane("sql"), number, priority=0, num_bytes=1, now=9.0)
+    device = SimulatedDevice(queue, 4, lambda *_: 1.0)
+    for _ in range(60):
+        device.step(1.0)
+    assert device.device_s["sql"] == pytest.approx(30, abs=9)
+
+
+def test_a_tasks_own_traffic_goes_between_its_probes() -> None:
+    queue = queue_of({PROBE: 12, lane(): 12}, batch=4)
+    device = SimulatedDevice(queue, 4, lambda *_: 1.0)
+    device.run_empty(0.5)
+    runs = [(purpose, len(list(run))) for purpose, run in groupby(key.purpose for key, _ in device.admitted)]
+    assert runs == [("probe", 4), ("traffic", 4)] * 3
+
+
+def test_after_a_turn_another_tasks_probes_go_first() -> None:
+    """Even where the task whose turn has ended is not yet a quantum ahead."""
+    queue = queue_of({PROBE: 4, lane("sql", "probe"): 4}, batch=2)
+    device = SimulatedDevice(queue, 2, lambda *_: 0.1)
+    device.run_empty(0.1)
+    assert [task for task, _ in groupby(key.task for key, _ in device.admitted)] == ["code", "sql"] * 2
+
+
+def test_discarded_jobs_end_their_lanes_turn() -> None:
+    queue = queue_of({PROBE: 2, lane(): 1}, batch=4)
+    assert queue.next(4, running={lane("sql"): 1}) == []
+    queue.add(lane("sql"), 9, priority=0, num_bytes=1, now=0.0)
+    assert sorted(queue.discard(lambda number: number < 9)) == [0, 0, 1]
+    assert queue.next(4, running={}) == [(lane("sql"), 9)]
+
+
+def test_a_turn_of_no_jobs_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        MeasuredTurns(0)

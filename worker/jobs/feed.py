@@ -1,0 +1,204 @@
+"""From deliveries to jobs that the engine may start: validated, put in order, claimed ahead of need.
+
+A neighbour of the loop, with a thread of its own: the device never waits for Kafka, for a tokenizer or for Postgres.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
+from worker.intake.polling import Delivery, Intake
+from worker.intake.validation import ReadyJob, Validation
+from worker.jobs.admission import AdmissionQueue, Waiting
+from worker.jobs.bounded_queue import BoundedQueue
+from worker.jobs.claiming import ClaimedJob, Claiming, Claims
+from worker.jobs.lanes import LaneKey
+from worker.jobs.leases import LeaseKeeper
+from worker.jobs.publishing import AnswerAgain, PublishingQueue, Refused
+from worker.jobs.recording import Recorder, undecoded
+from worker.retry import Retry
+
+log = logging.getLogger(__name__)
+
+#: How long one turn waits for deliveries where nothing else is to be done.
+IDLE_WAIT_S: Final = 0.1
+#: Between two questions about a job whose claim another worker holds.
+HELD_WAIT_S: Final = 0.02
+#: Jobs claimed in one transaction.
+MOST_CLAIMED_AT_ONCE: Final = 256
+
+
+class JobFeed:
+    """Keeps `ready` filled with claimed jobs, in the order of admission.
+
+    Claims run ahead of the engine by no more than `ready` holds, so that a job waits for its slot unclaimed wherever
+    another worker could still take it.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        validation: Validation,
+        queue: AdmissionQueue[ReadyJob],
+        claiming: Claiming,
+        leases: LeaseKeeper,
+        publishing: PublishingQueue,
+        recorder: Recorder,
+        *,
+        retry: Retry,
+        is_ending: Callable[[], bool],
+        num_ahead: int,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._intake = intake
+        self._validation = validation
+        self._queue = queue
+        self._claiming = claiming
+        self._leases = leases
+        self._publishing = publishing
+        self._recorder = recorder
+        self._retry = retry
+        self._is_ending = is_ending
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._clock = clock
+        self._now = now
+        self._held: list[tuple[float, ReadyJob]] = []
+        self._assignment = -1
+        self._lock = threading.Lock()  # of the queue and the counts below: the loop charges and ends, this thread asks
+        self._charged: Counter[str] = Counter()
+        self._taken: Counter[LaneKey] = Counter()
+        self.ready: BoundedQueue[ClaimedJob] = BoundedQueue(
+            max_items=num_ahead, max_bytes=max_waiting_bytes, num_bytes_of=lambda claimed: claimed.ready.num_bytes
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs taken from Kafka and not given to the engine."""
+        return len(self._queue) + len(self._held) + len(self.ready)
+
+    def waiting(self) -> Mapping[str, Waiting]:
+        """By task, how many jobs wait unclaimed, and the age of the oldest."""
+        with self._lock:
+            return self._queue.waiting(self._clock())
+
+    def turn(self) -> None:
+        """Take what has come, validate it, put it in order, and claim what the engine needs next."""
+        self._receive(self._intake.take(self._room(), HELD_WAIT_S if self._held else IDLE_WAIT_S))
+        self._retry_held()
+        self._discard_revoked()
+        self._claim_ahead()
+
+    def charge(self, device_s_by_task: Mapping[str, float]) -> None:
+        """Count the device time of an engine step, by task. Called by the loop."""
+        with self._lock:
+            self._charged.update(device_s_by_task)
+
+    def ended(self, lanes: Sequence[LaneKey]) -> None:
+        """Jobs of these lanes have ended or were given back. Called by the loop; makes room for claims."""
+        with self._lock:
+            self._taken.subtract(lanes)
+        self._intake.wake()
+
+    def started(self) -> None:
+        """The loop took jobs from `ready`: there is room for more claims."""
+        self._intake.wake()
+
+    def _room(self) -> int:
+        if self._queue.num_bytes >= self._max_waiting_bytes:
+            return 0
+        return max(0, self._max_waiting - len(self._queue) - len(self._held))
+
+    def _receive(self, deliveries: Sequence[Delivery]) -> None:
+        refused: list[tuple[Delivery, MessageError]] = []
+        now = self._clock()
+        for delivery in deliveries:
+            try:
+                ready = self._validation.read(delivery)
+            except MessageError as error:
+                refused.append((delivery, error))
+            except AlphaloopError:
+                raise
+            except Exception as error:
+                refused.append((delivery, _unreadable(error)))
+            else:
+                self._wait_in_line(ready, now)
+        self._refuse(refused)
+
+    def _wait_in_line(self, ready: ReadyJob, now: float) -> None:
+        with self._lock:
+            self._queue.add(ready.lane, ready, priority=ready.job.priority, num_bytes=ready.num_bytes, now=now)
+
+    def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
+        for delivery, error in refused:
+            self._publishing.put(Refused(delivery, error, self._intake))
+
+    def _retry_held(self) -> None:
+        now = self._clock()
+        due = [job for at, job in self._held if at <= now]
+        if due:
+            self._held = [(at, job) for at, job in self._held if at > now]
+            for job in due:
+                self._wait_in_line(job, now)
+
+    def _discard_revoked(self) -> None:
+        """Jobs of a partition that went to another worker are that worker's now."""
+        if self._intake.assignment_number == self._assignment:
+            return
+        self._assignment = self._intake.assignment_number
+        self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
+        with self._lock:
+            self._queue.discard(lambda job: not self._intake.is_current(job.delivery))
+
+    def _claim_ahead(self) -> None:
+        limit = min(self.ready.num_free, MOST_CLAIMED_AT_ONCE)
+        with self._lock:
+            self._queue.charge(self._charged)
+            self._charged.clear()
+            batch = self._queue.next(limit, running=+self._taken) if limit else []
+            self._taken.update(lane for lane, _ in batch)
+        if not batch:
+            return
+        claims = self._retry.until_done("claim", lambda: self._claiming.claim([ready for _, ready in batch]))
+        self._leases.hold(claims.attempts)
+        self._pass_on(claims)
+        self.ready.put(claims.to_decode, give_up=self._is_ending)
+        # What else was claimed, or is waiting already, is seen to at once: deliveries are not waited for.
+        if len(self._queue) and self.ready.num_free:
+            self._intake.wake()
+
+    def _pass_on(self, claims: Claims) -> None:
+        """See to what was claimed and needs no decoding, and to what could not be claimed."""
+        now = self._clock()
+        self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
+        self._refuse([(job.delivery, error) for job, error in claims.conflicts])
+        for job, outcome in claims.answered:
+            self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, self._intake))
+        if claims.ended:
+            self._recorder.put(undecoded(claims, self._now()))
+        gone = [job for job, _ in (*claims.held, *claims.conflicts, *claims.answered)]
+        gone += [ended.claimed.ready for ended in claims.ended]
+        with self._lock:
+            self._taken.subtract(job.lane for job in gone)
+
+
+def _unreadable(error: Exception) -> MalformedMessage:
+    """A message that our own code trips over must not stop its partition.
+
+    The exception's text is left out of log and dead letter: it may quote the prompt.
+    """
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
+    log.error("a message could not be read", extra={"action": "validation_failed", **fields})
+    return MalformedMessage(f"could not be read: {type(error).__name__}")

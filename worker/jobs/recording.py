@@ -1,0 +1,105 @@
+"""Recording outcomes from one thread: all that wait share one Postgres transaction (group commit).
+
+While one group is being committed the next one gathers, so a slow disk makes groups larger and not the device slower.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from alphaloop.store.outcomes import Outcome, OutcomeStore
+from worker.intake.polling import Intake
+from worker.jobs.bounded_queue import BoundedQueue
+from worker.jobs.claiming import ClaimedJob, Claims
+from worker.jobs.leases import LeaseKeeper
+from worker.jobs.outcomes import ended
+from worker.jobs.publishing import PublishingQueue, Recorded
+from worker.metrics import WorkerMetrics
+from worker.retry import Retry
+
+#: Outcomes of one transaction at most. More would hold the locks of shared rows for longer than a commit takes.
+MOST_AT_ONCE: Final = 512
+MOST_BYTES_AT_ONCE: Final = 8 << 20
+_IDLE_WAIT_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A claimed job and what became of it."""
+
+    claimed: ClaimedJob
+    outcome: Outcome
+
+
+def undecoded(claims: Claims, now: datetime) -> list[EndedJob]:
+    """Claimed jobs that need no decoding, with their outcomes."""
+    return [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
+
+
+class Recorder:
+    """Result, counts, status and outbox in one transaction; outcomes whose claim was lost are dropped."""
+
+    def __init__(
+        self,
+        store: OutcomeStore,
+        intake: Intake,
+        leases: LeaseKeeper,
+        publishing: PublishingQueue,
+        metrics: WorkerMetrics,
+        *,
+        owner: str,
+        retry: Retry,
+        max_items: int,
+        max_bytes: int,
+        is_hurried: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._intake = intake
+        self._leases = leases
+        self._publishing = publishing
+        self._metrics = metrics
+        self._owner = owner
+        self._retry = retry
+        self._is_hurried = is_hurried
+        self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
+            max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
+        )
+        self._recorded: deque[Outcome] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, ended: Sequence[EndedJob]) -> None:
+        """Hand over outcomes; waits for room unless the worker is told to hurry."""
+        self._waiting.put(ended, give_up=self._is_hurried)
+
+    def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
+        """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
+        group = self._waiting.take(MOST_AT_ONCE, timeout_s, max_bytes=MOST_BYTES_AT_ONCE)
+        if not group:
+            return 0
+        outcomes = [one.outcome for one in group]
+        messages = self._retry.until_done("record", lambda: self._store.record(outcomes, owner=self._owner))
+        self._leases.let_go(one.claimed.job_id for one in group)
+        self._publishing.put(
+            Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake)
+        )
+        won = {(message.key or b"").decode() for message in messages}
+        for one in group:
+            if one.claimed.job_id in won:
+                self._recorded.append(one.outcome)
+                job = one.claimed.ready.job
+                self._metrics.recorded(one.outcome, job.task, job.purpose.value)
+        self._metrics.fenced(len(group) - len(won))
+        return len(won)
+
+    def take_recorded(self) -> list[Outcome]:
+        """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
+        taken: list[Outcome] = []
+        while self._recorded:
+            taken.append(self._recorded.popleft())
+        return taken

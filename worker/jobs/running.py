@@ -1,0 +1,158 @@
+"""The jobs in the engine, how each of them drafts now, and those that have to run alone."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from alphaloop.deciding.policy import Decision, DraftSetting
+from alphaloop.errors import DecodeFailed
+from worker.engine import Engine, Generation, Step
+from worker.jobs.claiming import ClaimedJob
+from worker.jobs.lanes import LaneKey
+from worker.jobs.streaming import JobStream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """A job in the engine."""
+
+    claimed: ClaimedJob
+    decision: Decision
+    decided_together: UUID  #: the same for jobs that one decision was about
+    started_at: datetime
+    setting: DraftSetting  #: how it drafts now
+    stream: JobStream | None = None
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self.claimed.job_id
+
+    @property
+    def lane(self) -> LaneKey:
+        """The job's."""
+        return self.claimed.ready.lane
+
+
+@dataclass(slots=True)
+class Stepped:
+    """What one engine step brought."""
+
+    step: Step | None = None  #: None where it failed
+    lanes: tuple[LaneKey, ...] = ()  #: of the sequences that were in it
+    finished: list[tuple[RunningJob, Generation]] = field(default_factory=list)
+    failed: list[tuple[RunningJob, DecodeFailed]] = field(default_factory=list)
+
+
+class RunningJobs:
+    """What the engine runs. One thread owns it.
+
+    A job whose earlier attempt died runs alone, so that it cannot take others down with it again. So does every job
+    that was in a step which failed, so that one bad job fails alone. While such a job waits or runs, no other starts.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running: dict[str, RunningJob] = {}
+        self._to_run_alone: deque[ClaimedJob] = deque()
+        self._is_alone = False
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_to_run_alone(self) -> int:
+        """Jobs that wait until the engine is empty."""
+        return len(self._to_run_alone)
+
+    def num_free(self) -> int:
+        """How many other jobs may start now."""
+        if self._to_run_alone or (self._is_alone and self._running):
+            return 0
+        return self._engine.load().num_free
+
+    def next_alone(self) -> ClaimedJob | None:
+        """The job that runs alone next, once nothing else runs."""
+        if self._running or not self._to_run_alone:
+            return None
+        return self._to_run_alone.popleft()
+
+    def run_alone_later(self, claimed: Iterable[ClaimedJob]) -> None:
+        """These run one by one, when what runs has ended."""
+        self._to_run_alone.extend(claimed)
+
+    def has_room(self, claimed: ClaimedJob) -> bool:
+        """Whether the engine has a slot and the memory for the whole job."""
+        return self._engine.has_room(claimed.ready.prepared)
+
+    def start(self, job: RunningJob, *, alone: bool = False) -> None:
+        """Give a job to the engine, which has room for it."""
+        self._engine.admit(job.claimed.ready.prepared, job.decision)
+        self._running[job.job_id] = job
+        self._is_alone = alone
+
+    def redraft(self, setting_of: Callable[[RunningJob], DraftSetting]) -> None:
+        """Have every sequence draft as `setting_of` says from its next round on."""
+        for job in self._running.values():
+            setting = setting_of(job)
+            if setting != job.setting:
+                self._engine.redraft(job.job_id, setting.drafter, setting.num_draft_tokens)
+                job.setting = setting
+
+    def step(self) -> Stepped:
+        """One round of everything that runs. A failed step empties the engine; its jobs run alone later."""
+        lanes = tuple(job.lane for job in self._running.values())
+        try:
+            step = self._engine.step()
+        except DecodeFailed as error:
+            return self._after_failure(error, lanes)
+        finished = [(self._running.pop(generation.job_id), generation) for generation in step.finished]
+        return Stepped(step, lanes, finished)
+
+    def cancel(self, job_ids: Collection[str]) -> list[ClaimedJob]:
+        """Drop those of the jobs that are here; returns them."""
+        dropped = []
+        for job_id in [job_id for job_id in job_ids if job_id in self._running]:
+            self._engine.cancel(job_id)
+            dropped.append(self._running.pop(job_id).claimed)
+        waiting = [claimed for claimed in self._to_run_alone if claimed.job_id in job_ids]
+        for claimed in waiting:
+            self._to_run_alone.remove(claimed)
+        return dropped + waiting
+
+    def give_back(self) -> list[ClaimedJob]:
+        """Empty the engine; returns every job that was here."""
+        self._engine.abandon()
+        left = [job.claimed for job in self._running.values()] + list(self._to_run_alone)
+        self._running.clear()
+        self._to_run_alone.clear()
+        return left
+
+    def take_waiting_alone(self) -> list[ClaimedJob]:
+        """Take out the jobs that wait to run alone; what runs goes on."""
+        left = list(self._to_run_alone)
+        self._to_run_alone.clear()
+        return left
+
+    def by_id(self) -> Mapping[str, RunningJob]:
+        """What runs."""
+        return self._running
+
+    def _after_failure(self, error: DecodeFailed, lanes: tuple[LaneKey, ...]) -> Stepped:
+        self._engine.abandon()
+        jobs = list(self._running.values())
+        self._running.clear()
+        if len(jobs) == 1:
+            return Stepped(None, lanes, failed=[(jobs[0], error)])
+        log.warning(
+            "a step over %d jobs failed, each is decoded alone: %s", len(jobs), error, extra={"action": "batch_split"}
+        )
+        self._to_run_alone.extend(job.claimed for job in jobs)
+        return Stepped(None, lanes)

@@ -1,0 +1,73 @@
+"""A thread beside the loop. What it died of ends the worker; how long ago it turned says whether it is well."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from alphaloop.errors import AlphaloopError, WorkerThreadDied
+
+log = logging.getLogger(__name__)
+
+
+class Neighbour:
+    """Calls `turn` again and again until it is told to end.
+
+    `turn` returns within about a second, because it waits for its work with a timeout. An exception ends the thread;
+    `check` raises it to whoever asks, and `on_failure` wakes who waits for this thread's work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], object],
+        *,
+        on_failure: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self._turn = turn
+        self._on_failure = on_failure
+        self._clock = clock
+        self._last_turn = clock()
+        self._failure: AlphaloopError | None = None
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to turn."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what the thread died of."""
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self, timeout_s: float) -> bool:
+        """Let the turn in hand be the last one; whether the thread ended within `timeout_s`."""
+        self._is_ending.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def turn_age_s(self) -> float:
+        """Seconds since a turn began."""
+        return self._clock() - self._last_turn
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending.is_set():
+                self._last_turn = self._clock()
+                self._turn()
+        except AlphaloopError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
+            self._fail(WorkerThreadDied(f"the thread {self.name} ended: {type(error).__name__}: {error}"))
+
+    def _fail(self, error: AlphaloopError) -> None:
+        self._failure = error
+        self._on_failure()
