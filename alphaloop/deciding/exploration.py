@@ -30,7 +30,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
-from alphaloop.deciding.goodput import Alternative, News, news_of
+from alphaloop.deciding.comparison import News, news_of
+from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 

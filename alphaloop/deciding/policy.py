@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from alphaloop.cost import CostTable
+from alphaloop.deciding.comparison import noise_between
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget, control_due, worth_trying
-from alphaloop.deciding.goodput import Alternative, DrafterState, lengths_by_batch, noise_between, weigh
+from alphaloop.deciding.goodput import Alternative, DrafterState, lengths_by_batch, weigh
 from alphaloop.deciding.guards import fit, refused
 from alphaloop.deciding.inference import PairPosterior
 from alphaloop.deciding.limits import PolicyLimits

@@ -77,7 +77,7 @@ class LiveCosts:
             )
             for part, measured in self._by_part.items()
         }
-        self._waiting: list[Step] = []
+        self._waiting: list[tuple[float, Step]] = []  # with the clock's seconds
         self._table: CostTable | None = None
         self._table_at = 0.0
 
@@ -106,39 +106,39 @@ class LiveCosts:
         """
         if step.batch == 0 or step.verify_s <= 0 or (step.num_prefill_tokens and step.num_positions):
             return
-        self._waiting.append(step)
+        self._waiting.append((self._clock(), step))
         if len(self._waiting) >= _MOST_WAITING:
             self._learn_from_waiting()
 
     def _learn_from_waiting(self) -> None:
         if self._waiting:
             self._table = None
-        for step in self._waiting:
-            self._learn_from(step)
+        for at_s, step in self._waiting:
+            self._num_rounds += not step.num_prefill_tokens
+            self._learn_from(step, Moment(at_s, self._num_rounds))
         self._waiting.clear()
 
-    def _learn_from(self, step: Step) -> None:
+    def _learn_from(self, step: Step, at: Moment) -> None:
         if step.num_prefill_tokens:
-            self._learn(CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
+            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
             return
         # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
-        self._num_rounds += 1
         mean_width = step.num_positions / step.batch if step.num_positions else step.width
         context = step.context - step.context % _CONTEXT_STEP
-        self._learn(CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
+        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s > 0:
-            self._learn_from_draft(step, self._timed.get(step.drafter, step.drafter), context)
+            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
 
-    def _learn_from_draft(self, step: Step, part: str, context: int) -> None:
+    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
         if not step.num_draft_prefill_tokens:
-            self._learn(CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
             return
         # A prompt is measured up to its first token, which is the first of these drafts.
         first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
         if first is not None and all_of_them is not None and step.width > 1:
             seconds = step.draft_s - (all_of_them - first) / 1000
             if seconds > 0:
-                self._learn(CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
 
     def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
         """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
@@ -167,7 +167,9 @@ class LiveCosts:
         self._saved, self._saved_at, self._has_learned = points, self._clock(), False
         return True
 
-    def _learn(self, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float) -> None:
+    def _learn(
+        self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
+    ) -> None:
         self._has_learned = True
         shape = (kind, part, batch, width, context)
         if shape not in self._known:
@@ -176,7 +178,7 @@ class LiveCosts:
             self._known[shape] = self._calibrated_for(*shape)
         if (known := self._known[shape]) is not None:
             nearest, ms = known
-            self._corrections[part].observe(nearest, 1000 * seconds / ms, self._now(), self._towards(part))
+            self._corrections[part].observe(nearest, 1000 * seconds / ms, at, self._towards(part))
 
     def _calibrated_for(
         self, kind: CostKind, part: str | None, batch: int, width: float, context: int
