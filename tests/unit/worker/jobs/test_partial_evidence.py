@@ -23,6 +23,7 @@ from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Shad
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs.claiming import ClaimedJob
+from worker.jobs.lanes import lane_of
 from worker.jobs.outcomes import succeeded
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,7 +36,12 @@ SAMPLING = Sampling(max_tokens=64, temperature=0.0)
 
 
 def outcome_of(generation: Generation, prepared: PreparedJob, decided: Decision = VANILLA) -> Outcome:
-    ready = ReadyJob(Delivery(Record("jobs.code", 0, 0, None, b"", (), 0), 0), prepared, b"")
+    ready = ReadyJob(
+        Delivery(Record("jobs.code", 0, 0, None, b"", (), 0), 0),
+        prepared,
+        b"",
+        lane_of(prepared.job, prepared.sampling),
+    )
     return succeeded(ClaimedJob(ready, 1), generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
 
 
