@@ -81,7 +81,7 @@ class Block:
             Stage.RETURNING: design.num_washout_rounds,
             Stage.AFTER: design.num_window_rounds,
         }
-        self._tallies = {phase: Tally() for phase in _COUNTED.values()}
+        self._tallies: dict[Phase, Tally] = {}
         self._num_rounds = 0  # of this stage, those with a prompt included
 
     @property
@@ -104,8 +104,9 @@ class Block:
         phase = _COUNTED.get(self.stage)
         num_done = self._num_rounds
         if phase is not None:
-            self._tallies[phase].add(facts, own)
-            num_done = self._tallies[phase].num_rounds
+            tally = self._tallies.setdefault(phase, Tally(facts.started_at))
+            tally.add(facts, own)
+            num_done = tally.num_rounds
             if num_done < self._lengths[self.stage] and self._num_rounds >= _MOST_PROMPTS * self._lengths[self.stage]:
                 self.stage = Stage.ENDED
         self._advance(num_done)
@@ -117,7 +118,8 @@ class Block:
 
     def slices(self) -> tuple[Slice, ...]:
         """What was counted: nothing unless the control slice is complete."""
-        if self._tallies[Phase.CONTROL].num_rounds < self._lengths[Stage.CONTROL]:
+        control = self._tallies.get(Phase.CONTROL)
+        if control is None or control.num_rounds < self._lengths[Stage.CONTROL]:
             return ()
         return tuple(
             tally.slice(self.block_id, self.task, phase, self.treatment)

@@ -47,7 +47,7 @@ class RoundFacts:
 class Tally:
     """Rounds of one task in one arm, while they are added up."""
 
-    started_at: datetime | None = None
+    started_at: datetime
     num_rounds: int = 0
     num_sequence_rounds: int = 0
     num_tokens: int = 0
@@ -62,8 +62,6 @@ class Tally:
 
     def add(self, facts: RoundFacts, own: TaskRound) -> None:
         """One more round."""
-        if self.started_at is None:
-            self.started_at = facts.started_at
         if facts.has_prompt:
             self.num_prompt_rounds += 1
             self.num_prompt_sequence_rounds += own.num_sequences
@@ -79,8 +77,7 @@ class Tally:
         self.sum_context += facts.mean_context_tokens
 
     def slice(self, block_id: str, task: str, phase: Phase, treatment: Treatment) -> Slice:
-        """What was added up. Needs a round."""
-        assert self.started_at is not None, "a slice without a round"
+        """What was added up."""
         return Slice(
             block_id=block_id,
             task=task,
@@ -112,7 +109,7 @@ class Census:
         key = (facts.stratum, treatment)
         tally = self.tallies.get(key)
         if tally is None:
-            tally = self.tallies[key] = Tally()
+            tally = self.tallies[key] = Tally(facts.started_at)
         tally.add(facts, own)
 
     def take(self, block_id: str, task: str) -> tuple[Slice, ...]:

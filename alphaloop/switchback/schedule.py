@@ -41,6 +41,11 @@ class SwitchbackSchedule:
         self._block: Block | None = None
         self._ended: list[Slice] = []
 
+    @property
+    def is_charged(self) -> bool:
+        """Whether a task spends the round that was asked for last on control, washouts included."""
+        return self._block is not None and self._block.is_charged
+
     def next_round(self, running: Mapping[str, Treatment]) -> Mapping[str, Arm]:
         """The arm of every task of `running`: those that have sequences and would speculate in this round."""
         block = self._block
@@ -58,7 +63,7 @@ class SwitchbackSchedule:
     def observe(self, facts: RoundFacts) -> tuple[Slice, ...]:
         """The step that `next_round` spoke of. Returns the slices that ended with it, to be stored."""
         block = self._block
-        is_disturbed = block is not None and block.is_charged
+        is_disturbed = self.is_charged
         for task, arm in self._arms.items():
             own = facts.tasks.get(task)
             if own is None or not own.num_sequences:

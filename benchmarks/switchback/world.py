@@ -107,7 +107,7 @@ class World:
         self._spells = _Spells(scenario.host, self._rng)
         self._arrivals = _arrivals(scenario, self._rng)
         self._next_arrival_s = next(self._arrivals)
-        self.now_s = 0.0
+        self.now_s = self.busy_s = 0.0
         self.running: list[Text] = []
         self.truth = Truth()
         self._rounds_since_pause = 1 << 30
@@ -164,6 +164,7 @@ class World:
             tasks={TASK: TaskRound(num, num_tokens, num_proposed)},
         )
         self.now_s += wall_s
+        self.busy_s += wall_s
         for text in running:
             text.device_s += wall_s / num
         ended = [text for text in running if not text.num_left]
