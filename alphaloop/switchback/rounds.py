@@ -62,6 +62,8 @@ class Tally:
 
     def add(self, facts: RoundFacts, own: TaskRound) -> None:
         """One more round."""
+        self.sum_running += facts.num_running
+        self.sum_context += facts.mean_context_tokens
         if facts.has_prompt:
             self.num_prompt_rounds += 1
             self.num_prompt_sequence_rounds += own.num_sequences
@@ -73,8 +75,6 @@ class Tally:
         self.num_tokens += own.num_tokens
         self.num_proposed += own.num_proposed
         self.sequence_s += facts.wall_s * own.num_sequences
-        self.sum_running += facts.num_running
-        self.sum_context += facts.mean_context_tokens
 
     def slice(self, block_id: str, task: str, phase: Phase, treatment: Treatment) -> Slice:
         """What was added up."""

@@ -50,8 +50,9 @@ class Stratum(NamedTuple):
 class Slice:
     """Rounds of one task in one arm, added up.
 
-    A round is *counted* unless a prompt was read in it. Rounds with a prompt are kept apart, in the four last fields:
-    a prompt's time belongs to the texts that will follow, which is not what a slice of a few rounds compares.
+    A round is *counted* unless a prompt was read in it. Rounds with a prompt are kept apart, in the last four fields:
+    a prompt's time belongs to the texts that will follow, which is not what a slice of a few rounds compares. A slice
+    has at least one round of either kind.
     """
 
     block_id: str  #: the three slices of a block share it, and the slices since the block before
@@ -64,8 +65,8 @@ class Slice:
     num_tokens: int  #: that these sequences put out
     num_proposed: int  #: draft tokens that the target read for these sequences
     sequence_s: float  #: Σ over rounds of wall seconds × the task's sequences
-    sum_running: int  #: Σ over rounds of the sequences of all tasks
-    sum_context: float  #: Σ over rounds of the mean tokens of context of all sequences
+    sum_running: int  #: Σ over all rounds, those with a prompt too, of the sequences of all tasks
+    sum_context: float  #: Σ over all rounds of the mean tokens of context of all sequences
     num_prompt_rounds: int = 0
     num_prompt_sequence_rounds: int = 0
     num_prompt_tokens: int = 0  #: put out by the task's sequences in rounds with a prompt
@@ -73,13 +74,13 @@ class Slice:
 
     @property
     def mean_running(self) -> float:
-        """Sequences of all tasks a round; 0 without a counted round."""
-        return self.sum_running / self.num_rounds if self.num_rounds else 0.0
+        """Sequences of all tasks a round."""
+        return self.sum_running / (self.num_rounds + self.num_prompt_rounds)
 
     @property
     def mean_context(self) -> float:
-        """Tokens of context a sequence; 0 without a counted round."""
-        return self.sum_context / self.num_rounds if self.num_rounds else 0.0
+        """Tokens of context a sequence."""
+        return self.sum_context / (self.num_rounds + self.num_prompt_rounds)
 
     @property
     def stratum(self) -> Stratum:

@@ -104,7 +104,8 @@ class _Fit:
         bread = np.linalg.pinv(jacobian.T @ (jacobian * is_inside[:, None]))
         scores = jacobian * np.clip(residual, -cut, cut)[:, None]
         by_block = scores.reshape(-1, 2, scores.shape[1]).sum(axis=1)
-        return (by_block @ bread)[:, : self._num_groups]
+        influence: Floats = by_block @ bread
+        return influence[:, : self._num_groups]
 
 
 def _proposed(window: Slice) -> float:

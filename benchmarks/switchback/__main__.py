@@ -78,11 +78,11 @@ def scenarios() -> list[Scenario]:
         draft, lookup = with_speedup(_DRAFT, speedup), with_speedup(_LOOKUP, speedup)
         found += [
             Scenario(f"draft {speedup}, quiet host", draft),
-            Scenario(f"draft {speedup}, slow minutes", draft, _SLOW_MINUTES),
             Scenario(f"look-up {speedup}, slow minutes", lookup, _SLOW_MINUTES),
         ]
     return [
         *found,
+        Scenario("draft 1.2, slow minutes", with_speedup(_DRAFT, 1.2), _SLOW_MINUTES),
         Scenario("draft 1.2, bursts", with_speedup(_DRAFT, 1.2), num_slots=8, jobs_per_s=4),
         Scenario("look-up 1.2, one slot", with_speedup(_LOOKUP, 1.2), _SLOW_MINUTES, num_slots=1),
     ]
@@ -104,9 +104,7 @@ def summarise(scenario: Scenario, method: str, runs: Sequence[Found]) -> Summary
         num_covered=sum(run.low <= true <= run.high for run in concluded),
         num_without=len(runs) - len(concluded),
         num_wrong=sum(wrong.get(Verdict(run.verdict), False) for run in runs),
-        median_width=statistics.median(math.log(run.high / run.low) / 2 for run in concluded)
-        if concluded
-        else None,
+        median_width=statistics.median(math.log(run.high / run.low) / 2 for run in concluded) if concluded else None,
         mean_error=statistics.fmean(math.log(run.ratio / true) for run in concluded) if concluded else None,
         control_share=statistics.fmean(run.control_share for run in runs),
     )

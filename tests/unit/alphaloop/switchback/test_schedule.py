@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaloop.switchback.block import InvalidSwitchbackDesign, SwitchbackDesign
+from alphaloop.errors import ConfigError
+from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.rounds import RoundFacts, TaskRound
 from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Phase, Slice, Treatment
@@ -210,9 +211,9 @@ def test_no_share_means_no_trials() -> None:
 
 
 def test_a_share_that_blocks_cannot_reach_is_refused() -> None:
-    with pytest.raises(InvalidSwitchbackDesign, match="control share"):
+    with pytest.raises(ConfigError, match="control share"):
         SwitchbackDesign(control_share=0.5)
-    with pytest.raises(InvalidSwitchbackDesign, match="control round"):
+    with pytest.raises(ConfigError, match="control round"):
         SwitchbackDesign(num_control_rounds=0)
 
 

@@ -136,6 +136,8 @@ def test_reading_prompts_counts_the_same_in_both_arms() -> None:
         between = replace(
             between,
             num_prompt_rounds=20,
+            sum_running=between.sum_running + 80,
+            sum_context=between.sum_context + 2000.0,
             num_prompt_sequence_rounds=80,
             num_prompt_tokens=160,
             prompt_sequence_s=80 * (0.0125 + 0.02),
