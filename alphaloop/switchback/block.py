@@ -18,9 +18,9 @@ class SwitchbackDesign:
     """How long the parts of a block are, in rounds, and how much of a task's device time control takes.
 
     The lengths were chosen by simulation (docs/concepts/switchback.md). Slices of 32 rounds give half as many blocks
-    and intervals wider by up to a third; slices of 8 gain up to a tenth, but double the rows and the harm of a switch
-    whose effect outlasts the washout. Two rounds of washout are enough for a draft model that reads what it missed in one round;
-    four cost a fifth of the blocks. Raises ConfigError.
+    and intervals wider by up to a third. Slices of 8 gain up to a tenth, but double the rows and the harm of a switch
+    whose effect outlasts the washout. Two rounds of washout are enough for a draft model that reads what it missed in
+    one round; four cost a fifth of the blocks. Raises ConfigError.
     """
 
     control_share: float = 0.02  #: of the task's device time, with the rounds left out at both switches; 0: no trials
