@@ -167,9 +167,13 @@ class FakeEngine:
         num_prefill_tokens = sum(len(s.prepared.token_ids) for s in sequences if not s.output)
         drafting = {s.job_id: s.drafting.name for s in sequences if s.drafting}
         drafters = {drafting.get(s.job_id) for s in sequences if s.output}
+        proposed: dict[str, int] = {}
         num_before = {s.job_id: len(s.output) for s in sequences}
         for sequence in sequences:
-            width = max(width, self._round(sequence))
+            num_positions = self._round(sequence)
+            width = max(width, num_positions)
+            if num_positions > 1:
+                proposed[sequence.job_id] = num_positions - 1
             if text := sequence.text.take_delta():
                 deltas.append(TokenDelta(sequence.prepared.job.job_id, text, sequence.num_deltas))
                 sequence.num_deltas += 1
@@ -187,6 +191,7 @@ class FakeEngine:
             wall_s,
             num_prefill_tokens=num_prefill_tokens,
             tokens_by_job={s.job_id: len(s.output) - num_before[s.job_id] for s in sequences},
+            proposed_by_job=proposed,
             drafting=tuple(drafting),
         )
         return step if self._slowness is None else self._timed(step, drafters, self._slowness)

@@ -154,6 +154,8 @@ class Step:
     shadow_s: float = 0.0  #: beside it, scoring texts with drafters that do not decode them
     #: Tokens that each sequence put out in this step, by job_id: 0 for those whose prompts are still being read.
     tokens_by_job: Mapping[str, int] = field(default_factory=dict)
+    #: Draft tokens that the target read, by job_id; sequences without a proposal are left out.
+    proposed_by_job: Mapping[str, int] = field(default_factory=dict)
     drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
 
 

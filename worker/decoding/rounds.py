@@ -41,6 +41,7 @@ class Round:
         self._context = 0
         self._drafter: str | None = None
         self._tokens_by_job = {sequence.job_id: 0 for sequence in batch}
+        self._proposed_by_job: dict[str, int] = {}
         self._drafting: tuple[str, ...] = ()
         #: Name of the drafter that is proposing: where `run` raises, the one that failed.
         self.proposing: str | None = None
@@ -57,6 +58,7 @@ class Round:
         proposals = self._propose(pending, asks)
         proposed = time.perf_counter()
         reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
+        self._proposed_by_job = {job_id: len(one.tokens) for job_id, one in proposals.items() if one.tokens}
         prompts = self._prompts()
         reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
         ended = [sequence for sequence, _, is_last in prompts if is_last]
@@ -97,6 +99,7 @@ class Round:
             num_draft_prefill_tokens=self._num_draft_read,
             drafter=self._drafter,
             tokens_by_job=self._tokens_by_job,
+            proposed_by_job=self._proposed_by_job,
             drafting=self._drafting,
         )
 
