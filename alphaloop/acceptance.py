@@ -134,6 +134,10 @@ class AcceptanceCounts:
         )
 
 
+#: The round that every job begins with: one token, and nobody drafted.
+PREFILL: Final = AcceptanceCounts(rounds=1, num_empty_rounds=1)
+
+
 @dataclass(frozen=True, slots=True)
 class EvidenceKey:
     """What acceptance depends on: evidence under different keys is never pooled silently.

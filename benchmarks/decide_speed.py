@@ -10,10 +10,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.cost_doubt import timing_variance
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import infer_all
@@ -76,7 +78,7 @@ def _points() -> list[CostPoint]:
         points.append(CostPoint(None, batch, width, 30 + 2 * batch + 0.6 * batch * width, 9, 2048))
     points += [CostPoint(None, 1, w, 0.5 * w, 5, 0, CostKind.PREFILL) for w in (1, 512)]
     points += [CostPoint("draft", 1, w, 0.07 * w, 5, 0, CostKind.PREFILL) for w in (1, 512)]
-    return points
+    return [replace(point, correction_variance=timing_variance(point.num_samples)) for point in points]
 
 
 def _memories(rng: random.Random) -> dict[EvidenceKey, KeyEvidence]:

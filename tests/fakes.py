@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField
 from alphaloop.messages import Job
 from worker.decoding.prompts import fit_job
+from worker.decoding.round_counts import RoundCounts
 from worker.decoding.text import TextStream
 from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 
@@ -56,19 +56,30 @@ def decode_words(token_ids: Sequence[int]) -> str:
 @dataclass(slots=True)
 class _Running:
     prepared: PreparedJob
-    decision: Decision
+    drafter: DrafterState | None
+    num_draft_tokens: int
     words: random.Random
     luck: random.Random
     text: TextStream
     num_words: int
     began: float
     output: list[int] = field(default_factory=list)
-    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    counts: RoundCounts = field(default_factory=RoundCounts)
     reason: str | None = None
     first_token_s: float | None = None
     device_s: float = 0.0
     batch_size: int = 1
     num_deltas: int = 0
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self.prepared.job.job_id
+
+    @property
+    def drafting(self) -> DrafterState | None:
+        """Whom the next round belongs to: the first is the prefill."""
+        return self.drafter if self.output and self.num_draft_tokens > 0 else None
 
 
 class FakeEngine:
@@ -120,15 +131,15 @@ class FakeEngine:
         """Take a sequence in."""
         if not self.load().num_free:
             raise DecodeFailed("all slots are taken")
-        if decision.drafter not in (None, *(drafter.name for drafter in self.drafters)):
-            raise DecodeFailed(f"no drafter {decision.drafter!r}")
+        drafter = self._drafter(decision.drafter)
         sampling = prepared.sampling
         chosen = (sampling.seed if sampling.seed is not None else prepared.job.job_id) if sampling.temperature else ""
         words = random.Random(_number(prepared.token_ids, sampling.temperature, chosen))
         self._running.append(
             _Running(
                 prepared,
-                decision,
+                drafter,
+                decision.num_draft_tokens,
                 words,
                 random.Random(_number(self._seed, prepared.job.job_id)),
                 TextStream(decode_words, sampling.stop),
@@ -137,10 +148,12 @@ class FakeEngine:
             )
         )
 
-    def redraft(self, job_id, drafter, num_draft_tokens):
-        for one in self._running:
-            if one.prepared.job.job_id == job_id:
-                one.decision = replace(one.decision, drafter=drafter, num_draft_tokens=num_draft_tokens)
+    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
+        """Draft in another way from the next round on."""
+        wanted = self._drafter(drafter)
+        for sequence in self._running:
+            if sequence.job_id == job_id:
+                sequence.drafter, sequence.num_draft_tokens = wanted, num_draft_tokens
 
     def step(self) -> Step:
         """One round for every sequence; the first yields one token, as a prefill does."""
@@ -152,9 +165,15 @@ class FakeEngine:
             raise DecodeFailed(f"step {number} was told to fail")
         sequences, width, deltas = list(self._running), 0, []
         num_prefill_tokens = sum(len(s.prepared.token_ids) for s in sequences if not s.output)
-        drafters = {s.decision.drafter for s in sequences}
+        drafting = {s.job_id: s.drafting.name for s in sequences if s.drafting}
+        drafters = {drafting.get(s.job_id) for s in sequences if s.output}
+        proposed: dict[str, int] = {}
+        num_before = {s.job_id: len(s.output) for s in sequences}
         for sequence in sequences:
-            width = max(width, self._round(sequence))
+            num_positions = self._round(sequence)
+            width = max(width, num_positions)
+            if num_positions > 1:
+                proposed[sequence.job_id] = num_positions - 1
             if text := sequence.text.take_delta():
                 deltas.append(TokenDelta(sequence.prepared.job.job_id, text, sequence.num_deltas))
                 sequence.num_deltas += 1
@@ -164,7 +183,17 @@ class FakeEngine:
             sequence.device_s += wall_s / len(sequences)
             sequence.batch_size = max(sequence.batch_size, len(sequences))
         finished = tuple(_generation(sequence) for sequence in sequences if sequence.reason)
-        step = Step(finished, tuple(deltas), len(sequences), width, wall_s, num_prefill_tokens=num_prefill_tokens)
+        step = Step(
+            finished,
+            tuple(deltas),
+            len(sequences),
+            width,
+            wall_s,
+            num_prefill_tokens=num_prefill_tokens,
+            tokens_by_job={s.job_id: len(s.output) - num_before[s.job_id] for s in sequences},
+            proposed_by_job=proposed,
+            drafting=tuple(drafting),
+        )
         return step if self._slowness is None else self._timed(step, drafters, self._slowness)
 
     def cancel(self, job_id: str) -> bool:
@@ -207,7 +236,9 @@ class FakeEngine:
     def _round(self, sequence: _Running) -> int:
         max_tokens = sequence.prepared.sampling.max_tokens
         room = max_tokens - len(sequence.output) - 1
-        num_proposed = min(sequence.decision.num_draft_tokens, room) if sequence.output else 0
+        drafter = sequence.drafting
+        num_allowed = min(sequence.num_draft_tokens, drafter.max_draft_tokens) if drafter else 0
+        num_proposed = min(num_allowed, room)
         num_accepted = 0
         while num_accepted < num_proposed and sequence.luck.random() < self._alpha(num_accepted):
             num_accepted += 1
@@ -223,10 +254,28 @@ class FakeEngine:
                 sequence.reason = "stop"
             elif len(sequence.output) == max_tokens:
                 sequence.reason = "stop" if sequence.text.finish() else "length"
-        sequence.counts = sequence.counts.with_round(num_proposed, num_accepted, num_emitted=num_emitted)
+        if drafter is None:
+            sequence.counts.take_vanilla()
+        else:
+            sequence.counts.take_drafted(
+                drafter,
+                num_allowed,
+                num_asked=num_proposed,
+                num_proposed=num_proposed,
+                num_accepted=num_accepted,
+                num_emitted=num_emitted,
+            )
         if sequence.first_token_s is None:
             sequence.first_token_s = time.perf_counter() - sequence.began
         return num_proposed + 1
+
+    def _drafter(self, name: str | None) -> DrafterState | None:
+        if name is None:
+            return None
+        for drafter in self.drafters:
+            if drafter.name == name:
+                return drafter
+        raise DecodeFailed(f"no drafter {name!r}")
 
     def _alpha(self, position: int) -> float:
         return self._acceptance[min(position, len(self._acceptance) - 1)] if self._acceptance else 0.0
@@ -240,7 +289,10 @@ def _generation(sequence: _Running) -> Generation:
         token_ids=tuple(sequence.output),
         finish_reason="stop" if sequence.reason == "stop" else "length",
         num_prompt_tokens=len(sequence.prepared.token_ids),
-        counts=sequence.counts,
+        counts=sequence.counts.total,
+        chances=sequence.counts.chances,
+        drafted=sequence.counts.drafted,
+        num_vanilla_rounds=sequence.counts.num_vanilla_rounds,
         time_to_first_token_s=sequence.first_token_s,
         wall_s=time.perf_counter() - sequence.began,
         device_s=sequence.device_s,

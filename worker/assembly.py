@@ -32,6 +32,9 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.schedule import SwitchbackSchedule
+from worker.background import BackgroundWrites
 from worker.components import Components
 from worker.costs.live import LiveCosts, open_costs
 from worker.deciding.decider import Decider
@@ -48,6 +51,7 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue, Refused
 from worker.jobs.recording import Recorder
+from worker.jobs.steering import Steering
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
@@ -145,6 +149,9 @@ def assemble(
         retry=retry,
     )
 
+    design = SwitchbackDesign(control_share=settings.policy.control_share)
+    background = BackgroundWrites()
+
     def refresh() -> None:
         deciding.evidence_cache.refresh()
         leases.check_cancelled()
@@ -161,7 +168,10 @@ def assemble(
         watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
         costs=deciding.costs,
         leases=leases,
+        steering=Steering(SwitchbackSchedule(design, rng), lambda: datetime.now(UTC)),
         recorder=recorder,
+        background=background,
+        store_slices=lambda slices: None,
         publishing=publishing,
         publisher=publisher,
         control_reader=control_reader,
@@ -172,6 +182,7 @@ def assemble(
         recording_thread=Neighbour("recording", recorder.turn, on_failure=feed.ready.wake),
         publishing_thread=Neighbour("publishing", publisher.turn, on_failure=feed.ready.wake),
         control_thread=Neighbour("control", control_reader.turn, on_failure=feed.ready.wake),
+        background_thread=Neighbour("background", background.turn, on_failure=feed.ready.wake),
         stop=stop,
         hurry=hurry,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from alphaloop.store.jobs import JobStore
+from worker.background import BackgroundWrites
 from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
@@ -21,6 +22,7 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue
 from worker.jobs.recording import Recorder
+from worker.jobs.steering import Steering, TaskSlice
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
@@ -41,6 +43,7 @@ class Components:
     watch: Watch
     costs: LiveCosts
     leases: LeaseKeeper
+    steering: Steering
     recorder: Recorder
     publishing: PublishingQueue
     publisher: Publisher
@@ -48,10 +51,13 @@ class Components:
     jobs: JobStore
     metrics: WorkerMetrics
     retry: Retry
+    background: BackgroundWrites
+    store_slices: Callable[[Sequence[TaskSlice]], None]
     feed_thread: Neighbour
     recording_thread: Neighbour
     publishing_thread: Neighbour
     control_thread: Neighbour
+    background_thread: Neighbour
     stop: threading.Event  #: take nothing new, finish what runs
     hurry: threading.Event  #: give back what runs, between two rounds
     clock: Callable[[], float] = time.monotonic
@@ -60,7 +66,13 @@ class Components:
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:
         """The threads beside the loop, in the order of a job's way."""
-        return (self.control_thread, self.feed_thread, self.recording_thread, self.publishing_thread)
+        return (
+            self.control_thread,
+            self.feed_thread,
+            self.recording_thread,
+            self.publishing_thread,
+            self.background_thread,
+        )
 
     def start(self) -> None:
         """Start every thread; consuming begins."""

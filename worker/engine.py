@@ -7,7 +7,7 @@ over `step`; sequences join and leave between two steps.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
@@ -85,13 +85,24 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class ShadowCounts:
-    """What a drafter would have been counted with, had it decoded a text that others did."""
+    """What a drafter would have been counted with, had it decoded a text that others did, one round for the prefill."""
 
     drafter: str
     draft_revision: str
     num_draft_tokens: int
     counts: AcceptanceCounts
     chances: tuple[int, ...] = ()  #: by position, as a generation's; empty: as `num_draft_tokens` allowed
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCounts:
+    """The rounds of a job that belong to one drafter: those that allowed it at least one token, never the prefill."""
+
+    drafter: str
+    draft_revision: str
+    num_draft_tokens: int  #: the longest k that a round was allowed
+    counts: AcceptanceCounts
+    chances: tuple[int, ...]  #: by position, as a generation's
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +114,15 @@ class Generation:
     token_ids: tuple[int, ...]
     finish_reason: Literal["stop", "length"]
     num_prompt_tokens: int
-    counts: AcceptanceCounts
+    counts: AcceptanceCounts  #: of all rounds: those of `drafted`, and the vanilla ones
     time_to_first_token_s: float
     wall_s: float
     device_s: float  #: the job's share: each step's time divided by the sequences in it
     batch_size: int  #: most sequences that shared a step with it
     chances: tuple[int, ...] = ()  #: by position, rounds in which it was asked for with all before it accepted
     shadows: tuple[ShadowCounts, ...] = ()  #: of drafters that did not decode it and can be scored for nothing
+    drafted: tuple[DrafterCounts, ...] = ()  #: of each drafter that had a round; they may change within a job
+    num_vanilla_rounds: int = 0  #: rounds that belong to no drafter, the prefill's among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +151,12 @@ class Step:
     num_prefill_tokens: int = 0  #: tokens of prompts read in this step
     num_draft_prefill_tokens: int = 0  #: tokens of texts that draft models read before they could propose
     drafter: str | None = None  #: the one that proposed; None where none did or several
-    shadow_s: float = 0.0  #: beside it, scoring finished texts with drafters that did not decode them
+    shadow_s: float = 0.0  #: beside it, scoring texts with drafters that do not decode them
+    #: Tokens that each sequence put out in this step, by job_id: 0 for those whose prompts are still being read.
+    tokens_by_job: Mapping[str, int] = field(default_factory=dict)
+    #: Draft tokens that the target read, by job_id; sequences without a proposal are left out.
+    proposed_by_job: Mapping[str, int] = field(default_factory=dict)
+    drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +222,17 @@ class Engine(Protocol):
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a sequence in; the caller has asked `has_room`."""
+
+    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
+        """From its next round on the sequence drafts with `drafter`, at most `num_draft_tokens` tokens a round.
+
+        What its text may be stays the same: every round keeps the target's tokens, or their distribution. `None` is
+        vanilla and closes the drafter; k = 0 pauses the drafter, which keeps what it has read and its memory. Another
+        drafter closes the one before. Where the device has no memory for a drafter that has to be opened, the sequence
+        decodes vanilla until the next call. Nothing happens if the job is not here; it may have ended.
+
+        Raises DecodeFailed for a drafter that is not loaded.
+        """
 
     def step(self) -> Step:
         """One round for every admitted sequence; raises DecodeFailed, after which `abandon` empties the engine."""

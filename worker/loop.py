@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import Final
 from uuid import uuid4
@@ -21,6 +22,7 @@ from worker.jobs.claiming import ClaimedJob, cancelled
 from worker.jobs.lanes import LaneKey
 from worker.jobs.recording import EndedJob
 from worker.jobs.running import RunningJob, RunningJobs, Stepped
+from worker.jobs.steering import TaskSlice
 from worker.jobs.streaming import JobStream
 
 log = logging.getLogger(__name__)
@@ -45,8 +47,6 @@ class Worker:
     def __init__(self, components: Components) -> None:
         self._c = components
         self._running = RunningJobs(components.engine)
-        self._steered_for: tuple[int, int] = (0, 0)
-        self._num_starts = 0
 
     @property
     def num_waiting(self) -> int:
@@ -70,7 +70,7 @@ class Worker:
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
         2. cancel    running jobs whose cancellation came
         3. start     claimed jobs that fit, decided lane by lane
-        4. steer     how each sequence drafts in this round, by how many run
+        4. steer     how each sequence drafts in this round: by how many run, and by the switchback experiment
         5. step      one round of the engine
         6. hand over what ended, and streamed text
 
@@ -84,7 +84,7 @@ class Worker:
         num_started = self._start(0.0 if len(self._running) else timeout_s)
         if not len(self._running):
             return Turn(num_started, num_ended)
-        self._steer()
+        self._c.steering.steer(self._running)
         stepped = self._running.step()
         num_ended += self._hand_over(stepped)
         return Turn(num_started, num_ended, len(self._running))
@@ -152,7 +152,6 @@ class Worker:
             self._running.start(
                 RunningJob(claimed, decision, decided_together, started_at, setting, stream), alone=alone
             )
-            self._num_starts += 1
         return len(jobs)
 
     def _decide(self, lane: LaneKey, jobs: Sequence[ClaimedJob]) -> Sequence[Decision]:
@@ -165,20 +164,13 @@ class Worker:
         self._c.metrics.decided(lane.task, max(decisions, key=decisions.count))
         return decisions
 
-    def _steer(self) -> None:
-        """How many sequences run says how each of them drafts: it is asked again when that changed."""
-        steered_for = len(self._running), self._num_starts
-        if steered_for != self._steered_for:
-            num_running = len(self._running)
-            self._running.redraft(lambda job: job.decision.setting_at(num_running))
-            self._steered_for = steered_for
-
     def _hand_over(self, stepped: Stepped) -> int:
         """Pass on what a step brought; returns how many jobs ended."""
         now = self._c.now()
         if (step := stepped.step) is not None:
             self._c.metrics.stepped(step)
             self._c.costs.observe(step)
+            self._keep(self._c.steering.observe(step))
             self._charge(stepped.lanes, step.wall_s)
             self._stream(stepped)
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
@@ -187,6 +179,10 @@ class Worker:
         ]
         self._end(ended)
         return len(ended)
+
+    def _keep(self, slices: Sequence[TaskSlice]) -> None:
+        if slices:
+            self._c.background.put("switchback slices", partial(self._c.store_slices, slices))
 
     def _charge(self, lanes: Sequence[LaneKey], wall_s: float) -> None:
         share_s = wall_s / len(lanes) if lanes else 0.0
@@ -234,6 +230,9 @@ class Worker:
         self._release(self._running.give_back())
         while not self._c.hurry.is_set() and (len(self._c.recorder) or len(self._c.publishing)):
             self._c.check()
+            self._c.hurry.wait(_DRAIN_WAIT_S)
+        self._keep(self._c.steering.close())
+        while not self._c.hurry.is_set() and len(self._c.background):
             self._c.hurry.wait(_DRAIN_WAIT_S)
         self._c.end_neighbours()
         self._learn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from alphaloop.deciding.exploration import ExplorationBudget
@@ -56,6 +57,7 @@ class DecisionContext:
     max_output_tokens: float | None = None  #: of the job that may put out most; None: not told
     cannot_serve: Mapping[str, str] = field(default_factory=dict)  #: drafter → which sampling setting it cannot serve
     switched_off: str | None = None  #: the operator's pattern that the prompts match
+    now: datetime | None = None  #: when it is decided; None: re-checks of unused drafters go by jobs alone
 
     @property
     def size(self) -> JobSize | None:

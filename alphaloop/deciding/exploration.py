@@ -6,42 +6,53 @@ to cost no more than that share of the throughput, whatever they try.
 
 Two things are worth trying:
 
-* **What could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). With Δ the gap of ln(speed-up)
-  to the best, σ the doubt that only trying can resolve, and σ̃ the part of it that m more jobs would, the expected
-  gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. It falls exponentially with certainty, so
-  exploration ends by itself. Two draft lengths of one drafter, or of its kin, share most of their doubt; a longer draft
-  is tried for the positions that were never seen.
-* **What may have changed unseen.** A drafter that is not used says nothing of a change for the better. With changes
-  every M jobs on average, a gain rate G if one made it better, and C lost in a look, delay and looks together cost
-  least when looked at every √(2·C·M / G) jobs (the economic lot size, Harris 1913). M grows with the task's age without
-  a change, so looks grow rare too.
+* **What could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). Let Δ be the gap of
+  ln(speed-up) to the best, σ the doubt that only trying can resolve, and σ̃ the part of it that m more jobs resolve.
+  The expected gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. The doubt is about acceptance,
+  which a job shows with noise, and about costs, which the rounds of one job show. The gain falls exponentially with
+  certainty, so exploration ends by itself. Two draft lengths of one drafter, or of drafters with the same weights,
+  share most of their doubt. A longer draft is tried for the positions that were never seen.
+* **What may have changed unseen**: a re-check. A drafter that is not used shows no change for the better, neither of
+  its acceptance nor of its cost. Let a change come every M jobs on average, let it be worth a gain rate G with
+  probability p, and let a re-check lose C. Delay and re-checks together cost least with a re-check every
+  √(2·C·M / (p·G)) jobs (the economic lot size, Harris 1913). M grows with the task's age without a change, so re-checks
+  grow rare. Hosts change with time and not with a task's jobs, so an hour is the longest interval.
 
-Controls, whole batches decoded vanilla beside a speculative task, are drawn at random: what they show is measured, not
-modelled. They become rare once `control_jobs` are known, and come back as those fade.
+Controls are whole batches decoded vanilla beside a speculative task. They are drawn at random, so that what they show
+is measured and not modelled. They become rare once `control_jobs` are known, and come back as those fade.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final
 
-from alphaloop.deciding.goodput import Alternative, news_of
+from alphaloop.deciding.comparison import News, news_of
+from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 
 #: Standard deviation over jobs of ln(tokens a round): how little one job says.
 _JOB_NOISE: Final = 0.25
-#: Batches that a look may be thought to take: one may be too few to change a mind, and yet the first of several.
+#: Batches that a trial may take: one may be too few to change the choice, and yet the first of several.
 _NUM_BATCHES: Final = (1, 4, 16)
-#: A change for the better, in logits, and its probability given a change.
+#: A change of acceptance for the better, in logits, and the probability of one for the better given a change.
 _BETTER_BY: Final = 1.5
 _BETTER: Final = 0.25
+#: A change of cost for the better, in standard deviations: the mean of the best quarter of a normal distribution.
+_CHEAPER_BY: Final = 1.27
 #: Of ln(speed-up): knowing better by less is not worth a trial, be it free.
 _LEAST_GAIN: Final = 0.002
-#: A look costs something even where nothing is lost.
+#: A re-check costs something even where no token is lost.
 _LEAST_LOSS: Final = 0.01
+#: Seconds without a drafter after which it is re-checked, however few the jobs. At a job a minute, 2 % of an hour's
+#: jobs are about what a re-check of a drafter that is half as fast loses.
+_RECHECK_S: Final = 3600.0
+_DENSITY_AT_0: Final = 1 / math.sqrt(2 * math.pi)
+_SQRT_HALF: Final = math.sqrt(0.5)
 #: A budget holds no more than so many jobs' tokens: what a quiet week earned is not spent in an hour.
 _MOST_JOBS: Final = 16.0
 
@@ -55,9 +66,22 @@ class ExplorationBudget:
     accrued: float = 0.0  #: ever
     spent: float = 0.0  #: ever; never more than was earned
     unseen: Mapping[str, float] | None = None  #: jobs since a drafter was last used; None before the first batch
+    unseen_s: Mapping[str, float] = field(default_factory=dict)  #: seconds likewise, of drafters in `unseen`
+    decided_at: datetime | None = None  #: the last batch; None where nobody told
 
-    def after(self, num_jobs: int, num_tokens: float, limits: PolicyLimits, *, is_cold: bool) -> ExplorationBudget:
-        """With what a batch of so many jobs and tokens earns; the first of a cold task brings its first credit."""
+    def after(
+        self,
+        num_jobs: int,
+        num_tokens: float,
+        limits: PolicyLimits,
+        *,
+        is_cold: bool,
+        now: datetime | None = None,
+    ) -> ExplorationBudget:
+        """With what a batch of so many jobs and tokens earns; the first of a cold task brings its first credit.
+
+        Without `now` only jobs tell how long a drafter was not used.
+        """
         per_job = num_tokens / num_jobs
         control = min(limits.control_share, limits.explore_share) * num_tokens
         rest = limits.explore_share * num_tokens - control
@@ -67,13 +91,23 @@ class ExplorationBudget:
         kept = min(self.control + control, max(self.control, _MOST_JOBS * per_job))
         accrued = self.accrued + (balance - self.balance) + (kept - self.control)
         unseen = {name: n + num_jobs for name, n in (self.unseen or {}).items()}
-        return replace(self, balance=balance, control=kept, accrued=accrued, unseen=unseen)
+        seconds = (now - self.decided_at).total_seconds() if now and self.decided_at else 0.0
+        unseen_s = {name: self.unseen_s.get(name, 0.0) + max(0.0, seconds) for name in unseen}
+        return replace(
+            self,
+            balance=balance,
+            control=kept,
+            accrued=accrued,
+            unseen=unseen,
+            unseen_s=unseen_s,
+            decided_at=now or self.decided_at,
+        )
 
     def used(self, drafter: str | None) -> ExplorationBudget:
         """That drafter decodes this batch."""
         if drafter is None:
             return self
-        return replace(self, unseen={**(self.unseen or {}), drafter: 0.0})
+        return replace(self, unseen={**(self.unseen or {}), drafter: 0.0}, unseen_s={**self.unseen_s, drafter: 0.0})
 
     def paid(self, tokens: float) -> ExplorationBudget:
         """After a batch that is expected to lose so many tokens."""
@@ -110,12 +144,12 @@ def worth_trying(
 ) -> Trial | None:
     """What to decode this batch with instead of the choice; None where nothing is worth it, or affordable.
 
-    `kin` as for `news_of`.
+    `shared_weights` as for `news_of`.
     """
     if limits.explore_share <= 0:
         return None
-    if look := _look(chosen, alternatives, posteriors, budget, limits, num_jobs, num_tokens):
-        return look
+    if found := _recheck(chosen, alternatives, posteriors, budget, limits, num_jobs, num_tokens):
+        return found
     per_job = num_tokens / num_jobs
     best: tuple[float, Trial] | None = None
     for rival in alternatives:
@@ -132,19 +166,19 @@ def worth_trying(
     return best[1] if best else None
 
 
-def _gain(chosen: Alternative, rival: Alternative, noise: float, num_jobs: int, horizon: float) -> float:
-    """Expected gain of a job of this look, in jobs, less what the rest of the look would lose."""
-    gap = math.log(chosen.speedup / rival.speedup)
+def _gain(chosen: Alternative, rival: Alternative, news: News, num_jobs: int, horizon: float) -> float:
+    """Expected gain of a job of this trial, in jobs, less what the rest of the trial would lose."""
+    gap, noise = math.log(chosen.speedup / rival.speedup), news.sd
     # What is expected to be better already only waits until that is beyond its noise.
-    if gap <= 0 or gap > 3.5 * noise:
+    if gap <= 0 or gap > 3.5 * noise or _value_of_knowing(gap, noise) < _LEAST_GAIN:
         return 0.0
-    known_jobs = (_JOB_NOISE / noise) ** 2
-    best = 0.0
+    best, tokens_var = 0.0, news.tokens_sd**2
     for batches in _NUM_BATCHES:
         jobs = batches * num_jobs
-        resolved = noise * math.sqrt(jobs / (jobs + known_jobs))
-        u = gap / resolved
-        value = resolved * (math.exp(-u * u / 2) / math.sqrt(2 * math.pi) - u * 0.5 * math.erfc(u / math.sqrt(2)))
+        # n jobs of noise s resolve σ⁴ / (σ² + s² / n) of a variance σ².
+        by_tokens = tokens_var**2 / (tokens_var + _JOB_NOISE**2 / jobs)
+        resolved = math.sqrt(by_tokens + news.cost_sd**2)
+        value = _value_of_knowing(gap, resolved)
         if value < _LEAST_GAIN:
             continue
         later = (batches - 1) / batches * max(0.0, math.expm1(gap))
@@ -152,7 +186,13 @@ def _gain(chosen: Alternative, rival: Alternative, noise: float, num_jobs: int, 
     return best
 
 
-def _look(
+def _value_of_knowing(gap: float, resolved: float) -> float:
+    """Expected gain of ln(speed-up) where a gap would be known better by a standard deviation of `resolved` > 0."""
+    u = gap / resolved
+    return resolved * (math.exp(-u * u / 2) * _DENSITY_AT_0 - u * 0.5 * math.erfc(u * _SQRT_HALF))
+
+
+def _recheck(
     chosen: Alternative,
     alternatives: Sequence[Alternative],
     posteriors: Mapping[str, Posterior],
@@ -171,13 +211,21 @@ def _look(
         cheapest = its[0]
         lost = loss(chosen, cheapest, num_tokens)
         better = posteriors[name].tokens_moved(_BETTER_BY)
-        upside = max(_gain_if(a, better[a.num_draft_tokens]) + math.log(a.speedup / chosen.speedup) for a in its)
+        upside = max(
+            max(_gain_if(a, better[a.num_draft_tokens]), _CHEAPER_BY * a.cost_sd) + math.log(a.speedup / chosen.speedup)
+            for a in its
+        )
         if upside <= 0 or lost > budget.balance:
             continue
         cost_jobs = max(lost / num_tokens, _LEAST_LOSS) * max(num_jobs, 2)
         interval = math.sqrt(2 * cost_jobs * between / (_BETTER * upside))
-        if jobs >= interval and (found is None or jobs / interval > found[0]):
-            found = jobs / interval, Trial(cheapest, lost, f"{name} was not used for {jobs:.0f} jobs")
+        seconds = budget.unseen_s.get(name, 0.0)
+        overdue = max(jobs / interval, seconds / _RECHECK_S)
+        if overdue >= 1 and (found is None or overdue > found[0]):
+            why = f"{name} was not used for {jobs:.0f} jobs"
+            if jobs < interval:
+                why += f" in {seconds / 60:.0f} minutes"
+            found = overdue, Trial(cheapest, lost, why)
     return found[1] if found else None
 
 

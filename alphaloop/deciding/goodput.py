@@ -1,10 +1,18 @@
-"""What each way to decode a batch is worth: expected tokens a second, with bounds, from beliefs and costs. Pure."""
+"""What each way to decode a batch is worth: expected tokens a second, with bounds, from posteriors and costs. Pure.
+
+The bounds of a speed-up hold the doubt about tokens a round and the doubt about costs. Let T(w) be the target's pass at
+width w, D the draft, and d the share of the draft in the time of a job. Then
+
+    variance of ln(speed-up) = (slope · sd(tokens))² + (1 + (1 - d)²) · var(ln T) + d² · var(ln D)
+
+because a vanilla round takes T(1), the rest of the job takes T(w), and the two were measured apart.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp, hypot, log, sqrt
 from typing import NamedTuple
 
 from alphaloop.acceptance import Z95
@@ -75,6 +83,7 @@ class Alternative(NamedTuple):
     speedup_high: float
     slope: float = 0.0  #: ∂ ln(speed-up) / ∂ tokens a round
     chance: float = 1.0  #: of meeting the objective's target
+    cost_sd: float = 0.0  #: standard deviation of ln(speed-up) that comes from costs
 
     @property
     def tokens_per_s(self) -> float:
@@ -92,7 +101,7 @@ def weigh(
 ) -> tuple[Alternative, ...]:
     """Every alternative whose cost is known, the best first; empty where vanilla was never measured.
 
-    Drafters without a belief are left out: `PairPosterior.unknown` is what nothing known comes to.
+    Drafters without a posterior are left out: `PairPosterior.unknown` is the posterior of a drafter nobody has used.
     """
     here = costs.rounds(batch, size.context if size else None)
     vanilla_ms = here.part_ms(None, 1)
@@ -108,16 +117,21 @@ def weigh(
         reading_ms=reading_ms, round_ms=vanilla_ms, num_tokens=num_tokens, tokens_per_round=1.0, tokens_sd=0.0
     )
     found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0, 0.0, met)]
+    target_variance = here.variance(None)
     for drafter in drafters:
         posterior = posteriors.get(drafter.name)
         if posterior is None:
             continue
         longest = posterior.longest_proposed(batch)
-        read_ms = reading_ms + (batch * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0)
+        draft_variance = here.variance(drafter.name)
+        draft_read_ms = batch * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
+        read_ms = reading_ms + draft_read_ms
         for k in range(1, min(drafter.max_draft_tokens, posterior.max_draft_tokens) + 1):
-            round_ms = expected_round_ms(here, drafter.name, posterior, k, longest[k])
-            if round_ms is None:
+            components = here.components_ms(drafter.name, k, posterior.proposed, longest[k])
+            if components is None:
                 break
+            draft_ms, pass_ms = components
+            round_ms = draft_ms + pass_ms
             tokens, sd = posterior.tokens[k], posterior.tokens_sd[k]
             rounds_ms = num_tokens * round_ms
             taken_ms = read_ms + rounds_ms / tokens
@@ -126,17 +140,24 @@ def weigh(
                 met = objective.chance(
                     reading_ms=read_ms, round_ms=round_ms, num_tokens=num_tokens, tokens_per_round=tokens, tokens_sd=sd
                 )
+            speedup = job_ms / taken_ms
+            draft_share = (draft_read_ms + num_tokens * draft_ms / tokens) / taken_ms
+            pass_share = 1 - draft_share
+            cost_sd = sqrt((1 + pass_share * pass_share) * target_variance + draft_share * draft_share * draft_variance)
+            # Independent errors of ln(speed-up) add up by squares, on either side.
+            doubt = Z95 * cost_sd
             found.append(
                 Alternative(
                     drafter.name,
                     k,
                     tokens,
                     round_ms,
-                    job_ms / taken_ms,
-                    job_ms / (read_ms + rounds_ms / low),
-                    job_ms / (read_ms + rounds_ms / high),
+                    speedup,
+                    speedup * exp(-hypot(log(taken_ms / (read_ms + rounds_ms / low)), doubt)),
+                    speedup * exp(hypot(log(taken_ms / (read_ms + rounds_ms / high)), doubt)),
                     rounds_ms / tokens / tokens / taken_ms,
                     met,
+                    cost_sd,
                 )
             )
     found.sort(key=lambda a: (-a.chance, -a.speedup, a.num_draft_tokens))
@@ -146,54 +167,11 @@ def weigh(
 def expected_round_ms(
     here: RoundCosts, drafter: str, posterior: Posterior, k: int, longest_proposed: float
 ) -> float | None:
-    """Expected milliseconds of a round at k, by what the drafter is believed to propose; None when never measured.
+    """Expected milliseconds of a round at k, by what the drafter is expected to propose; None when never measured.
 
-    `longest_proposed` is the belief's at k for this batch, which a caller with many k computes once.
+    `longest_proposed` is the posterior's at k for this batch, which a caller with many k computes once.
     """
     return here.round_ms(drafter, k, posterior.proposed, longest_proposed)
-
-
-def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str, Posterior]) -> float:
-    """Standard deviation of ln(speed-up of one / speed-up of other).
-
-    Two draft lengths of one drafter share what they do not know: it mostly cancels.
-    """
-    if one.drafter != other.drafter:
-        return math.hypot(_noise(one, posteriors), _noise(other, posteriors))
-    if one.drafter is None:
-        return 0.0
-    posterior = posteriors[one.drafter]
-    k, n = one.num_draft_tokens, other.num_draft_tokens
-    variance = (posterior.common_sd[k] * one.slope - posterior.common_sd[n] * other.slope) ** 2
-    mine, its = posterior.slopes[k], posterior.slopes[n]
-    for i in range(max(k, n)):
-        moved = (mine[i] * one.slope if i < k else 0.0) - (its[i] * other.slope if i < n else 0.0)
-        variance += moved * moved
-    return math.sqrt(variance)
-
-
-def news_of(
-    tried: Alternative, chosen: Alternative, posteriors: Mapping[str, Posterior], shared_weights: Mapping[str, str]
-) -> float:
-    """How much of the doubt about ln(speed-up) of `tried` only trying it can resolve.
-
-    Vanilla has none. A longer draft of the same drafter, or of its kin, is news from the positions behind the chosen
-    length on. `kin` is that of every drafter that has any.
-    """
-    if tried.drafter is None:
-        return 0.0
-    if chosen.drafter is None or shared_weights.get(tried.drafter, tried.drafter) != shared_weights.get(
-        chosen.drafter, chosen.drafter
-    ):
-        return _noise(tried, posteriors)
-    unseen = posteriors[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
-    return tried.slope * math.hypot(*unseen) if unseen else 0.0
-
-
-def _noise(alternative: Alternative, posteriors: Mapping[str, Posterior]) -> float:
-    if alternative.drafter is None:
-        return 0.0
-    return posteriors[alternative.drafter].tokens_sd[alternative.num_draft_tokens] * alternative.slope
 
 
 def lengths_by_batch(

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from alphaloop.cost import CostTable
+from alphaloop.deciding.comparison import noise_between
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget, control_due, worth_trying
-from alphaloop.deciding.goodput import Alternative, DrafterState, lengths_by_batch, noise_between, weigh
+from alphaloop.deciding.goodput import Alternative, DrafterState, lengths_by_batch, weigh
 from alphaloop.deciding.guards import fit, refused
 from alphaloop.deciding.inference import PairPosterior
 from alphaloop.deciding.limits import PolicyLimits
@@ -118,7 +119,7 @@ def _explore(
     """Obey the choice, or spend from the budget on what could change it or on a control."""
     num_tokens = context.num_tokens
     is_cold = all(posteriors[drafter.name].jobs < limits.min_jobs for drafter in able)
-    budget = budget.after(context.batch, num_tokens, limits, is_cold=is_cold)
+    budget = budget.after(context.batch, num_tokens, limits, is_cold=is_cold, now=context.now)
     if budget.unseen is not None and (new := [d.name for d in able if d.name not in budget.unseen]):
         budget = replace(budget, unseen={**budget.unseen, **dict.fromkeys(new, 0.0)})
     if chosen.drafter is not None:

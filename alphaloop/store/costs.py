@@ -9,6 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, upda
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.cost_doubt import after_pause
 from alphaloop.store.database import Database
 from alphaloop.tables import cost_profiles
 
@@ -23,7 +24,11 @@ class CostStore:
         self._database = database
 
     def load(self, host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
-        """What was measured for the target and for `drafters` (name → revision); empty if nothing was."""
+        """What was measured for the target and for `drafters` (name → revision); empty if nothing was.
+
+        Corrections are as they stand now: those of drafters have faded towards the target's since they were stored, and
+        are more doubtful (alphaloop/cost_doubt.py).
+        """
         costs = cost_profiles.c
         query = select(
             costs.drafter,
@@ -36,6 +41,7 @@ class CostStore:
             costs.correction,
             costs.num_corrections,
             costs.correction_variance,
+            func.extract("epoch", func.now() - func.coalesce(costs.corrected_at, costs.measured_at)).label("age_s"),
         ).where(
             costs.host == host,
             costs.device == device,
@@ -45,7 +51,7 @@ class CostStore:
         )
         with self._database.begin() as connection:
             rows = connection.execute(query).all()
-        return CostTable(
+        points = [
             CostPoint(
                 row.drafter or None,
                 row.batch,
@@ -59,7 +65,12 @@ class CostStore:
                 row.correction_variance,
             )
             for row in rows
-        )
+        ]
+        ages_s: dict[str, float] = {}
+        for row in rows:
+            if row.drafter:
+                ages_s[row.drafter] = min(float(row.age_s), ages_s.get(row.drafter, float("inf")))
+        return CostTable(after_pause(points, ages_s))
 
     def save(
         self,
@@ -70,7 +81,7 @@ class CostStore:
         drafters: Mapping[str, str],
         points: Iterable[CostPoint],
     ) -> None:
-        """Store measured points over those of the same shape, whose corrections they end.
+        """Store measured points over those of the same shape, in place of their corrections.
 
         `drafters` gives the revision of each drafter among them.
         """
@@ -109,7 +120,7 @@ class CostStore:
         drafters: Mapping[str, str],
         points: Iterable[CostPoint],
     ) -> None:
-        """Store what real rounds made of points; one that was measured anew meanwhile, or is gone, is left alone."""
+        """Store corrections from real rounds, as of now; a point measured anew meanwhile, or gone, is left alone."""
         rows = [
             {
                 **{
@@ -154,6 +165,7 @@ class CostStore:
                 **_key(host, device, engine, target_revision, drafters, point),
                 "median_ms": point.median_ms,
                 "num_samples": point.num_samples,
+                "correction_variance": point.correction_variance,
             }
             for point in CostTable(points).points
         ]
@@ -168,7 +180,7 @@ class CostStore:
                 "measured_at": func.now(),
                 "correction": 1.0,
                 "num_corrections": 0,
-                "correction_variance": 0.0,
+                "correction_variance": statement.excluded.correction_variance,
                 "corrected_at": None,
             },
         )

@@ -6,7 +6,7 @@ but not record.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -16,9 +16,23 @@ from sqlalchemy import ARRAY, Connection, Integer, Row, Text, bindparam, cast, c
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
+from alphaloop.store.row_set import RowSet
 from alphaloop.tables import cancellations, jobs
 
 _RUNNING: Final = "running"
+
+_REQUESTS: Final = RowSet(
+    [jobs.c[name] for name in ("job_id", "payload_sha256", "task", "segment", "custom_id", "batch_id", "purpose")]
+)
+#: The update changes nothing: unlike DO NOTHING it locks the row that stands and returns it in the same breath.
+_CLAIM: Final = f"""
+    INSERT INTO jobs ({_REQUESTS.columns}, status, attempt, owner, lease_expires_at)
+    SELECT {_REQUESTS.given}, 'running', 1, %(owner)s, clock_timestamp() + make_interval(secs => %(lease_s)s)
+    FROM {_REQUESTS.source} ORDER BY given.job_id COLLATE "C"
+    ON CONFLICT (job_id) DO UPDATE SET attempt = jobs.attempt
+    RETURNING job_id, payload_sha256, status, attempt, owner, CAST(outcome AS text) AS outcome,
+        extract(epoch FROM lease_expires_at - clock_timestamp()) AS lease_s, xmax = 0 AS is_new
+"""  # noqa: S608 - names of columns, no values
 
 
 class ClaimState(StrEnum):
@@ -76,7 +90,7 @@ class JobStore:
         if not requests:
             return []
         with self._database.begin() as connection:
-            found = _insert_or_lock(connection, requests)
+            found = _insert_or_lock(connection, requests, owner, lease_s)
             cancelled = _cancelled(connection, found)
             answers: list[Claim] = []
             mine: set[str] = set()
@@ -87,10 +101,10 @@ class JobStore:
                 elif answer.state in CLAIMS:
                     mine.add(request.job_id)
                 answers.append(answer)
-            if mine:
+            if known := [job_id for job_id in mine if not found[job_id].is_new]:
                 connection.execute(
                     update(jobs)
-                    .where(jobs.c.job_id.in_(mine))
+                    .where(jobs.c.job_id == _any(known))
                     .values(attempt=jobs.c.attempt + 1, owner=owner, lease_expires_at=_lease_end(lease_s))
                 )
         return answers
@@ -101,7 +115,9 @@ class JobStore:
             return set()
         with self._database.begin() as connection:
             held = set(lock_held(connection, attempts.items(), owner))
-            connection.execute(update(jobs).where(jobs.c.job_id.in_(held)).values(lease_expires_at=_lease_end(lease_s)))
+            connection.execute(
+                update(jobs).where(jobs.c.job_id == _any(held)).values(lease_expires_at=_lease_end(lease_s))
+            )
         return held
 
     def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
@@ -110,10 +126,10 @@ class JobStore:
             return set()
         with self._database.begin() as connection:
             held = set(lock_held(connection, attempts.items(), owner))
-            connection.execute(delete(jobs).where(jobs.c.job_id.in_(held), jobs.c.attempt == 1))
+            connection.execute(delete(jobs).where(jobs.c.job_id == _any(held), jobs.c.attempt == 1))
             connection.execute(
                 update(jobs)
-                .where(jobs.c.job_id.in_(held))
+                .where(jobs.c.job_id == _any(held))
                 .values(attempt=jobs.c.attempt - 1, lease_expires_at=func.clock_timestamp())
             )
         return held
@@ -135,7 +151,7 @@ class JobStore:
         if not job_ids:
             return {}
         query = select(jobs.c.job_id, cast(jobs.c.outcome, Text)).where(
-            jobs.c.job_id.in_(job_ids), jobs.c.status != _RUNNING
+            jobs.c.job_id == _any(job_ids), jobs.c.status != _RUNNING
         )
         with self._database.begin() as connection:
             return {job_id: outcome.encode() for job_id, outcome in connection.execute(query)}
@@ -171,24 +187,14 @@ def lock_held(connection: Connection, claims: Collection[tuple[str, int]], owner
     return {job_id: attempt for job_id, attempt in connection.execute(query)}
 
 
-def _insert_or_lock(connection: Connection, requests: Sequence[ClaimRequest]) -> dict[str, Row[Any]]:
-    """New rows at attempt 0 with a lease that is over, and locks on those that stand, in Python's order of job_id."""
+def _insert_or_lock(
+    connection: Connection, requests: Sequence[ClaimRequest], owner: str, lease_s: float
+) -> dict[str, Row[Any]]:
+    """New rows, claimed by that, and locks on those that stand; in Python's order of job_id."""
     first: dict[str, ClaimRequest] = {}
     for request in requests:
         first.setdefault(request.job_id, request)
-    statement = insert(jobs)
-    remaining = func.extract("epoch", jobs.c.lease_expires_at - func.clock_timestamp())
-    # The update changes nothing: unlike DO NOTHING it locks the row that stands and returns it in the same breath.
-    upsert = statement.on_conflict_do_update(index_elements=["job_id"], set_={"attempt": jobs.c.attempt}).returning(
-        jobs.c.job_id,
-        jobs.c.payload_sha256,
-        jobs.c.status,
-        jobs.c.attempt,
-        jobs.c.owner,
-        cast(jobs.c.outcome, Text).label("outcome"),
-        remaining.label("lease_s"),
-    )
-    rows = [
+    rows = RowSet.parameter(
         {
             "job_id": request.job_id,
             "payload_sha256": request.payload_sha256,
@@ -197,12 +203,11 @@ def _insert_or_lock(connection: Connection, requests: Sequence[ClaimRequest]) ->
             "custom_id": request.custom_id,
             "batch_id": request.batch_id,
             "purpose": request.purpose,
-            "status": _RUNNING,
-            "attempt": 0,
         }
-        for _, request in sorted(first.items())
-    ]
-    return {row.job_id: row for row in connection.execute(upsert, rows)}
+        for request in first.values()
+    )
+    found = connection.exec_driver_sql(_CLAIM, {"rows": rows, "owner": owner, "lease_s": lease_s})
+    return {row.job_id: row for row in found}
 
 
 def _answer(request: ClaimRequest, row: Row[Any], cancelled: set[str], owner: str, max_attempts: int) -> Claim:
@@ -210,17 +215,22 @@ def _answer(request: ClaimRequest, row: Row[Any], cancelled: set[str], owner: st
         return Claim(request.job_id, ClaimState.CONFLICT, row.attempt)
     if row.status != _RUNNING:
         return Claim(request.job_id, ClaimState.ENDED, row.attempt, outcome=row.outcome.encode())
-    if row.owner not in (None, owner) and row.lease_s > 0:
+    if not row.is_new and row.owner not in (None, owner) and row.lease_s > 0:
         return Claim(request.job_id, ClaimState.HELD, row.attempt, held_for_s=float(row.lease_s))
-    attempt = row.attempt + 1
+    attempt = row.attempt if row.is_new else row.attempt + 1
     if request.job_id in cancelled:
         return Claim(request.job_id, ClaimState.CANCELLED, attempt)
     return Claim(request.job_id, ClaimState.CLAIMED if attempt <= max_attempts else ClaimState.EXHAUSTED, attempt)
 
 
 def _cancelled(connection: Connection, job_ids: Collection[str]) -> set[str]:
-    query = select(cancellations.c.job_id).where(cancellations.c.job_id.in_(list(job_ids)))
+    query = select(cancellations.c.job_id).where(cancellations.c.job_id == _any(job_ids))
     return set(connection.execute(query).scalars())
+
+
+def _any(job_ids: Iterable[str]) -> Any:
+    """One parameter for any number of ids, so that the statement is prepared once."""
+    return func.any(bindparam(None, list(job_ids), ARRAY(Text)))
 
 
 def _lease_end(lease_s: float) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ARRAY, BigInteger, bindparam, delete, func, select
 
 from alphaloop.store.database import Database
 from alphaloop.tables import outbox
@@ -38,7 +38,9 @@ class Outbox:
         if not ids:
             return
         with self._database.begin() as connection:
-            connection.execute(delete(outbox).where(outbox.c.id.in_(ids)))
+            connection.execute(
+                delete(outbox).where(outbox.c.id == func.any(bindparam("ids", list(ids), ARRAY(BigInteger))))
+            )
 
     def relay(
         self, publish: Callable[[Sequence[OutboxMessage]], None], *, older_than_s: float, limit: int = 500

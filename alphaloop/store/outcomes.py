@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
-from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, delete, func, insert, update
-from sqlalchemy.dialects.postgresql import JSON
+from sqlalchemy import ARRAY, Column, Connection, Text, bindparam, delete, func
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
@@ -16,6 +17,7 @@ from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.jobs import lock_held
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.recording import record_counts
+from alphaloop.store.row_set import RowSet
 from alphaloop.tables import cancellations, jobs, outbox
 
 __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
@@ -82,43 +84,42 @@ def _winners(outcomes: Sequence[Outcome], held: dict[str, int]) -> list[Outcome]
 
 def _end_jobs(connection: Connection, winners: Sequence[Outcome]) -> None:
     """Write status and outcome into rows that `lock_held` locked."""
-    ended = (
-        func.unnest(
-            bindparam("job_ids", [won.job_id for won in winners], ARRAY(Text)),
-            bindparam("statuses", [won.status for won in winners], ARRAY(Text)),
-            bindparam("results", [won.result.decode() for won in winners], ARRAY(Text)),
-        )
-        .table_valued("job_id", "status", "result")
-        .render_derived(name="ended")
-    )
-    connection.execute(
-        update(jobs)
-        .where(jobs.c.job_id == ended.c.job_id)
-        .values(
-            status=ended.c.status,
-            outcome=cast(ended.c.result, JSON),
-            owner=None,
-            lease_expires_at=None,
-            finished_at=func.now(),
-        )
-    )
+    rows = ({"job_id": won.job_id, "status": won.status, "result": won.result.decode()} for won in winners)
+    connection.exec_driver_sql(_END_JOBS, {"rows": RowSet.parameter(rows)})
     # Done with: a request that comes later finds a job that ended.
-    connection.execute(delete(cancellations).where(cancellations.c.job_id.in_([won.job_id for won in winners])))
+    job_ids = bindparam("job_ids", [won.job_id for won in winners], ARRAY(Text))
+    connection.execute(delete(cancellations).where(cancellations.c.job_id == func.any(job_ids)))
 
 
 def _enqueue(connection: Connection, winners: Sequence[Outcome], owner: str) -> list[OutboxMessage]:
-    rows = [
+    rows = (
         {
             "topic": won.topic,
             "key": won.job_id.encode(),
             "value": won.result,
-            "headers": dict(won.headers),
+            "headers": json.dumps(dict(won.headers)),
             "owner": owner,
         }
         for won in winners
-    ]
-    ids = connection.execute(insert(outbox).returning(outbox.c.id, sort_by_parameter_order=True), rows).scalars()
+    )
+    found = connection.exec_driver_sql(_ENQUEUE, {"rows": RowSet.parameter(rows)})
+    ids = {bytes(key): row_id for row_id, key in found}
     return [
-        OutboxMessage(row_id, won.topic, won.job_id.encode(), won.result, dict(won.headers))
-        for row_id, won in zip(ids, winners, strict=True)
+        OutboxMessage(ids[won.job_id.encode()], won.topic, won.job_id.encode(), won.result, dict(won.headers))
+        for won in winners
     ]
+
+
+_ENDED: Final = RowSet([jobs.c.job_id, jobs.c.status, Column("result", Text)])
+_END_JOBS: Final = f"""
+    UPDATE jobs SET status = given.status, outcome = CAST(given.result AS json), owner = NULL, lease_expires_at = NULL,
+        finished_at = now()
+    FROM {_ENDED.source} WHERE jobs.job_id = given.job_id
+"""  # noqa: S608 - names of columns, no values
+#: Headers as text: inside the rows' own JSON Postgres would refuse the character NUL.
+_MESSAGES: Final = RowSet([outbox.c.topic, outbox.c.key, outbox.c.value, outbox.c.owner, Column("headers", Text)])
+_ENQUEUE: Final = f"""
+    INSERT INTO outbox (topic, key, value, owner, headers)
+    SELECT given.topic, given.key, given.value, given.owner, CAST(given.headers AS json) FROM {_MESSAGES.source}
+    RETURNING id, key
+"""  # noqa: S608 - names of columns, no values

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.cost import CostKind
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
@@ -244,6 +245,103 @@ def test_an_unknown_drafter_is_refused_and_takes_no_slot(build: Build) -> None:
     with pytest.raises(DecodeFailed):
         engine.admit(engine.prepare(make_job("hi"), GREEDY), replace(lookup_decision(3), drafter="unheard-of"))
     assert engine.load().num_running == 0
+
+
+def redraft_at_random(engine: Engine, job_ids: Iterable[str], rng: random.Random) -> None:
+    """Some of the jobs draft in another way from their next round on."""
+    for job_id in job_ids:
+        if rng.random() < 0.4:
+            engine.redraft(job_id, rng.choice((None, "lookup", "lookup")), rng.choice((0, 1, 3, 7)))
+
+
+def test_a_text_stays_the_same_however_its_drafting_changes_between_rounds(build: Build, rng: random.Random) -> None:
+    engine = build(num_slots=3)
+    seeded = replace(SAMPLED, seed=rng.randrange(2**31))
+    work = [
+        (make_job(PROMPTS[i % len(PROMPTS)], i), replace((GREEDY, seeded)[i % 2], max_tokens=40), lookup_decision(3))
+        for i in range(8)
+    ]
+    plain = {job.job_id: run(engine, [(job, sampling, VANILLA)])[job.job_id] for job, sampling, _ in work}
+    waiting, finished = list(work), dict[str, Generation]()
+    num_tokens: dict[str, int] = defaultdict(int)
+    num_drafting: dict[str, int] = defaultdict(int)
+    while waiting or engine.load().num_running:
+        while waiting and engine.load().num_free:
+            job, sampling, decided = waiting.pop(0)
+            engine.admit(engine.prepare(job, sampling), decided)
+        redraft_at_random(engine, plain, rng)
+        step = engine.step()
+        for job_id, num in step.tokens_by_job.items():
+            num_tokens[job_id] += num
+        for job_id in step.drafting:
+            num_drafting[job_id] += 1
+        finished |= {generation.job_id: generation for generation in step.finished}
+    for job_id, generation in finished.items():
+        assert (generation.token_ids, generation.text) == (plain[job_id].token_ids, plain[job_id].text)
+        assert generation.counts.num_tokens == len(generation.token_ids) == num_tokens[job_id]
+        assert sum(one.counts.rounds for one in generation.drafted) == num_drafting[job_id]
+        check_counts(generation)
+    assert any(generation.counts.num_trials for generation in finished.values())
+    assert any(generation.num_vanilla_rounds > 1 for generation in finished.values())
+
+
+def check_counts(generation: Generation) -> None:
+    """The rounds of all drafters and the vanilla ones are all rounds."""
+    vanilla = AcceptanceCounts(generation.num_vanilla_rounds, generation.num_vanilla_rounds)
+    assert sum((one.counts for one in generation.drafted), vanilla) == generation.counts
+    for one in generation.drafted:
+        assert one.counts.rounds > 0
+        assert len(one.chances) <= one.num_draft_tokens
+        assert one.chances[0] <= one.counts.rounds
+        for chances, trials in zip(one.chances, one.counts.trials, strict=False):
+            assert chances >= trials
+
+
+def test_a_paused_drafter_drafts_nothing_until_it_goes_on(build: Build) -> None:
+    engine = build()
+    job = make_job(PROMPTS[1], 1)
+    # A bias that no score outweighs: the text never ends by itself, and repeats itself.
+    engine.admit(engine.prepare(job, replace(GREEDY, max_tokens=22, logit_bias=((70, 100.0),))), lookup_decision(4))
+    engine.step()
+    drafted: list[bool] = []
+    for k in (4, 0, 0, 4):
+        engine.redraft(job.job_id, "lookup", k)
+        step = engine.step()
+        drafted.append(job.job_id in step.drafting)
+        assert step.width == 1 or k
+    assert drafted == [True, False, False, True]
+    (generation,) = run(engine, []).values()
+    (one,) = generation.drafted
+    assert generation.num_vanilla_rounds == 3, "the prefill and the pause"
+    assert one.counts.rounds == generation.counts.rounds - 3
+
+
+def test_a_job_is_cancelled_while_its_drafter_is_paused(build: Build) -> None:
+    engine = build(num_slots=2)
+    jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:2])]
+    expected = run(engine, [(jobs[1], GREEDY, VANILLA)])[jobs[1].job_id].text
+    for job in jobs:
+        engine.admit(engine.prepare(job, GREEDY), lookup_decision(3))
+    engine.step()
+    engine.step()
+    engine.redraft(jobs[0].job_id, "lookup", 0)
+    engine.step()
+    assert engine.cancel(jobs[0].job_id)
+    engine.redraft(jobs[0].job_id, "lookup", 3)
+    finished = run(engine, [])
+    assert [(job_id, one.text) for job_id, one in finished.items()] == [(jobs[1].job_id, expected)]
+
+
+def test_an_unknown_drafter_is_refused_in_the_middle_and_an_unknown_job_is_not(build: Build) -> None:
+    engine = build()
+    job = make_job(PROMPTS[0], 1)
+    engine.admit(engine.prepare(job, GREEDY), lookup_decision(3))
+    engine.step()
+    for job_id in (job.job_id, "unheard-of"):
+        with pytest.raises(DecodeFailed):
+            engine.redraft(job_id, "unheard-of", 3)
+    engine.redraft("unheard-of", "lookup", 3)
+    assert engine.step().drafting == (job.job_id,), "it drafts as before"
 
 
 def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> None:

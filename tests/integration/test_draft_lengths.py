@@ -1,4 +1,4 @@
-"""A decision may ask for other draft lengths while a batch drains: each round asks for what is due, and says so.
+"""A draft length may change between any two rounds: each round asks for what is due, and says so.
 
 The draft is the target itself, so every draft is accepted, and what is asked for can be read off the counts.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,27 +28,47 @@ def engine(tiny_engine: Build, tiny_models: dict[str, Path]) -> TransformersEngi
     return tiny_engine("llama", drafters={"itself": draft_model("itself", tiny_models["llama"], num_slots=4)})
 
 
-def decode(engine: TransformersEngine, chosen: Decision) -> list[Generation]:
-    """A short job and a long one together, in this order."""
+def decode(engine: TransformersEngine, chosen: Decision, alone: int | None = None) -> list[Generation]:
+    """A short job and a long one together, in this order; the long one drafts `alone` tokens once it is alone."""
     for number, max_tokens in enumerate((SHORT, LONG)):
-        job = make_job("def the def the def the", number)
-        engine.admit(engine.prepare(job, Sampling(max_tokens=max_tokens, temperature=0.0)), chosen)
+        # Neither text ends by itself.
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0, logit_bias=((0, -1000.0),))
+        engine.admit(engine.prepare(make_job("def the def the def the", number), sampling), chosen)
     found: list[Generation] = []
     while engine.load().num_running:
         found += engine.step().finished
+        if len(found) == 1 and alone is not None:
+            (last,) = engine._running
+            engine.redraft(last.job_id, "itself", alone)
     return sorted(found, key=lambda generation: generation.counts.num_tokens)
 
 
 def test_the_last_of_a_batch_drafts_as_far_as_is_best_alone(engine: TransformersEngine) -> None:
-    short, long = decode(engine, replace(decision("itself", 1), num_draft_tokens_by_batch=(5, 1)))
+    short, long = decode(engine, decision("itself", 1), alone=5)
     plain = decode(engine, VANILLA)
     assert [one.token_ids for one in (short, long)] == [one.token_ids for one in plain]
-    if long.counts.num_tokens < LONG:
-        pytest.fail("the tiny model ended its text: the lengths below are those of a whole one")
     # Two tokens a round while both run: 1 by the prefill, 2, 2, 2. Alone six a round: 34 = 5 · 6 + 4, three drafts.
     assert short.chances == (3,)
     assert long.chances == (3 + 6, 6, 6, 5, 5)
     assert long.counts.accepts == long.chances
+    (drafted,) = long.drafted
+    assert (drafted.drafter, drafted.num_draft_tokens, long.num_vanilla_rounds) == ("itself", 5, 1)
+
+
+def test_only_rounds_that_were_allowed_a_draft_are_the_drafters(engine: TransformersEngine) -> None:
+    short, long = decode(engine, VANILLA, alone=3)
+    assert (short.drafted, short.num_vanilla_rounds) == ((), SHORT)
+    (drafted,) = long.drafted
+    assert long.num_vanilla_rounds == SHORT
+    # 34 tokens are left: eight rounds of four, then one with room for a single draft.
+    assert (drafted.counts.rounds, drafted.counts.num_tokens) == (9, LONG - SHORT)
+    assert drafted.chances == drafted.counts.accepts == (9, 8, 8) == long.chances
+
+
+def test_a_longer_draft_than_the_drafter_has_is_never_asked_for(engine: TransformersEngine) -> None:
+    longest = engine._drafters["itself"].state.max_draft_tokens
+    _, long = decode(engine, decision("itself", 100))
+    assert long.drafted[0].num_draft_tokens == longest == len(long.chances)
 
 
 def test_with_one_length_chances_follow_from_the_counts(engine: TransformersEngine, rng: random.Random) -> None:

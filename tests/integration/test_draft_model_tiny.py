@@ -24,7 +24,7 @@ from worker.decoding.drafters.draft_vocabulary import restrict_head
 from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.chooser import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.engine import Sampling
 
 NUM_TOKENS: Final = 24
@@ -75,7 +75,7 @@ class Running:
     """One sequence of the loop."""
 
     text: list[int]
-    choice: Choice
+    choice: TokenChooser
     num_wanted: int
     k: int
     slot: int
@@ -95,7 +95,7 @@ class Loop:
 
     @torch.inference_mode()
     def join(self, job_id: str, prompt: list[int], sampling: Sampling, k: int) -> None:
-        choice = Choice(job_id, sampling, len(prompt))
+        choice = TokenChooser(job_id, sampling, len(prompt))
         one = Running(list(prompt), choice, sampling.max_tokens, k, self._cache.acquire())
         logits = self._target.prefill(self._cache, one.slot, prompt)
         self.running[job_id] = one
@@ -134,7 +134,7 @@ class Loop:
 
 def vanilla(target: LanguageModel, prompt: list[int], sampling: Sampling) -> list[int]:
     """The target alone, one token a pass."""
-    cache, choice, text = target.new_cache(1), Choice("v", sampling, len(prompt)), list(prompt)
+    cache, choice, text = target.new_cache(1), TokenChooser("v", sampling, len(prompt)), list(prompt)
     with torch.inference_mode():
         logits = target.prefill(cache, cache.acquire(), prompt)
         while len(text) < len(prompt) + sampling.max_tokens:
@@ -245,7 +245,7 @@ def test_sampled_drafts_are_drawn_from_the_stated_distribution_of_the_text(
     made.open(f"s{seed}", text, sampling, "code")
     model, _ = drafts["smaller, padded"]
     for _ in range(3):
-        choice = Choice(f"s{seed}", sampling, 9)
+        choice = TokenChooser(f"s{seed}", sampling, 9)
         (proposal,) = made.propose([Ask(f"s{seed}", text, 4, choice)])
         assert proposal.q is not None
         with torch.inference_mode():

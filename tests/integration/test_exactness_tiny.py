@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import MOST, ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, decision, make_job
@@ -158,6 +159,55 @@ def test_one_sequence_writes_what_the_model_alone_writes(
         ],
         rng,
     )
+
+
+@pytest.mark.parametrize(("family", "num_slots"), [("llama", 1), *((family, 8) for family in FAMILIES)])
+def test_drafting_that_changes_between_any_two_rounds_changes_no_text(
+    tiny_engine: Build,
+    tiny_models: dict[str, Path],
+    references: References,
+    family: str,
+    num_slots: int,
+    rng: random.Random,
+) -> None:
+    """Greedy and seeded jobs pass from vanilla to any drafter and back, with any k, paused or not."""
+    bench = make_bench(tiny_engine, tiny_models, references, family, num_slots, rng)
+    kinds = [GREEDY, replace(GREEDY, temperature=1.0), replace(GREEDY, repetition_penalty=1.3)]
+    work = [
+        (
+            make_job("ab " * rng.randint(0, 12) + some_text(rng, rng.randint(1, 30)), i),
+            replace(
+                kinds[i % 3],
+                seed=rng.randrange(2**31),
+                max_tokens=rng.randint(10, 30),
+                logit_bias=((0, -1000.0),) if i % 2 else (),  # half of the texts never end by themselves
+            ),
+            decided,
+        )
+        for i, decided in enumerate(decisions(rng, 2 * num_slots + 4))
+    ]
+    expected = bench.expect((job, sampling) for job, sampling, _ in work)
+    engine, waiting, finished = bench.engine, list(work), dict[str, Generation]()
+    while waiting or engine.load().num_running:
+        while waiting and engine.load().num_free:
+            job, sampling, decided = waiting.pop(0)
+            engine.admit(engine.prepare(job, sampling), decided)
+        for job_id in expected:
+            if rng.random() < 0.3:
+                engine.redraft(job_id, rng.choice((None, *DRAFTERS)), rng.choice((0, 1, 2, MOST)))
+        finished |= {generation.job_id: generation for generation in engine.step().finished}
+    assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
+    for generation in finished.values():
+        vanilla = AcceptanceCounts(generation.num_vanilla_rounds, generation.num_vanilla_rounds)
+        assert generation.counts == sum((one.counts for one in generation.drafted), vanilla)
+        assert generation.counts.num_tokens == len(generation.token_ids)
+        by_name = {one.drafter: one.counts for one in generation.drafted}
+        for name, script in bench.scripts.items():
+            assert by_name.get(name, AcceptanceCounts()).num_accepted == script.num_right[generation.job_id]
+        if (itself := by_name.get("the target itself")) is not None:
+            assert itself.num_accepted == itself.num_trials
+    assert max(len(generation.drafted) for generation in finished.values()) > 1
+    assert all(not script.running for script in bench.scripts.values()), "every sequence is closed"
 
 
 ADJUSTED: Final[tuple[Callable[[Sampling, random.Random], Sampling], ...]] = (

@@ -19,7 +19,7 @@ from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.drafters.load_draft_model import DraftModels
 from worker.decoding.models import load_target
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.chooser import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.sources import find_weights
 from worker.decoding.target import Target
 from worker.engine import Sampling
@@ -66,7 +66,7 @@ def load(source: Path, served: TargetSettings, target: Target, **more: Any) -> D
 
 def drafts(made: DraftModelDrafter, text: list[int]) -> tuple[int, ...]:
     made.open("j", text, GREEDY, "code")
-    (proposal,) = made.propose([Ask("j", text, 4, Choice("j", GREEDY, len(text)))])
+    (proposal,) = made.propose([Ask("j", text, 4, TokenChooser("j", GREEDY, len(text)))])
     made.close("j")
     return proposal.tokens
 
@@ -149,9 +149,9 @@ def test_drafters_of_the_same_weights_share_them_but_no_slots(
     alone = drafts(load(source, served, target), text)
     plain.open("j", text, GREEDY, "code")
     gated.open("j", [9, 8, 7, 6], GREEDY, "code")
-    (proposal,) = gated.propose([Ask("j", [9, 8, 7, 6], 4, Choice("j", GREEDY, 4))])
+    (proposal,) = gated.propose([Ask("j", [9, 8, 7, 6], 4, TokenChooser("j", GREEDY, 4))])
     assert proposal.tokens == drafts(load(source, served, target, min_probability=0.9), [9, 8, 7, 6])
-    (proposal,) = plain.propose([Ask("j", text, 4, Choice("j", GREEDY, len(text)))])
+    (proposal,) = plain.propose([Ask("j", text, 4, TokenChooser("j", GREEDY, len(text)))])
     assert proposal.tokens == alone
 
 

@@ -6,6 +6,7 @@ Texts of five tokens out of the three likeliest each: at most 243, each of whose
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -150,9 +151,15 @@ def engine(tiny_engine: Build, tiny_models: dict[str, Path], expected: Distribut
     )
 
 
-def sample(engine: TransformersEngine, decided: Decision, seed: int) -> tuple[Counter[tuple[int, ...]], int, int]:
-    """NUM_TEXTS texts, and how many drafts were tested and accepted for them."""
+def sample(
+    engine: TransformersEngine, decided: Decision, seed: int, schedule: random.Random | None = None
+) -> tuple[Counter[tuple[int, ...]], int, int]:
+    """NUM_TEXTS texts, and how many drafts were tested and accepted for them.
+
+    With a `schedule`, half of the sequences change their drafter and k before each round.
+    """
     texts: Counter[tuple[int, ...]] = Counter()
+    running: set[str] = set()
     num_waiting, num_trials, num_accepted = NUM_TEXTS, 0, 0
     while num_waiting or engine.load().num_running:
         while num_waiting and engine.load().num_free:
@@ -160,7 +167,13 @@ def sample(engine: TransformersEngine, decided: Decision, seed: int) -> tuple[Co
             # A job's randomness follows from its job_id.
             job = make_job(PROMPT, seed % 2**40 * NUM_TEXTS + num_waiting)
             engine.admit(engine.prepare(job, SAMPLED), decided)
+            running.add(job.job_id)
+        for job_id in sorted(running) if schedule is not None else ():
+            if schedule.random() < 0.5:
+                drafter = schedule.choice((None, "another model", "the target itself", *KINDS))
+                engine.redraft(job_id, drafter, schedule.randint(0, 3))
         for generation in engine.step().finished:
+            running.discard(generation.job_id)
             texts[generation.token_ids] += 1
             num_trials += generation.counts.num_trials
             num_accepted += generation.counts.num_accepted
@@ -178,6 +191,17 @@ def test_sampled_texts_have_the_targets_distribution_whatever_is_drafted(
     assert (num_trials > 0) == (k > 0)
     if drafter in KINDS:
         assert 0 < num_accepted < num_trials, "both rules are exercised"
+    excess = chi_square_excess(texts, expected)
+    assert excess < 1, f"seed {seed}: {excess:.2f} of the critical value"
+
+
+def test_sampled_texts_have_the_targets_distribution_when_drafting_changes_between_rounds(
+    engine: TransformersEngine, expected: Distribution, seed: int
+) -> None:
+    """From vanilla to any drafter and back at random, with any k: drawn apart from the tokens, as load and lot are."""
+    schedule = random.Random(seed)
+    texts, num_trials, num_accepted = sample(engine, VANILLA, seed, schedule)
+    assert 0 < num_accepted < num_trials
     excess = chi_square_excess(texts, expected)
     assert excess < 1, f"seed {seed}: {excess:.2f} of the critical value"
 

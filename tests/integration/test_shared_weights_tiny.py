@@ -20,7 +20,7 @@ from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.chooser import Choice
+from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.shared_weights import SharedWeightDrafter
 from worker.engine import Generation, Sampling, ShadowCounts
 
@@ -136,7 +136,7 @@ def test_a_gated_run_credits_drafts_without_a_gate_as_far_as_it_went(
 def test_what_a_gate_costs_is_measured_without_it(engine: TransformersEngine) -> None:
     drafter = engine._drafters["shut"]
     text = [5, 6, 7]
-    ask = Ask("timed", text, MOST, Choice("timed", SAMPLINGS["greedy"], len(text)))
+    ask = Ask("timed", text, MOST, TokenChooser("timed", SAMPLINGS["greedy"], len(text)))
     drafter.open("timed", text, SAMPLINGS["greedy"], "")
     for is_timed, num_tokens in ((False, 1), (True, MOST)):
         text.append(8)

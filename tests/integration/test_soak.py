@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,7 @@ def test_memory_does_not_grow_with_the_jobs(
         num_slots=NUM_SLOTS, drafters={"model": draft_model("model", tiny_models["qwen2"], num_slots=8)}
     )
     began = time.perf_counter()
+    admitted: deque[str] = deque(maxlen=NUM_SLOTS)
     num_admitted = num_finished = num_cancelled = num_tokens = 0
     before: tuple[int, int] | None = None
     while num_finished + num_cancelled < NUM_JOBS:
@@ -70,8 +72,12 @@ def test_memory_does_not_grow_with_the_jobs(
             prepared, decided = some_job(engine, num_admitted, rng)
             engine.admit(prepared, decided)
             num_admitted += 1
+            admitted.append(prepared.job.job_id)
             if rng.random() < 0.01:
                 num_cancelled += engine.cancel(prepared.job.job_id)
+        for job_id in admitted:  # some have ended, and some run on beside them
+            if rng.random() < 0.2:
+                engine.redraft(job_id, rng.choice((None, "lookup", "model")), rng.choice((0, 2, 4)))
         for generation in engine.step().finished:
             num_finished += 1
             num_tokens += len(generation.token_ids)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.cost import BASE_CONTEXT, CostKind, CostPoint
+from alphaloop.cost_doubt import timing_variance
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings.model import WorkerSettings
 from worker.costs.shared_weights import timed_by
@@ -192,7 +193,16 @@ def calibrate(
         for shape in list(least):
             measure(shape)
     return [
-        CostPoint(s.drafter or None, s.batch, s.width, ms, NUM_PASSES * num_samples, s.context, s.kind)
+        CostPoint(
+            s.drafter or None,
+            s.batch,
+            s.width,
+            ms,
+            NUM_PASSES * num_samples,
+            s.context,
+            s.kind,
+            correction_variance=timing_variance(NUM_PASSES * num_samples),
+        )
         for s, ms in least.items()
     ]
 

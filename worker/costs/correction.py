@@ -1,88 +1,51 @@
-"""What real rounds say about calibrated costs: a device's speed now, and each shape's own part in it.
+"""What real rounds say about calibrated costs: a device's speed now, and how each shape differs from it.
 
-The logarithm of (time taken / time calibrated) of a round is taken apart into the level of what was timed, the target
-or one drafter, and a deviation of its shape. Shapes that are seldom decoded follow the level, so a device that slows
-down does not make them look cheap; shapes that were calibrated in a bad moment correct themselves by their deviation.
+The logarithm of (time taken / time calibrated) of a round has two parts: the level of what was timed, the target or one
+drafter, and a deviation of its shape. Shapes that are seldom decoded follow the level, so that a device that slows down
+does not make them look cheap. A shape that was calibrated in a bad moment is corrected by its deviation.
 
-Both are exponentially weighted medians that begin as if every round so far had agreed with what was known. So
+Level and deviations are exponentially weighted medians that begin as if every round so far had agreed with what was
+known. So
 
 - a disturbance of fewer rounds than the half-life moves neither beyond what undisturbed rounds show, however long
   those rounds took: its weight is below one half;
-- a lasting change is believed in full as soon as one half-life of rounds is exceeded.
+- a lasting change is followed in full as soon as it has lasted for one half-life of rounds.
 
-A mean has neither property: one round of ten seconds, or a clip so tight that learning takes hundreds of rounds.
+A mean has neither property: one round of ten seconds moves it, unless values are clipped so tightly that learning takes
+hundreds of rounds.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Hashable, Mapping
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from alphaloop.cost_doubt import LogEstimate
+from worker.costs.median import ExponentialMedian
 
 Shape = TypeVar("Shape", bound=Hashable)
 
-#: Values kept of a median, in half-lives: those before weigh 2^-5 of all together, and count as what was known first.
-_KEPT_HALF_LIVES: Final = 5
-
-
-class ExponentialMedian:
-    """Weighted median of a stream, where weights halve every `half_life` values; `first` stands for all before it."""
-
-    def __init__(self, half_life: int, first: float) -> None:
-        fade = 2 ** (-1 / half_life)
-        num_kept = _KEPT_HALF_LIVES * half_life
-        self._weights: Final = tuple(fade**age for age in range(num_kept + 1))
-        self._total: Final = 1 / (1 - fade)  # of an endless stream, and so of `first` and all values together
-        self._kept: deque[tuple[float, int]] = deque(maxlen=num_kept)
-        self._ordered: list[tuple[float, int]] = []
-        self._first = self._value = first
-        self.num_values = 0
-
-    def add(self, value: float) -> None:
-        """The newest value."""
-        if len(self._kept) == self._kept.maxlen:
-            del self._ordered[bisect_left(self._ordered, self._kept[0])]
-        self._kept.append((value, self.num_values))
-        insort(self._ordered, self._kept[-1])
-        self.num_values += 1
-        self._value = self._median()
-
-    @property
-    def value(self) -> float:
-        """The least value up to which at least half of the weight lies."""
-        return self._value
-
-    def _median(self) -> float:
-        # A half-life of new values weighs exactly half: rounding must not put the change off by a round.
-        lacking = self._total / 2 - 1e-9
-        weights, newest, first = self._weights, self.num_values - 1, self._first
-        before, is_counted = self._total * weights[len(self._kept)], False
-        for value, number in self._ordered:
-            if not is_counted and value >= first:
-                is_counted, lacking = True, lacking - before
-                if lacking <= 0:
-                    return first
-            lacking -= weights[newest - number]
-            if lacking <= 0:
-                return value
-        return first
-
 
 class Correction(Generic[Shape]):
-    """The factors of one timed thing, the target's pass or one drafter's proposal.
+    """The corrections of one timed thing, the target's pass or one drafter's proposal, while its rounds come in.
 
-    `known` is the factor of each shape from an earlier life. A round's deviation is taken from the level as it stands
-    one half-life of rounds later, when the level has made up its mind about that round.
+    `known` is the correction of each shape from before. A round's deviation is taken from the level as it stands one
+    half-life of rounds later, because only then does the level show whether the device had changed.
     """
 
-    def __init__(self, half_life: int, known: Mapping[Shape, float]) -> None:
+    def __init__(self, half_life: int, known: Mapping[Shape, LogEstimate]) -> None:
         self._half_life = half_life
-        logs = {shape: math.log(factor) for shape, factor in known.items()}
-        first = sorted(logs.values())[len(logs) // 2] if logs else 0.0
-        self._level = ExponentialMedian(half_life, first)
-        self._deviations = {shape: ExponentialMedian(half_life, log - first) for shape, log in logs.items()}
+        means = sorted(estimate.mean for estimate in known.values())
+        first = means[len(means) // 2] if means else 0.0
+        # What all shapes are unsure of together is no more than what the surest of them is unsure of.
+        variance = min((estimate.variance for estimate in known.values()), default=0.0)
+        self._level = ExponentialMedian(half_life, first, variance)
+        self._deviations = {
+            shape: ExponentialMedian(half_life, estimate.mean - first, estimate.variance - variance)
+            for shape, estimate in known.items()
+        }
         self._pending: deque[tuple[Shape, float]] = deque()
 
     def observe(self, shape: Shape, ratio: float) -> None:
@@ -95,14 +58,33 @@ class Correction(Generic[Shape]):
             median = self._deviations.setdefault(settled, ExponentialMedian(self._half_life, 0.0))
             median.add(past - self._level.value)
 
-    @property
-    def level(self) -> float:
-        """How much slower than calibrated this is now, over all shapes."""
-        return math.exp(self._level.value)
+    def resume(self, level: LogEstimate, share: float) -> None:
+        """Rounds come again after a pause that left this much of the level; what shapes differ by stays.
 
-    def factor(self, shape: Shape) -> float:
-        """How much slower than calibrated this shape is now."""
-        return math.exp(self._level.value + self._deviation(shape))
+        `share` in (0, 1] says how much of its usual weight the level keeps against the rounds to come.
+        """
+        self._level = ExponentialMedian(self._half_life, level.mean, level.variance, share)
+        self._pending.clear()
+
+    @property
+    def level(self) -> LogEstimate:
+        """How much slower than calibrated this is, over all shapes."""
+        return LogEstimate(self._level.value, self._level.variance)
+
+    @property
+    def log_level(self) -> float:
+        """The same without its variance, which takes longer to work out."""
+        return self._level.value
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the level is what its own rounds say, rather than what was known before them."""
+        return self._level.first_share < 0.5
+
+    def deviation(self, shape: Shape) -> LogEstimate:
+        """How much slower than the level this shape is."""
+        median = self._deviations.get(shape)
+        return LogEstimate(0.0, 0.0) if median is None else LogEstimate(median.value, median.variance)
 
     def num_rounds(self, shape: Shape) -> int:
         """Rounds nearest to this shape that its deviation rests on."""

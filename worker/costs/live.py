@@ -1,4 +1,4 @@
-"""The costs that decisions rest on: calibrated, corrected by every round, stored from time to time."""
+"""The costs that decisions rest on: calibrated, corrected by every round, and doubtful where a drafter is not used."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Final
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.cost_doubt import LogEstimate
 from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.costs.calibration import calibrate, plan
-from worker.costs.correction import Correction
+from worker.costs.fading import FadingCorrection, Moment
 from worker.costs.shared_weights import timed_by, with_shared_weights
 from worker.engine import Engine, Step
 
@@ -22,6 +23,13 @@ log = logging.getLogger(__name__)
 
 #: A correction that moved by less is not worth a write.
 _NEWS: Final = math.log(1.01)
+#: A standard deviation that moved by less neither.
+_DOUBT_NEWS: Final = 0.02
+#: Corrections that rest on new rounds are stored at least so often, though they did not move: after a restart they are
+#: as doubtful as they are old.
+_STORED_EVERY_S: Final = 600.0
+#: A table is as doubtful as it was when it was made; after so long without a step it is made again.
+_TABLE_LASTS_S: Final = 10.0
 #: Contexts are told apart by so many tokens: what a pass looks back on moves its time little, and grows every round.
 _CONTEXT_STEP: Final = 64
 #: Steps that wait to be learned from at most. Together, and between two decisions rather than between two passes, each
@@ -35,8 +43,9 @@ class LiveCosts:
     """Measured points and what real rounds make of them. One thread owns it; `level` may be read from others.
 
     Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old.
-    `save` is called with every point whenever a correction has moved by a hundredth, at most every `save_every_s`.
-    Drafters named in `timed` have the times of the other one, corrections included (kin_costs.py).
+    `save` is called with every point whenever a correction or its doubt has moved, at most every `save_every_s`.
+    Drafters named in `timed` have the times of the other one, corrections included (shared_weights.py). `clock` tells
+    seconds from any beginning.
     """
 
     def __init__(
@@ -52,75 +61,84 @@ class LiveCosts:
         self._timed = dict(timed or {})
         points = [point for point in points if point.drafter not in self._timed]
         self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
-        self._points = tuple(points)
-        self._saved = self._points
+        self._points = self._saved = tuple(points)
         self._save, self._save_every_s, self._clock = save, save_every_s, clock
-        self._due = clock() + save_every_s
+        self._saved_at = clock()
+        self._due = self._saved_at + save_every_s
+        self._num_rounds = 0  # of the target
+        self._has_learned = False  # since the last save
         self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
         self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
         self._corrections = {
-            part: Correction(half_life, {point: point.correction for point in measured})
+            part: FadingCorrection(
+                half_life,
+                {point: LogEstimate(math.log(point.correction), point.correction_variance) for point in measured},
+                self._now(),
+            )
             for part, measured in self._by_part.items()
         }
-        self._waiting: list[Step] = []
+        self._waiting: list[tuple[float, Step]] = []  # with the clock's seconds
         self._table: CostTable | None = None
+        self._table_at = 0.0
 
     @property
     def parts(self) -> tuple[str | None, ...]:
-        """What was timed: None, the target, and the names of drafters, of kin one."""
+        """What was timed: None, the target, and the names of drafters; of those with the same weights one."""
         return tuple(self._corrections)
 
     def level(self, part: str | None) -> float:
         """How much slower than calibrated the target or a drafter is now."""
-        return self._corrections[part].level
+        return self._corrections[part].level(self._now(), self._towards(part)).factor
 
     @property
     def table(self) -> CostTable:
         """The costs as they are now."""
         self._learn_from_waiting()
-        if self._table is None:
+        if self._table is None or self._clock() - self._table_at >= _TABLE_LASTS_S:
             self._table = CostTable(with_shared_weights(self._corrected(), self._timed))
+            self._table_at = self._clock()
         return self._table
 
     def observe(self, step: Step) -> None:
-        """Learn from a step. What is no draft belongs to the target's pass: a round takes that too, whatever its mode.
+        """Learn from a step. What is not the draft's time counts for the target's pass: a vanilla round takes it too.
 
-        A step that reads prompts beside a round is left out: the one cannot be told from the other.
+        A step that reads prompts beside a round is left out, because the one cannot be told from the other.
         """
         if step.batch == 0 or step.verify_s <= 0 or (step.num_prefill_tokens and step.num_positions):
             return
-        self._waiting.append(step)
+        self._waiting.append((self._clock(), step))
         if len(self._waiting) >= _MOST_WAITING:
             self._learn_from_waiting()
 
     def _learn_from_waiting(self) -> None:
         if self._waiting:
             self._table = None
-        for step in self._waiting:
-            self._learn_from(step)
+        for at_s, step in self._waiting:
+            self._num_rounds += not step.num_prefill_tokens
+            self._learn_from(step, Moment(at_s, self._num_rounds))
         self._waiting.clear()
 
-    def _learn_from(self, step: Step) -> None:
+    def _learn_from(self, step: Step, at: Moment) -> None:
         if step.num_prefill_tokens:
-            self._learn(CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
+            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
             return
         # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
         mean_width = step.num_positions / step.batch if step.num_positions else step.width
         context = step.context - step.context % _CONTEXT_STEP
-        self._learn(CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
+        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s > 0:
-            self._learn_from_draft(step, self._timed.get(step.drafter, step.drafter), context)
+            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
 
-    def _learn_from_draft(self, step: Step, part: str, context: int) -> None:
+    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
         if not step.num_draft_prefill_tokens:
-            self._learn(CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
             return
         # A prompt is measured up to its first token, which is the first of these drafts.
         first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
         if first is not None and all_of_them is not None and step.width > 1:
             seconds = step.draft_s - (all_of_them - first) / 1000
             if seconds > 0:
-                self._learn(CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
 
     def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
         """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
@@ -128,28 +146,31 @@ class LiveCosts:
         return None if ms is None else ms * self.level(part)
 
     def save_when_due(self) -> bool:
-        """Store corrections that moved; a database that is away is tried again later. True if something was stored."""
+        """Store corrections if there is news; a database that is away is tried again later. True if it was stored."""
         if self._clock() < self._due:
             return False
         self._due = self._clock() + self._save_every_s
         return self.save()
 
     def save(self) -> bool:
-        """Store corrections that moved since the last time."""
+        """Store corrections if rounds have moved them since the last time; fading alone is no news."""
         self._learn_from_waiting()
         points = self._corrected()
-        moved = [abs(math.log(now.correction / then.correction)) for now, then in zip(points, self._saved, strict=True)]
-        if max(moved, default=0.0) < _NEWS:
+        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
+        if not self._has_learned or not (is_old or any(map(_is_news, points, self._saved))):
             return False
         try:
             self._save(with_shared_weights(points, self._timed))
         except StoreError as error:
             log.warning("corrected costs not stored: %s", error.message, extra={"action": "costs_not_saved"})
             return False
-        self._saved = points
+        self._saved, self._saved_at, self._has_learned = points, self._clock(), False
         return True
 
-    def _learn(self, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float) -> None:
+    def _learn(
+        self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
+    ) -> None:
+        self._has_learned = True
         shape = (kind, part, batch, width, context)
         if shape not in self._known:
             if len(self._known) >= _MOST_KNOWN:
@@ -157,7 +178,7 @@ class LiveCosts:
             self._known[shape] = self._calibrated_for(*shape)
         if (known := self._known[shape]) is not None:
             nearest, ms = known
-            self._corrections[part].observe(nearest, 1000 * seconds / ms)
+            self._corrections[part].observe(nearest, 1000 * seconds / ms, at, self._towards(part))
 
     def _calibrated_for(
         self, kind: CostKind, part: str | None, batch: int, width: float, context: int
@@ -180,12 +201,30 @@ class LiveCosts:
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
     def _corrected(self) -> tuple[CostPoint, ...]:
-        return tuple(self._correct(point) for point in self._points)
+        now, found = self._now(), {}
+        for part, points in self._by_part.items():
+            found[part] = self._corrections[part].estimates(points, now, self._towards(part))
+        return tuple(self._correct(point, found[point.drafter][point]) for point in self._points)
 
-    def _correct(self, point: CostPoint) -> CostPoint:
-        correction = self._corrections[point.drafter]
-        num_rounds = point.num_corrections + correction.num_rounds(point)
-        return replace(point, correction=correction.factor(point), num_corrections=num_rounds)
+    def _correct(self, point: CostPoint, estimate: LogEstimate) -> CostPoint:
+        num_rounds = point.num_corrections + self._corrections[point.drafter].num_rounds(point)
+        return replace(
+            point, correction=estimate.factor, correction_variance=estimate.variance, num_corrections=num_rounds
+        )
+
+    def _now(self) -> Moment:
+        return Moment(self._clock(), self._num_rounds)
+
+    def _towards(self, part: str | None) -> float | None:
+        """ln(the level) that a drafter fades towards while it is not used; None for the target."""
+        if part is None:
+            return None
+        return self._corrections[None].log_level if None in self._corrections else 0.0
+
+
+def _is_news(now: CostPoint, then: CostPoint) -> bool:
+    has_moved = abs(math.log(now.correction / then.correction)) >= _NEWS
+    return has_moved or abs(math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)) >= _DOUBT_NEWS
 
 
 def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> LiveCosts:

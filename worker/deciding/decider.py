@@ -98,7 +98,7 @@ class Decider:
         lengths = self._evidence_cache.lengths(key.task, ["", *(drafter.name for drafter in drafters)], now)
         controls = self._evidence_cache.lengths(key.task, [""], now)
         context = question(key, jobs, task, lengths, control_jobs=controls.jobs, draw=self._rng.random())
-        context = with_conditions(context, self._engine, key, jobs, task, now)
+        context = replace(with_conditions(context, self._engine, key, jobs, task, now), now=now)
         inferred = [
             Group(len(group), {drafter.name: self._posterior(one, drafter, now) for drafter in drafters})
             for group, one in zip(groups, wanted, strict=True)

@@ -19,15 +19,14 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, JobTooLarge
 from alphaloop.messages import Job
 from worker.decoding import measuring
-from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.memory import available_bytes, pass_bytes
 from worker.decoding.network.slots import BLOCK
+from worker.decoding.open_drafters import OpenDrafters
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter
 from worker.decoding.rounds import Round, is_out_of_memory
 from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
-from worker.decoding.shared_weights import SharedWeightCounts
 from worker.decoding.target import Target
 from worker.engine import CacheMemory, EngineIdentity, Load, PreparedJob, Sampling, Step
 
@@ -43,6 +42,7 @@ class TransformersEngine:
         self._num_slots = num_slots
         self._max_cache_bytes = max_cache_bytes
         self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
+        self._open_drafters = OpenDrafters(self._drafters)
         self._shadows = Shadows(self._drafters)
         self._running: list[Sequence] = []
         # Sequences that memory had no room for after all: they go on, behind their own text, when others have ended.
@@ -75,10 +75,13 @@ class TransformersEngine:
         return prepared
 
     def has_room(self, prepared: PreparedJob) -> bool:
-        """Whether a slot and the memory for the whole of this job are free beside what runs."""
-        if not self.load().num_free:
+        """Whether a slot and the memory for the whole of this job are free beside what runs.
+
+        Sequences that memory had no room for go on before any job is admitted.
+        """
+        if not self.load().num_free or self._parked:
             return False
-        others = [sequence.num_positions for sequence in (*self._running, *self._parked)]
+        others = [sequence.num_positions for sequence in self._running]
         longest = max((_num_positions(prepared), *others))
         return self._cache.num_bytes_with(len(others) + 1, longest) <= self._max_cache_bytes
 
@@ -86,32 +89,45 @@ class TransformersEngine:
         """Take a sequence in; the next steps read its prompt."""
         if not self.has_room(prepared):
             raise DecodeFailed(f"no room for another of {self._num_slots} slots", hint="ask has_room() before admit()")
-        if decision.drafter is not None and decision.drafter not in self._drafters:
-            raise DecodeFailed(f"expected a drafter of {sorted(self._drafters)}, found {decision.drafter!r}")
-        sequence = Sequence(prepared, decision, self._target, self._cache.acquire())
-        sequence.marks = self._shadows.marks(sequence.task)
-        self._open_drafter(sequence)
-        drafter = self._drafters.get(decision.drafter or "")
-        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.shared_weights:
-            sequence.shared_weights = SharedWeightCounts(drafter.shared_weights, drafter.min_probability)
+        drafter = self._open_drafters.state(decision.drafter)
+        sequence = Sequence(prepared, self._target, self._cache.acquire())
+        sequence.redraft(drafter, decision.num_draft_tokens)
+        self._shadows.begin(sequence)
         self._running.append(sequence)
+
+    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
+        """From its next round on a sequence drafts with `drafter`, at most `num_draft_tokens` tokens a round.
+
+        None closes its drafter, k = 0 pauses it, another drafter closes the one before. Where memory is short for
+        opening a drafter, the sequence decodes vanilla until the next call. Nothing happens if the job is not here.
+        Raises DecodeFailed for a drafter that is not loaded.
+        """
+        wanted = self._open_drafters.state(drafter)
+        for sequence in (*self._running, *self._parked):
+            if sequence.job_id == job_id:
+                self._open_drafters.redraft(sequence, wanted, num_draft_tokens)
 
     def step(self) -> Step:
         """One round for every admitted sequence. Raises DecodeFailed, after which `abandon` empties the engine.
 
-        Where memory runs out, half of the sequences leave their slots and go on later: no job is lost by it.
+        No job is lost where memory runs out. If a drafter took the last of it, that drafter's sequences decode vanilla
+        until the next `redraft`. Otherwise half of the sequences leave their slots and go on later.
         """
         began = time.perf_counter()
         self._unpark()
+        self._open_drafters.open_due(self._running, self.memory)
         batch = list(self._running)
         round_ = Round(self._target, self._drafters, self._cache, batch)
         try:
             with torch.inference_mode():
                 round_.run()
         except Exception as error:  # whatever it is, it must not end the worker
-            if not is_out_of_memory(error) or len(batch) < 2:
+            if is_out_of_memory(error) and round_.proposing is not None:
+                self._open_drafters.do_without(round_.proposing, (*self._running, *self._parked))
+            elif is_out_of_memory(error) and len(batch) > 1:
+                self._make_room(batch)
+            else:
                 raise DecodeFailed(f"a step over {len(batch)} sequences failed: {error}") from error
-            self._make_room(batch)
         deltas = tuple(delta for sequence in batch if (delta := sequence.take_delta()))
         finished = [sequence for sequence in batch if sequence.finish_reason]
         for sequence in finished:
@@ -123,11 +139,14 @@ class TransformersEngine:
         generations = [sequence.generation() for sequence in finished]
         # Behind the clock: the cost of a round must not depend on what is learned beside it.
         scored = [
-            replace(generation, shadows=(*generation.shadows, *self._shadows.score(sequence)))
+            replace(generation, shadows=(*generation.shadows, *self._shadows.end(sequence)))
             for sequence, generation in zip(finished, generations, strict=True)
         ]
+        for sequence in finished:
+            self._open_drafters.remember(sequence)
+        self._shadows.advance()
         shadow_s = time.perf_counter() - began - wall_s
-        return replace(round_.report(tuple(scored), deltas, wall_s), shadow_s=shadow_s if scored else 0.0)
+        return replace(round_.report(tuple(scored), deltas, wall_s), shadow_s=shadow_s)
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
@@ -135,6 +154,8 @@ class TransformersEngine:
             if sequence.job_id == job_id:
                 self._drop(sequence)
                 self._cache.close_gaps(self._running)
+                self._shadows.cancel(sequence)
+                self._open_drafters.remember(sequence)
                 return True
         return False
 
@@ -142,9 +163,9 @@ class TransformersEngine:
         """Drop every sequence, and the caches' memory with them."""
         self._running, self._parked = [], []
         self._most_running = self._num_slots
+        self._shadows.clear()
         self._cache.clear()
-        for drafter in self._drafters.values():
-            drafter.clear()
+        self._open_drafters.clear()
 
     def load(self) -> Load:
         """How full the engine is."""
@@ -152,7 +173,7 @@ class TransformersEngine:
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads the device's state: 0.3 ms on a CPU."""
-        drafts = self._draft_models()
+        drafts = self._open_drafters.draft_models
         return CacheMemory(
             free=available_bytes(self._target.device),
             held=self._cache.num_bytes + sum(draft.num_cache_bytes for draft in drafts.values()),
@@ -168,7 +189,7 @@ class TransformersEngine:
         shortest = min((len(job.token_ids) for job in jobs), default=0)
         return {
             name: f"prompts of {shortest} tokens, as it reads {draft.context_length}"
-            for name, draft in self._draft_models().items()
+            for name, draft in self._open_drafters.draft_models.items()
             if draft.state.num_read(shortest) >= draft.context_length
         }
 
@@ -184,36 +205,29 @@ class TransformersEngine:
             return measuring.measure_target_prefill_ms(self._target, num_tokens, num_samples)
         return measuring.measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
 
-    def _draft_models(self) -> dict[str, DraftModelDrafter]:
-        return {name: one for name, one in self._drafters.items() if isinstance(one, DraftModelDrafter)}
-
     def _drop(self, sequence: Sequence) -> None:
         if sequence in self._parked:
             self._parked.remove(sequence)
         else:
             self._running.remove(sequence)
             self._cache.release(sequence.slot)
-        if sequence.drafter is not None:
-            self._drafters[sequence.drafter].close(sequence.job_id)
+        self._open_drafters.close(sequence)
         if not self._running and not self._parked:
             self._most_running = self._num_slots
 
     def _make_room(self, batch: list[Sequence]) -> None:
         """Have the younger half of a batch that memory was too small for leave its slots."""
-        for model in (self._target.model, *(draft.model for draft in self._draft_models().values())):
+        for model in (self._target.model, *(draft.model for draft in self._open_drafters.draft_models.values())):
             model.give_back()
         half = (len(batch) + 1) // 2
         for sequence in batch:
             # Nobody knows what a drafter lost when memory ran out: it is opened again, and reads the text again.
-            if sequence.drafter is not None:
-                self._drafters[sequence.drafter].close(sequence.job_id)
+            self._open_drafters.close(sequence)
         for sequence in batch[half:]:
             self._running.remove(sequence)
             self._cache.release(sequence.slot)
         self._parked += batch[half:]
         self._most_running = half
-        for sequence in batch[:half]:
-            self._open_drafter(sequence)
         self._cache.close_gaps(self._running)
         try:
             self._cache.trim()
@@ -225,12 +239,7 @@ class TransformersEngine:
         while self._parked and len(self._running) < self._most_running:
             sequence = self._parked.pop(0)
             sequence.slot = self._cache.acquire()
-            self._open_drafter(sequence)
             self._running.append(sequence)
-
-    def _open_drafter(self, sequence: Sequence) -> None:
-        if sequence.drafter is not None:
-            self._drafters[sequence.drafter].open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
 
 
 def _num_positions(prepared: PreparedJob) -> int:

@@ -53,13 +53,16 @@ class Drafter(Protocol):
         """Its name, revision and longest draft."""
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
-        """A sequence begins; `text` is its prompt, a live list that grows with every round."""
+        """A sequence wants drafts from now on, from its beginning or from the middle of its output.
+
+        `text` is its prompt and its output so far, a live list that grows with every round.
+        """
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal an ask, in order."""
 
     def close(self, job_id: str) -> None:
-        """A sequence has ended; nothing happens if it was never opened."""
+        """A sequence has ended, or drafts with another drafter; nothing happens if it was never opened."""
 
     def clear(self) -> None:
         """Forget every sequence, whatever state a failed round left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,7 +13,7 @@ from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.prefixes import copy_beginnings, who_waits
-from worker.decoding.proposal import NOTHING, Drafter, Proposal
+from worker.decoding.proposal import NOTHING, Ask, Drafter, Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.target import Target
 from worker.decoding.verification.verdicts import verdicts
@@ -39,6 +40,11 @@ class Round:
         self._draft_s = self._verify_s = 0.0
         self._context = 0
         self._drafter: str | None = None
+        self._tokens_by_job = {sequence.job_id: 0 for sequence in batch}
+        self._proposed_by_job: dict[str, int] = {}
+        self._drafting: tuple[str, ...] = ()
+        #: Name of the drafter that is proposing: where `run` raises, the one that failed.
+        self.proposing: str | None = None
 
     def run(self) -> None:
         """Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say."""
@@ -48,9 +54,11 @@ class Round:
         copy_beginnings(cache, self._unread(), self._batch)
         began = time.perf_counter()
         pending = [sequence for sequence in self._batch if self._num_unread(sequence) == 1]
-        proposals = self._propose(pending)
+        asks = {sequence.job_id: sequence.ask() for sequence in pending}
+        proposals = self._propose(pending, asks)
         proposed = time.perf_counter()
         reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
+        self._proposed_by_job = {job_id: len(one.tokens) for job_id, one in proposals.items() if one.tokens}
         prompts = self._prompts()
         reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
         ended = [sequence for sequence, _, is_last in prompts if is_last]
@@ -64,9 +72,10 @@ class Round:
         # Texts that were read to their end first: to keep drafts may fail, and nothing would ever read these again.
         for (sequence, proposal), verdict in reversed(list(zip(asked, settled, strict=True))):
             if self._num_unread(sequence):
-                sequence.is_first_drafted |= not sequence.counts.rounds
+                sequence.is_first_drafted |= not sequence.has_begun
                 cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
-            sequence.take(proposal, verdict)
+            num_emitted = sequence.take(proposal, verdict, asks.get(sequence.job_id))
+            self._tokens_by_job[sequence.job_id] = num_emitted
         self._width = max((len(read.token_ids) for read in reads[: len(pending)]), default=0)
         self._num_positions = sum(len(read.token_ids) for read in reads[: len(pending)])
         self._num_prefilled = sum(len(tokens) for _, tokens, _ in prompts)
@@ -89,6 +98,9 @@ class Round:
             num_prefill_tokens=self._num_prefilled,
             num_draft_prefill_tokens=self._num_draft_read,
             drafter=self._drafter,
+            tokens_by_job=self._tokens_by_job,
+            proposed_by_job=self._proposed_by_job,
+            drafting=self._drafting,
         )
 
     def _num_unread(self, sequence: Sequence) -> int:
@@ -98,21 +110,24 @@ class Round:
         """Those whose slot lacks more than the last token."""
         return [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
 
-    def _propose(self, pending: list[Sequence]) -> dict[str, Proposal]:
-        """A proposal for each sequence whose slot lacks the last token only."""
+    def _propose(self, pending: list[Sequence], asks: Mapping[str, Ask | None]) -> dict[str, Proposal]:
+        """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id."""
         proposals = {sequence.job_id: NOTHING for sequence in pending}
-        for name, drafter in self._drafters.items():
-            asks = [
-                ask
-                for sequence in pending
-                if sequence.drafter == name and (ask := sequence.ask(len(self._batch))).num_tokens > 0
-            ]
-            if asks:
-                answers = drafter.propose(asks)
-                self._num_draft_read += sum(answer.num_read for answer in answers)
-                proposals |= {ask.job_id: answer for ask, answer in zip(asks, answers, strict=True)}
-        used = {sequence.drafter for sequence in pending}
+        drafting = {sequence.job_id: sequence.drafting for sequence in pending}
+        by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
+        for job_id, drafter in drafting.items():
+            ask = asks[job_id]
+            if drafter is not None and ask is not None and ask.num_tokens > 0:
+                by_drafter[drafter.name].append(ask)
+        for name, wanted in by_drafter.items():
+            self.proposing = name
+            answers = self._drafters[name].propose(wanted)
+            self._num_draft_read += sum(answer.num_read for answer in answers)
+            proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
+        self.proposing = None
+        used = {None if drafter is None else drafter.name for drafter in drafting.values()}
         self._drafter = used.pop() if len(used) == 1 else None
+        self._drafting = tuple(job_id for job_id, drafter in drafting.items() if drafter is not None)
         return proposals
 
     def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
 from worker.decoding.proposal import Ask, Proposal
+from worker.decoding.round_counts import RoundCounts
 from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.shared_weights import SharedWeightCounts
+from worker.decoding.shared_weights import SharedWeightCounts, merged
 from worker.decoding.target import Target
 from worker.decoding.text import TextStream
 from worker.decoding.verification.chain import Verdict
@@ -23,7 +22,7 @@ from worker.engine import Generation, PreparedJob, TokenDelta
 class Sequence:
     """One admitted job. Its slot lags behind its text: by the prompt at first, later by the last token alone."""
 
-    def __init__(self, prepared: PreparedJob, decision: Decision, target: Target, slot: int) -> None:
+    def __init__(self, prepared: PreparedJob, target: Target, slot: int) -> None:
         self.job_id = prepared.job.job_id
         # A probe asked again would find its own answer among the task's earlier results.
         self.task = prepared.job.task if prepared.job.purpose is Purpose.TRAFFIC else ""
@@ -33,19 +32,15 @@ class Sequence:
         self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list
         self.num_prompt = len(self.text)
         self.choice = TokenChooser(self.job_id, self.sampling, self.num_prompt)
-        self.drafter = decision.drafter
-        self.marks: Mapping[str, int] = {}  #: worker.decoding.shadow
-        self.counts = AcceptanceCounts()
+        self.drafter: DrafterState | None = None  #: drafts for it, or is paused
+        self.num_draft_tokens = 0  #: most tokens that its next round may draft
+        self.is_open = False  #: its drafter holds it
+        self.counts = RoundCounts()
+        #: By drafter that was asked, the counts of those with the same weights.
+        self.shared_weights: dict[str, SharedWeightCounts] = {}
         #: Its first round could draft: of its prompt only the last token was left, the rest held by another slot.
         self.is_first_drafted = False
         self.finish_reason: Literal["stop", "length"] | None = None
-        self._num_draft_tokens = decision.num_draft_tokens
-        self._by_batch = decision.num_draft_tokens_by_batch
-        #: Most tokens that a round may draft.
-        self.longest_draft = max((decision.num_draft_tokens, *decision.num_draft_tokens_by_batch))
-        self.shared_weights: SharedWeightCounts | None = None  #: of drafters with the same weights as its own
-        self._num_asked = self._num_possible = 0
-        self._chances: list[int] = []
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
         self._stream = TextStream(target.decode, self.sampling.stop, is_live=self.is_streamed)
         self._num_deltas = 0
@@ -69,24 +64,47 @@ class Sequence:
         """Most tokens that the output may have."""
         return self.sampling.max_tokens
 
-    def ask(self, num_running: int) -> Ask:
-        """What it wants from its drafter while so many sequences share a pass.
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has put out a token."""
+        return self._first_token_s is not None
 
-        Never so many tokens that the round could pass the token limit.
+    @property
+    def drafting(self) -> DrafterState | None:
+        """The drafter that its next round belongs to; None where that round is vanilla."""
+        return self.drafter if self.num_draft_tokens > 0 else None
+
+    def redraft(self, drafter: DrafterState | None, num_draft_tokens: int) -> None:
+        """Draft with `drafter` from now on, so many tokens a round at most; whoever calls closes the one before."""
+        self.drafter = drafter
+        self.num_draft_tokens = 0 if drafter is None else min(num_draft_tokens, drafter.max_draft_tokens)
+
+    def has_drafted_throughout(self, drafter: str, num_draft_tokens: int) -> bool:
+        """Whether every round behind the prefill allowed `drafter` at least `num_draft_tokens`, and there was one."""
+        num_prefill_rounds = 0 if self.is_first_drafted else 1
+        return self.counts.has_drafted_throughout(drafter, num_draft_tokens, num_prefill_rounds=num_prefill_rounds)
+
+    def ask(self) -> Ask | None:
+        """What it wants from its drafter; None where its next round is vanilla.
+
+        Never so many tokens that the round could pass the token limit, so it may be none.
         """
-        room = self.num_positions - len(self.text) - 1
-        wanted = self._num_draft_tokens
-        if self._by_batch:
-            wanted = self._by_batch[min(num_running, len(self._by_batch)) - 1]
-        self._num_asked, self._num_possible = min(wanted, room), room
-        return Ask(self.job_id, self.text, self._num_asked, self.choice)
+        if self.drafting is None:
+            return None
+        return Ask(self.job_id, self.text, min(self.num_draft_tokens, self._room), self.choice)
 
-    def take(self, proposal: Proposal, verdict: Verdict) -> None:
-        """Append a round's tokens, its accepted drafts and the target's own, up to where the text ends.
+    @property
+    def _room(self) -> int:
+        """Most tokens that a round can draft without passing the token limit."""
+        return self.num_positions - len(self.text) - 1
 
-        The token that ends the text counts, tokens behind it are cropped: `counts.num_tokens` is always the number of
-        output tokens. An end token counts without being text. So does the token that completes a stop string.
+    def take(self, proposal: Proposal, verdict: Verdict, ask: Ask | None) -> int:
+        """Append a round's tokens, its accepted drafts and the target's own, up to where the text ends; how many.
+
+        The token that ends the text counts, tokens behind it are cropped: the counts' `num_tokens` is always the number
+        of output tokens. An end token counts without being text. So does the token that completes a stop string.
         """
+        room = self._room
         tokens = [*(proposal.tokens[index] for index in verdict.path), verdict.next_token]
         num_emitted = 0
         for token in tokens:
@@ -101,29 +119,42 @@ class Sequence:
                 self.finish_reason = "stop" if self._stream.finish() else "length"
             if self.finish_reason:
                 break
+        if ask is None or self.drafter is None:
+            self.counts.take_vanilla()
+        else:
+            self._count(self.drafter, ask, proposal, verdict, num_emitted=num_emitted, num_possible=room)
+        if self._first_token_s is None:
+            self._first_token_s = time.perf_counter() - self._admitted
+        return num_emitted
+
+    def _count(
+        self,
+        drafter: DrafterState,
+        ask: Ask,
+        proposal: Proposal,
+        verdict: Verdict,
+        *,
+        num_emitted: int,
+        num_possible: int,
+    ) -> None:
         depth = len(proposal.tokens) if proposal.parents is None else max(tree_depths(proposal.parents), default=0)
-        self.counts = self.counts.with_round(
-            depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
+        self.counts.take_drafted(
+            drafter,
+            self.num_draft_tokens,
+            num_asked=ask.num_tokens,
+            num_proposed=depth,
+            num_accepted=verdict.num_accepted,
+            num_emitted=num_emitted,
+            num_tested=verdict.num_tested,
         )
-        if self.shared_weights is not None:
-            self.shared_weights.take(
+        if (shared_weights := self.shared_weights.get(drafter.name)) is not None:
+            shared_weights.take(
                 proposal,
                 verdict.num_accepted,
                 num_emitted=num_emitted,
-                num_asked=self._num_asked,
-                num_possible=self._num_possible,
+                num_asked=ask.num_tokens,
+                num_possible=num_possible,
             )
-        self._count_chances(num_emitted)
-        if self._first_token_s is None:
-            self._first_token_s = time.perf_counter() - self._admitted
-
-    def _count_chances(self, num_emitted: int) -> None:
-        """One more for each position that was asked for with all before it accepted, as far as the text goes."""
-        reached = min(self._num_asked, num_emitted)
-        self._chances += [0] * (reached - len(self._chances))
-        for position in range(reached):
-            self._chances[position] += 1
-        self._num_asked = 0
 
     def charge(self, seconds: float, batch: int) -> None:
         """Add this sequence's share of a step."""
@@ -142,17 +173,20 @@ class Sequence:
         """The finished text and what it took."""
         if self.finish_reason is None or self._first_token_s is None:
             raise ValueError(f"{self.job_id} is still running")
+        drafted = self.counts.drafted
         return Generation(
             job_id=self.job_id,
             text=self._stream.text,
             token_ids=tuple(self.output),
             finish_reason=self.finish_reason,
             num_prompt_tokens=self.num_prompt,
-            counts=self.counts,
-            chances=tuple(self._chances),
+            counts=self.counts.total,
+            chances=self.counts.chances,
             time_to_first_token_s=self._first_token_s,
             wall_s=time.perf_counter() - self._admitted,
             device_s=self.device_s,
             batch_size=self._batch_size,
-            shadows=self.shared_weights.shadows() if self.shared_weights is not None else (),
+            shadows=merged(self.shared_weights.values(), apart_from={one.drafter for one in drafted}),
+            drafted=drafted,
+            num_vanilla_rounds=self.counts.num_vanilla_rounds,
         )

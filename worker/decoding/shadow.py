@@ -1,7 +1,8 @@
-"""Scoring look-up on texts that it did not decode, or decoded with shorter drafts than it could have.
+"""Scoring look-up on texts that it does not decode, or decodes with shorter drafts than it could.
 
-A finished text is read again as look-up would have decoded it, in virtual rounds: it proposes behind what stands so
-far, the proposal is compared with the tokens that really follow, and the text goes on by those that agree and one more.
+While a text is being written it is read again as look-up would have decoded it, in virtual rounds (virtual_rounds.py):
+look-up proposes behind what stands so far, the proposal is compared with the tokens that really follow, and the text
+goes on by those that agree and one more.
 
 Why these counts have exactly the distribution of a real run's. Look-up's proposal follows from the text before it, and
 its q is one-hot: a proposed x is accepted with probability p(x), and after a rejection the target's token is drawn from
@@ -16,8 +17,13 @@ One edge. What look-up remembers of a task is taken as it was when the job began
 it runs. The first round of a prompt whose last piece is a single token can draft, in virtual rounds as in real ones:
 how a prompt is read depends on the slots beside it, not on the drafter.
 
-A text that look-up itself decoded at a smaller k is scored at its longest: whether more would pay is known without
-trying. That score says all that the run's own counts say, so it takes their place as evidence (`Outcome.evidence`).
+A text that look-up itself decoded in some rounds only, or at a smaller k, is scored at its longest: whether more would
+pay is known without trying. That score says all that the run's own counts say, so it takes their place as evidence
+(`Outcome.evidence`). While look-up drafts in every round as far as it can, there is nothing to score.
+
+Between two rounds the readings go on for `ADVANCE_S` at most, so a text that ends has a few virtual rounds left, and
+its result waits for those alone: half a millisecond. Only a prompt that is long and an output that is short, or a
+look-up that is paused for the first time just before the end, leave more.
 
 What it does not give: times. And it holds for look-up only. To score a draft model its passes would have to be run,
 which is the cost that is in question; and where its q is not one-hot, equality with the text understates it: then it is
@@ -30,45 +36,45 @@ look-up has probes of its own.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
-from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import Drafter, Proposal
+from worker.decoding.proposal import Drafter
 from worker.decoding.sampling.randomness import key_of
-from worker.decoding.verification.tree import tree_depths
+from worker.decoding.virtual_rounds import VirtualRounds
 from worker.engine import ShadowCounts
 
-#: Output tokens of a text in which a virtual round may begin. Bounds what one text takes: 10 to 30 ms.
-MAX_TOKENS: Final = 512
+#: Most that readings may take between two rounds, in seconds.
+ADVANCE_S: Final = 0.002
 #: What a job adds to the pace fades by this with every later one: the pace is that of the last hundred or so.
 FADING: Final = 0.99
 
 
-class FinishedText(Protocol):
+class RunningText(Protocol):
     """What scoring needs of a sequence."""
 
     job_id: str
     task: str  #: empty for jobs that are no traffic
-    text: list[int]
+    text: list[int]  #: prompt and output so far
     num_prompt: int
-    drafter: str | None
-    longest_draft: int  #: most tokens that it was allowed to draft in a round
     is_first_drafted: bool  #: its first round was no prefill
-    marks: Mapping[str, int]  #: what `Shadows.marks` returned when it began
+    finish_reason: Literal["stop", "length"] | None  #: None while it runs
     device_s: float  #: what decoding it took
 
     @property
     def max_tokens(self) -> int:
         """Most tokens that the output may have."""
 
+    def has_drafted_throughout(self, drafter: str, num_draft_tokens: int) -> bool:
+        """Whether every round behind the prefill allowed `drafter` at least `num_draft_tokens`, and there was one."""
+
 
 @dataclass(slots=True)
 class Pace:
-    """What decoding and scoring took of late, and so how many texts may be scored. Seconds."""
+    """What decoding and scoring took in the recent past, and so how many texts may be scored. Seconds."""
 
     jobs: float = 0.0
     device_s: float = 0.0
@@ -92,8 +98,39 @@ class Pace:
         self.num_scored, self.scoring_s = FADING * self.num_scored + 1, FADING * self.scoring_s + seconds
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """One text as one look-up drafter would decode it."""
+
+    sequence: RunningText
+    drafter: LookupDrafter
+    rounds: VirtualRounds
+    seconds: float = 0.0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the run's own counts say less."""
+        state = self.drafter.state
+        return not self.sequence.has_drafted_throughout(state.name, state.max_draft_tokens)
+
+    def take_round(self) -> bool:
+        """Count a round; False where none is left for now."""
+        sequence = self.sequence
+        return self.rounds.take_round(
+            sequence.text,
+            has_ended=sequence.finish_reason is not None,
+            is_first_drafted=sequence.is_first_drafted,
+        )
+
+    @property
+    def shadow(self) -> ShadowCounts:
+        """What was counted."""
+        state = self.drafter.state
+        return ShadowCounts(state.name, state.revision, state.max_draft_tokens, self.rounds.counts)
+
+
 class Shadows:
-    """Scores finished texts with look-up drafters as far as they did not decode them, within each one's share of time.
+    """Scores texts with look-up drafters as far as these do not decode them, within each one's share of time.
 
     Which texts are scored, where that is not all of them, is drawn by job_id at a chance that only earlier jobs settle:
     nothing about a text decides whether it counts.
@@ -103,109 +140,67 @@ class Shadows:
         self._drafters = drafters
         self._clock = clock
         self._paces: dict[str, Pace] = {}
+        self._readings: deque[_Reading] = deque()
 
-    def marks(self, task: str) -> dict[str, int]:
-        """How much of the task's results each drafter remembers when a sequence begins."""
-        return {name: drafter.num_remembered(task) for name, drafter in self._lookups()}
-
-    def score(self, ended: FinishedText) -> tuple[ShadowCounts, ...]:
-        """What each drafter would have been counted with; then the text is remembered where its task's results are."""
-        if not ended.task:
-            return ()
-        found = []
+    def begin(self, sequence: RunningText) -> None:
+        """Draw who scores a sequence that is admitted now, with what each drafter remembers of the task by now."""
+        if not sequence.task:
+            return
         for name, drafter in self._lookups():
-            pace = self._paces.setdefault(name, Pace())
-            pace.decoded(ended.device_s)
-            is_own = name == ended.drafter
-            if is_own and ended.longest_draft >= drafter.state.max_draft_tokens:
-                continue  # its own counts say as much
-            if _uniform(ended.job_id, name) < pace.share_to_score(drafter.shadow_share):
+            chance = self._pace(name).share_to_score(drafter.shadow_share)
+            if _uniform(sequence.job_id, name) < chance:
+                seen = sequence.text[: sequence.num_prompt]
+                propose = drafter.rereading(seen, sequence.task, drafter.num_remembered(sequence.task))
+                rounds = VirtualRounds(propose, seen, drafter.state.max_draft_tokens, sequence.max_tokens)
+                self._readings.append(_Reading(sequence, drafter, rounds))
+
+    def advance(self) -> None:
+        """Read on in the running texts, in turn, for at most ADVANCE_S and one round."""
+        began = now = self._clock()
+        for _ in range(len(self._readings)):
+            reading = self._readings[0]
+            while reading.is_needed and reading.take_round():
+                before, now = now, self._clock()
+                reading.seconds += now - before
+                if now - began >= ADVANCE_S:
+                    return
+            self._readings.rotate(-1)
+
+    def end(self, sequence: RunningText) -> tuple[ShadowCounts, ...]:
+        """What each drafter would have been counted with on a text that has ended."""
+        if not sequence.task:
+            return ()
+        for name, _ in self._lookups():
+            self._pace(name).decoded(sequence.device_s)
+        found = []
+        for reading in self._drop(sequence):
+            if reading.is_needed:
                 began = self._clock()
-                counts = _score(drafter, ended)
-                pace.scored(self._clock() - began)
-                found.append(ShadowCounts(name, drafter.state.revision, drafter.state.max_draft_tokens, counts))
-            if not is_own:  # else it has remembered the text
-                drafter.remember(ended.task, ended.text[ended.num_prompt :])
+                while reading.take_round():
+                    pass
+                found.append(reading.shadow)
+                self._pace(reading.drafter.state.name).scored(reading.seconds + self._clock() - began)
         return tuple(found)
+
+    def cancel(self, sequence: RunningText) -> None:
+        """Forget a sequence that does not end by itself."""
+        self._drop(sequence)
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self._readings.clear()
+
+    def _drop(self, sequence: RunningText) -> list[_Reading]:
+        dropped = [reading for reading in self._readings if reading.sequence is sequence]
+        for reading in dropped:
+            self._readings.remove(reading)
+        return dropped
+
+    def _pace(self, name: str) -> Pace:
+        return self._paces.setdefault(name, Pace())
 
     def _lookups(self) -> list[tuple[str, LookupDrafter]]:
         return [(name, one) for name, one in self._drafters.items() if isinstance(one, LookupDrafter)]
-
-
-def replay(
-    propose: Callable[[int], Proposal],
-    seen: list[int],
-    output: Sequence[int],
-    num_draft_tokens: int,
-    max_tokens: int,
-    *,
-    is_first_drafted: bool = False,
-) -> AcceptanceCounts:
-    """The counts of decoding `output` at k = `num_draft_tokens` with `propose`, which looks at `seen`.
-
-    `seen` is the prompt and grows to the text. `max_tokens` is the job's own limit: a round never proposes past it. The
-    round that ends the text is cropped like a real one; rounds that would begin behind MAX_TOKENS are left out. The
-    first round is the prefill, which gives a token without a proposal, unless `is_first_drafted`.
-    """
-    rounds: Counter[tuple[int, int, int, int]] = Counter()
-    num_done, num_output = 0, len(output)
-    if not is_first_drafted:
-        rounds[0, 0, 1, 0] = num_done = 1
-        seen.append(output[0])
-    while num_done < min(num_output, MAX_TOKENS):
-        room = min(num_draft_tokens, max_tokens - num_done - 1)
-        proposal = propose(room)
-        following = output[num_done : num_done + room + 1]
-        depth, num_accepted, num_tested = _agreement(proposal, following)
-        num_emitted = min(num_accepted + 1, len(following))
-        rounds[depth, num_accepted, num_emitted, num_tested] += 1
-        seen += following[:num_emitted]
-        num_done += num_emitted
-    counts = AcceptanceCounts()
-    for (depth, num_accepted, num_emitted, num_tested), times in rounds.items():
-        one = AcceptanceCounts().with_round(depth, num_accepted, num_emitted=num_emitted, num_tested=num_tested)
-        counts += _times(one, times)
-    return counts
-
-
-def _score(drafter: LookupDrafter, ended: FinishedText) -> AcceptanceCounts:
-    seen, output = ended.text[: ended.num_prompt], ended.text[ended.num_prompt :]
-    propose = drafter.rereading(seen, ended.task, ended.marks.get(drafter.state.name, 0))
-    k = drafter.state.max_draft_tokens
-    return replay(propose, seen, output, k, ended.max_tokens, is_first_drafted=ended.is_first_drafted)
-
-
-def _agreement(proposal: Proposal, following: Sequence[int]) -> tuple[int, int, int]:
-    """(depth of the proposal, tokens of it that follow, depths at which one was tried)."""
-    tokens = proposal.tokens
-    if proposal.parents is None:
-        num_agreeing = 0
-        for token, real in zip(tokens, following, strict=False):
-            if token != real:
-                break
-            num_agreeing += 1
-        return len(tokens), num_agreeing, min(len(tokens), num_agreeing + 1)
-    depths = tree_depths(proposal.parents)
-    parent, num_agreeing, num_tested = -1, 0, 0
-    # Siblings differ and children come behind their parents, so one walk finds the path.
-    for place, (token, of) in enumerate(zip(tokens, proposal.parents, strict=True)):
-        if of != parent:
-            continue
-        num_tested = num_agreeing + 1
-        if num_agreeing < len(following) and token == following[num_agreeing]:
-            parent, num_agreeing = place, num_agreeing + 1
-    return max(depths, default=0), num_agreeing, num_tested
-
-
-def _times(counts: AcceptanceCounts, times: int) -> AcceptanceCounts:
-    return AcceptanceCounts(
-        times * counts.rounds,
-        times * counts.num_empty_rounds,
-        times * counts.num_cropped,
-        tuple(times * count for count in counts.proposed),
-        tuple(times * count for count in counts.trials),
-        tuple(times * count for count in counts.accepts),
-    )
 
 
 def _uniform(job_id: str, drafter: str) -> float:

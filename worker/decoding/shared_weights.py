@@ -14,10 +14,11 @@ drawn, a block is verified as a whole (block.py): of a longer block a little mor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
-from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.proposal import Proposal
 from worker.engine import ShadowCounts
@@ -32,7 +33,7 @@ class SharedWeightDrafter:
 
 
 class SharedWeightCounts:
-    """Counts for `kin` of one sequence that a drafter with the gate `min_probability` decodes.
+    """Counts for `shared_weights` of the rounds of one sequence in which a drafter with that gate was asked.
 
     Kin that open further than the decoding drafter, but not always, are left out: how long their proposals are could be
     told of the doubtful ones only.
@@ -68,13 +69,30 @@ class SharedWeightCounts:
                 self._chances[one][position] += 1
 
     def shadows(self) -> tuple[ShadowCounts, ...]:
-        """What each of them would have been counted with, as far as it is known."""
+        """What each of them would have been counted with in these rounds, as far as it is known."""
         return tuple(
             ShadowCounts(
                 one.state.name, one.state.revision, one.state.max_draft_tokens, counts, tuple(self._chances[one])
             )
             for one, counts in self._counts.items()
         )
+
+
+def merged(rounds: Iterable[SharedWeightCounts], *, apart_from: Collection[str]) -> tuple[ShadowCounts, ...]:
+    """The rounds of one job, in which several drafters may have been asked, with one round for the prefill.
+
+    `apart_from`: the drafters that were asked, whose own counts say more. A drafter without a round is left out.
+    """
+    found: dict[str, ShadowCounts] = {}
+    for shadow in (shadow for one in rounds for shadow in one.shadows()):
+        if shadow.drafter in apart_from or not shadow.counts.rounds:
+            continue
+        if (before := found.get(shadow.drafter)) is None:
+            found[shadow.drafter] = replace(shadow, counts=PREFILL + shadow.counts)
+        else:
+            chances = tuple(map(sum, zip_longest(before.chances, shadow.chances, fillvalue=0)))
+            found[shadow.drafter] = replace(before, counts=before.counts + shadow.counts, chances=chances)
+    return tuple(found.values())
 
 
 def _closing(proposal: Proposal, gate: float) -> int | None:

@@ -1,4 +1,4 @@
-"""The reader of the `control` topic. Its consumer is its own, so that no buffer of jobs keeps a cancellation waiting."""
+"""The reader of the `control` topic. It has a consumer of its own, so that no cancellation waits behind jobs."""
 
 from __future__ import annotations
 

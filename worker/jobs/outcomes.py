@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from alphaloop.acceptance import EvidenceKey, prompt_bucket
+from alphaloop.acceptance import PREFILL, EvidenceKey, prompt_bucket
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import DecodingReport, Failure, Result, Status, Timings, Usage
+from alphaloop.messages import DecodingReport, Failure, Mode, Result, Status, Timings, Usage
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
@@ -30,6 +30,7 @@ def succeeded(
 ) -> Outcome:
     """The outcome of a decoded job, with its counts."""
     counts = generation.counts
+    run = _run(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
     result = Result(
         **_addressed(claimed, now),
         status=Status.SUCCEEDED,
@@ -47,12 +48,12 @@ def succeeded(
             device_s=generation.device_s,
         ),
         decoding=DecodingReport(
-            mode=decision.mode,
-            drafter=decision.drafter,
-            draft_revision=decision.draft_revision,
+            mode=Mode(run.mode),
+            drafter=run.key.drafter or None,
+            draft_revision=run.key.draft_revision or None,
             target_revision=identity.target_revision,
             engine=identity.engine,
-            num_draft_tokens=decision.num_draft_tokens,
+            num_draft_tokens=run.num_draft_tokens,
             reason=decision.reason.value,
             explanation=decision.explanation,
             rounds=counts.rounds,
@@ -64,9 +65,8 @@ def succeeded(
             batch_size=generation.batch_size,
         ),
     )
-    run = _run(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
     shadows = tuple(_shadow(run, counts) for counts in generation.shadows)
-    return _outcome(claimed, result, run, shadows)
+    return _outcome(claimed, result, run, (*shadows, *_drafted(run, generation)))
 
 
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
@@ -132,13 +132,15 @@ def _run(
     now: datetime,
     decode_batch_id: UUID | None,
 ) -> DecodeRun:
+    """The row of a job. It names the drafter that most rounds belong to; of several the first."""
     job, sampling = claimed.ready.job, claimed.ready.prepared.sampling
+    most = max(generation.drafted, key=lambda one: one.counts.rounds, default=None)
     key = EvidenceKey(
         task=job.task,
         segment=job.segment or "",
         target_revision=identity.target_revision,
-        drafter=decision.drafter or "",
-        draft_revision=decision.draft_revision or "",
+        drafter=most.drafter if most else "",
+        draft_revision=most.draft_revision if most else "",
         engine=identity.engine,
         sampling_bucket=sampling.bucket,
         prompt_bucket=prompt_bucket(generation.num_prompt_tokens),
@@ -147,8 +149,8 @@ def _run(
         key=key,
         decode_batch_id=decode_batch_id or uuid4(),
         purpose=job.purpose.value,
-        mode=decision.mode.value,
-        num_draft_tokens=decision.num_draft_tokens,
+        mode=(Mode.SPECULATIVE if most else Mode.VANILLA).value,
+        num_draft_tokens=most.num_draft_tokens if most else 0,
         reason=decision.reason.value,
         device=identity.device,
         counts=generation.counts,
@@ -175,3 +177,27 @@ def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
         num_output_tokens=run.num_tokens,
         decoded_at=run.decoded_at,
     )
+
+
+def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
+    """Evidence of the job's own drafters, each of its rounds alone, where the run's counts are of other rounds too.
+
+    A run's counts are one drafter's if that drafter had every round behind the prefill: then the run is the evidence,
+    as it is where nobody drafted. Otherwise each drafter's rounds stand under its own key, with their own chances and
+    one round for the prefill, which evidence leaves out again. So tokens a round and acceptance are of the rounds that
+    the drafter had, and the round that ended the text is censored as in any run. Which rounds those are is settled
+    before their tokens are known, by load or by lot, so they are the drafter's usual rounds. Not for a drafter that was
+    scored on the whole text, which says more.
+    """
+    drafted = generation.drafted
+    is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)
+    if is_whole or not run.is_evidence:
+        return []
+    scored = {shadow.drafter for shadow in generation.shadows if not shadow.chances}
+    return [
+        _shadow(
+            run, ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances)
+        )
+        for one in drafted
+        if one.drafter not in scored
+    ]

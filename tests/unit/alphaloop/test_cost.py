@@ -182,3 +182,23 @@ def test_a_drafter_that_stops_early_is_paid_for_its_longest_proposal() -> None:
     assert costs.round_ms("d", 8, THREE) == pytest.approx(40 + 30 + 2 * 3)
     assert costs.round_ms("d", 8, THREE, longest_proposed=3.0) == pytest.approx(15 + 30 + 2 * 3)
     assert costs.round_ms("d", 8, [0.0] * 9, longest_proposed=0.0) == pytest.approx(5 + 30)
+
+
+def test_the_components_of_a_round_add_up_to_it() -> None:
+    costs = table((None, 2, 1, 30.0), (None, 2, 9, 70.0), ("d", 2, 2, 1.0), ("d", 2, 9, 8.0)).rounds(2)
+    assert costs.components_ms("d", 4) == pytest.approx((4.0, 50.0))
+    found = costs.components_ms("d", 8, THREE, 2.5)
+    assert found is not None
+    assert sum(found) == costs.round_ms("d", 8, THREE, 2.5)
+    assert costs.components_ms("never measured", 4) is None
+
+
+def test_the_variance_of_a_cost_is_the_mean_over_the_rounds_that_were_timed() -> None:
+    points = [
+        CostPoint(None, 1, 1, 30.0, 5, correction_variance=0.01),
+        CostPoint(None, 1, 9, 38.0, 5, correction_variance=0.03),
+        CostPoint(None, 1, 64, 38.0, 5, 0, CostKind.PREFILL, correction_variance=9.0),
+        CostPoint("d", 1, 9, 2.0, 5, correction_variance=0.16),
+    ]
+    costs = CostTable(points).rounds(1)
+    assert [costs.variance(name) for name in (None, "d", "never measured")] == pytest.approx([0.02, 0.16, 0.0])

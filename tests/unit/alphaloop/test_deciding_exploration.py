@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.deciding.exploration import ExplorationBudget, control_due, loss, worth_trying
+from alphaloop.deciding.exploration import ExplorationBudget, Trial, control_due, loss, worth_trying
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.profile import Profile
 
 LIMITS = PolicyLimits()
+NOW = datetime(2026, 9, 1, tzinfo=UTC)
 VANILLA = Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0)
 
 
@@ -86,7 +88,70 @@ def test_what_the_choice_shows_of_its_kin_is_no_news() -> None:
     assert found is not None, "vanilla shows nothing of anybody"
 
 
-def test_a_drafter_given_up_is_looked_at_again_and_less_and_less_often() -> None:
+def test_a_drafter_that_may_have_become_cheaper_is_worth_a_trial() -> None:
+    posterior = inferred(0.5, 0.01)
+    sure = alternative("draft", 1, posterior, 48.0)
+    assert sure.speedup < 0.95
+    for cost_sd, is_tried in ((0.0, False), (0.02, False), (0.25, True)):
+        rival = sure._replace(cost_sd=cost_sd)
+        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, rich(), LIMITS, 1, 100.0)
+        assert (trial is not None) == is_tried
+
+
+def test_doubt_about_costs_is_resolved_by_one_job_and_doubt_about_acceptance_is_not() -> None:
+    # The same doubt, once about acceptance and once about costs.
+    posterior, certain = inferred(0.5, 0.5, own_sd=0.0), inferred(0.5, 0.0, own_sd=0.0)
+    by_tokens = alternative("draft", 1, posterior, 49.0)
+    sd = posterior.tokens_sd[1] * by_tokens.slope
+    by_costs = alternative("draft", 1, certain, 49.0)._replace(cost_sd=sd)
+    tried = [
+        worth_trying(VANILLA, [VANILLA, rival], {"draft": known}, rich(), LIMITS, 1, 100.0) is not None
+        for rival, known in ((by_tokens, posterior), (by_costs, certain))
+    ]
+    assert tried == [False, True]
+
+
+def test_a_drafter_is_rechecked_after_an_hour_however_few_the_jobs() -> None:
+    posterior = inferred(0.3, 0.02, jobs=4000.0)
+    rival = alternative("draft", 1, posterior, 42.0)
+
+    def trial(num_jobs: int, minutes: float, balance: float = 1e4) -> Trial | None:
+        budget = ExplorationBudget(balance=balance, accrued=balance, unseen={"draft": 0.0}, decided_at=NOW)
+        step = timedelta(minutes=minutes / num_jobs)
+        for number in range(1, num_jobs + 1):
+            budget = budget.after(1, 1e-6, LIMITS, is_cold=False, now=NOW + number * step)
+        return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
+
+    assert trial(5, 59.0) is None
+    found = trial(5, 61.0)
+    assert found is not None
+    assert found.why == "draft was not used for 5 jobs in 61 minutes"
+    assert trial(5, 61.0, balance=0.9 * found.loss) is None, "the budget is as before"
+    hopeless = alternative("draft", 1, posterior, 200.0)
+    budget = ExplorationBudget(balance=1e4, unseen={"draft": 5.0}, unseen_s={"draft": 1e5})
+    assert worth_trying(VANILLA, [VANILLA, hopeless], {"draft": posterior}, budget, LIMITS, 1, 100.0) is None
+
+
+def test_a_drafter_that_only_a_lower_cost_would_make_worthwhile_is_rechecked() -> None:
+    posterior = inferred(0.95, 0.001, k=1)
+    dear = alternative("draft", 1, posterior, 66.0)
+    budget = ExplorationBudget(balance=1e4, unseen={"draft": 1000.0})
+    for cost_sd, is_due in ((0.0, False), (0.099, True)):
+        rival = dear._replace(cost_sd=cost_sd)
+        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
+        assert (trial is not None) == is_due
+
+
+def test_using_a_drafter_ends_both_counts() -> None:
+    budget = ExplorationBudget(unseen={"draft": 3.0, "other": 2.0}, unseen_s={"draft": 60.0}, decided_at=NOW)
+    budget = budget.after(2, 10.0, LIMITS, is_cold=False, now=NOW + timedelta(seconds=30)).used("draft")
+    assert budget.unseen == {"draft": 0.0, "other": 4.0}
+    assert budget.unseen_s == {"draft": 0.0, "other": 30.0}
+    without_a_clock = budget.after(1, 10.0, LIMITS, is_cold=False)
+    assert without_a_clock.unseen_s == budget.unseen_s
+
+
+def test_a_drafter_given_up_is_rechecked_and_less_and_less_often() -> None:
     def interval(jobs: float) -> int:
         posterior = inferred(0.3, 0.02, jobs=jobs)
         rival = alternative("draft", 1, posterior, 42.0)

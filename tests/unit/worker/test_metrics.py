@@ -40,5 +40,5 @@ def test_the_level_of_costs_is_that_of_the_last_decision() -> None:
         costs.observe(Step((), (), 1, 1, 0.03, verify_s=0.03, context=256))
     assert costs.table.part_ms(None, 1, 1) == pytest.approx(30.0)
     assert abs((value(metrics, "alphaloop_cost_level", part="target") or 0) - 3.0) < 1e-9
-    assert value(metrics, "alphaloop_cost_level", part="lookup") == 1.0
+    assert value(metrics, "alphaloop_cost_level", part="lookup") == pytest.approx(1.0, abs=0.01)
     assert b"job" not in b"".join(line for line in generate_latest(metrics.registry).splitlines() if b"step_" in line)

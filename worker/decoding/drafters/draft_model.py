@@ -74,7 +74,7 @@ class DraftModelDrafter:
         return self._cache.num_bytes
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
-        """A sequence begins; its prompt is read when it first wants drafts."""
+        """Take a slot for a sequence; its text is read at its next proposal."""
         self._held[job_id] = Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
 
     def close(self, job_id: str) -> None:

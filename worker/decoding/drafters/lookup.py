@@ -24,7 +24,6 @@ class OpenText:
     """A sequence in flight."""
 
     text: Sequence[int]  #: prompt and output, the engine's own list
-    num_prompt_tokens: int
     index: SuffixIndex
     earlier: EarlierResults | None  #: None: this task's results are not remembered
     earlier_end: int | None = None  #: only results remembered before that many tokens were; None: all
@@ -73,24 +72,18 @@ class LookupDrafter:
         return self._state
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
-        """A sequence begins; `text` is its prompt, a live list that grows with every round."""
+        """The sequence wants drafts from now on; `text` is prompt and output, a live list that grows."""
         del sampling  # what followed before does not depend on it
         index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
-        self._open[job_id] = OpenText(text, len(text), index, self._earlier.get(task))
+        self._open[job_id] = OpenText(text, index, self._earlier.get(task))
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal an ask, in order."""
         return [self._open[ask.job_id].propose(ask.num_tokens, self._rule) for ask in asks]
 
     def close(self, job_id: str) -> None:
-        """A sequence has ended, finished or cancelled; where its task's results are remembered, its output is.
-
-        Half a result is as good as a whole one to look things up in: each of its tokens is the target's own. Prompts
-        are never remembered.
-        """
-        ended = self._open.pop(job_id, None)
-        if ended is not None and ended.earlier is not None:
-            ended.earlier.remember(ended.text[ended.num_prompt_tokens :])
+        """The sequence wants no more drafts from here; nothing happens if it was never opened."""
+        self._open.pop(job_id, None)
 
     def clear(self) -> None:
         """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""
@@ -113,11 +106,15 @@ class LookupDrafter:
         remembered when `num_remembered` was taken: not the text itself, nor what ended while it was written.
         """
         index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
-        opened = OpenText(text, len(text), index, self._earlier.get(task), num_remembered)
+        opened = OpenText(text, index, self._earlier.get(task), num_remembered)
         return lambda num_tokens: opened.propose(num_tokens, self._rule)
 
     def remember(self, task: str, output: Sequence[int]) -> None:
-        """Take in a result that others decoded, as `close` does with its own: what is remembered is all of a task's."""
+        """Take in the output of a sequence that has ended, finished or cancelled, whoever drafted for it.
+
+        Half a result is as good as a whole one to look things up in: each of its tokens is the target's own. Prompts
+        are never remembered. Without effect for tasks whose results are not remembered.
+        """
         if (earlier := self._earlier.get(task)) is not None:
             earlier.remember(output)
 

@@ -284,31 +284,93 @@ def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
     check(engine, finished, expected)
 
 
+@pytest.mark.parametrize("num_running", [1, 8])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_drafter_that_runs_out_of_memory_halves_the_batch_too(
+def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(
     engine: TransformersEngine,
     references: References,
     monkeypatch: pytest.MonkeyPatch,
     rng: random.Random,
     drafter: str,
+    num_running: int,
 ) -> None:
     expected = admit_eight(engine, references("llama"), rng)
+    drafting = [sequence.job_id for sequence in engine._running if sequence.drafting == engine._drafters[drafter].state]
+    for sequence in engine._running[::-1][: 8 - num_running]:
+        engine.cancel(sequence.job_id)
+        del expected[sequence.job_id]
+    if num_running == 1:
+        engine.redraft(drafting[0], drafter, 0)
+        (alone,) = expected
+        engine.redraft(alone, drafter, 3)
+        drafting = [alone]
     failing = engine._drafters[drafter]
-    propose = failing.propose
-    num_failures = 0
+    propose, num_failures = failing.propose, 0
 
     def small(asks: Any) -> Any:
         nonlocal num_failures
+        num_failures += 1
         if num_failures < 2:
-            num_failures += 1
             raise CAUSES["cuda"]
         return propose(asks)
 
     monkeypatch.setattr(failing, "propose", small)
-    finished, batches = finish(engine)
+    while not num_failures:
+        engine.step()
+    assert all(sequence.drafter is None for sequence in engine._running if sequence.job_id in drafting)
+    assert engine.load().num_running == len(engine._running) == num_running, "nobody left its slot"
+    finished, _ = finish(engine)
     check(engine, finished, expected)
-    assert num_failures == 2
-    assert batches[0] == 8 > batches[-1]
+    assert num_failures == 1, "nobody asked that drafter again"
+
+
+def test_a_draft_model_that_memory_has_no_room_for_is_not_opened(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of eight sequences are turned to a draft model in the middle; memory is left for one."""
+    endless = replace(GREEDY, logit_bias=((0, -1000.0),))
+    jobs = [engine.prepare(make_job(f"{number} ab", number), endless) for number in range(8)]
+    for job in jobs:
+        engine.admit(job, VANILLA)
+    engine.step()
+    longest = max(sequence.num_positions for sequence in engine._running)
+    memory = engine.memory()
+    share = memory.of_draft("model", 1, longest)
+    short = memory.left_for_drafts(8, longest, 4) - memory.free
+    turned = [job.job.job_id for job in jobs[:3]]
+    with monkeypatch.context() as patched:
+        patched.setattr("worker.decoding.engine.available_bytes", lambda device: share + share // 2 - short)
+        for job_id in turned:
+            engine.redraft(job_id, "model", 3)
+        assert engine.step().drafting == (turned[0],)
+        assert engine.step().drafting == (turned[0],), "the others stay vanilla"
+    engine.redraft(turned[1], "model", 3)
+    assert engine.step().drafting == tuple(turned[:2])
+    finished, _ = finish(engine)
+    check(engine, finished, expected_outputs(references("llama"), jobs))
+
+
+def test_jobs_wait_until_those_have_gone_on_that_memory_was_too_small_for(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    """A job that takes each slot as it comes free would keep them waiting for ever."""
+    expected = admit_eight(engine, references("llama"), rng)
+    model = engine._target.model
+
+    def failing(cache: Any, reads: Any) -> torch.Tensor:
+        raise CAUSES["cuda"]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "read", failing)
+        engine.step()
+    late = engine.prepare(make_job("late", 99), GREEDY)
+    finished: dict[str, Generation] = {}
+    while engine._parked:
+        assert not engine.has_room(late)
+        finished |= {generation.job_id: generation for generation in engine.step().finished}
+    assert engine.has_room(late) == (engine.load().num_free > 0)
+    rest, _ = finish(engine)
+    check(engine, finished | rest, expected)
 
 
 def test_a_job_that_waits_for_memory_can_be_cancelled(

@@ -36,6 +36,7 @@ def decode(
     drafter.open(job, text, GREEDY, task)
     text.extend(output)
     drafter.close(job)
+    drafter.remember(task, output)
 
 
 def proposed(drafter: LookupDrafter, text: list[int], task: str = "sql", num_tokens: int = 3) -> tuple[int, ...]:
@@ -89,21 +90,15 @@ def test_a_continuation_ends_where_the_earlier_result_ended() -> None:
     assert proposed(drafter, [10, 11, 12]) == (13,)
 
 
-def test_sequences_that_a_failed_round_left_behind_are_not_remembered() -> None:
-    drafter = sql_drafter()
-    text = [1]
-    drafter.open("broken", text, GREEDY, "sql")
-    text += [10, 11, 12, 13]
-    drafter.clear()
-    drafter.close("broken")
-    assert held(drafter) == ()
-
-
-def test_closing_twice_or_what_never_began_does_nothing() -> None:
+def test_a_sequence_that_is_closed_and_goes_on_is_remembered_once_it_ends() -> None:
+    """Another drafter may go on with it; closing twice, or what never began, does nothing."""
     drafter = sql_drafter()
     drafter.close("nobody")
-    decode(drafter, [1], [10, 11, 12, 13])
-    drafter.close("earlier")
+    drafter.open("job", [1, 10, 11, 12, 13], GREEDY, "sql")
+    drafter.close("job")
+    drafter.close("job")
+    assert held(drafter) == ()
+    drafter.remember("sql", [10, 11, 12, 13])
     assert held(drafter) == (13,)
 
 

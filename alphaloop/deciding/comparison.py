@@ -1,0 +1,68 @@
+"""How sure it is which of two alternatives is faster, and what trying one of them would resolve. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import hypot, sqrt
+from typing import NamedTuple
+
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.deciding.posterior import Posterior
+
+
+def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str, Posterior]) -> float:
+    """Standard deviation of ln(speed-up of one / speed-up of other).
+
+    Two draft lengths of one drafter share most of their doubt, about acceptance and about costs, and it cancels.
+    """
+    if one.drafter != other.drafter:
+        return hypot(_noise(one, posteriors), _noise(other, posteriors), one.cost_sd, other.cost_sd)
+    if one.drafter is None:
+        return 0.0
+    posterior = posteriors[one.drafter]
+    k, n = one.num_draft_tokens, other.num_draft_tokens
+    variance = (posterior.common_sd[k] * one.slope - posterior.common_sd[n] * other.slope) ** 2
+    variance += (one.cost_sd - other.cost_sd) ** 2
+    mine, its = posterior.slopes[k], posterior.slopes[n]
+    for i in range(max(k, n)):
+        moved = (mine[i] * one.slope if i < k else 0.0) - (its[i] * other.slope if i < n else 0.0)
+        variance += moved * moved
+    return sqrt(variance)
+
+
+class News(NamedTuple):
+    """What trying an alternative would resolve: standard deviations of ln(speed-up), by what the doubt is about."""
+
+    tokens_sd: float = 0.0
+    cost_sd: float = 0.0
+
+    @property
+    def sd(self) -> float:
+        """Of both together."""
+        return hypot(self.tokens_sd, self.cost_sd)
+
+
+def news_of(
+    tried: Alternative, chosen: Alternative, posteriors: Mapping[str, Posterior], shared_weights: Mapping[str, str]
+) -> News:
+    """How much of the doubt about ln(speed-up) of `tried` only trying it can resolve.
+
+    Vanilla has none. Where the chosen alternative uses the same drafter, or one of the same weights, its rounds time
+    that drafter already, and a longer draft is news only from the positions behind the chosen length on.
+    `shared_weights` names the weights of every drafter that shares them.
+    """
+    if tried.drafter is None:
+        return News()
+    if chosen.drafter is None or shared_weights.get(tried.drafter, tried.drafter) != shared_weights.get(
+        chosen.drafter, chosen.drafter
+    ):
+        return News(_noise(tried, posteriors), tried.cost_sd)
+    unseen = posteriors[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
+    return News(tried.slope * hypot(*unseen)) if unseen else News()
+
+
+def _noise(alternative: Alternative, posteriors: Mapping[str, Posterior]) -> float:
+    """Standard deviation of ln(speed-up) that comes from tokens a round."""
+    if alternative.drafter is None:
+        return 0.0
+    return posteriors[alternative.drafter].tokens_sd[alternative.num_draft_tokens] * alternative.slope

@@ -1,0 +1,119 @@
+"""What the experiment is told of an engine round, and the running sums that become slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from alphaloop.switchback.slices import Phase, Slice, Stratum, Treatment
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRound:
+    """What one task had in one round: of its sequences that are on trial, those that decoded.
+
+    Sequences that only read their prompt, and sequences whose mode a job or an operator fixed, are left out.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    num_proposed: int = 0  #: draft tokens that the target read for them
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """One engine step, after it ran."""
+
+    started_at: datetime
+    wall_s: float
+    num_running: int  #: sequences of all tasks
+    mean_context_tokens: float  #: over all sequences
+    has_prompt: bool  #: a piece of a prompt was read in this step
+    tasks: Mapping[str, TaskRound]
+
+    @property
+    def stratum(self) -> Stratum:
+        """Of this round alone."""
+        return Stratum.of(self.num_running, self.mean_context_tokens)
+
+    def device_s(self, task: str) -> float:
+        """The task's share of the step, by sequences; 0 where it has none."""
+        own = self.tasks.get(task)
+        return self.wall_s * own.num_sequences / max(self.num_running, own.num_sequences, 1) if own else 0.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rounds of one task in one arm, while they are added up."""
+
+    started_at: datetime
+    num_rounds: int = 0
+    num_sequence_rounds: int = 0
+    num_tokens: int = 0
+    num_proposed: int = 0
+    sequence_s: float = 0.0
+    sum_running: int = 0
+    sum_context: float = 0.0
+    num_prompt_rounds: int = 0
+    num_prompt_sequence_rounds: int = 0
+    num_prompt_tokens: int = 0
+    prompt_sequence_s: float = 0.0
+
+    def add(self, facts: RoundFacts, own: TaskRound) -> None:
+        """One more round."""
+        self.sum_running += facts.num_running
+        self.sum_context += facts.mean_context_tokens
+        if facts.has_prompt:
+            self.num_prompt_rounds += 1
+            self.num_prompt_sequence_rounds += own.num_sequences
+            self.num_prompt_tokens += own.num_tokens
+            self.prompt_sequence_s += facts.wall_s * own.num_sequences
+            return
+        self.num_rounds += 1
+        self.num_sequence_rounds += own.num_sequences
+        self.num_tokens += own.num_tokens
+        self.num_proposed += own.num_proposed
+        self.sequence_s += facts.wall_s * own.num_sequences
+
+    def slice(self, block_id: str, task: str, phase: Phase, treatment: Treatment) -> Slice:
+        """What was added up."""
+        return Slice(
+            block_id=block_id,
+            task=task,
+            phase=phase,
+            treatment=treatment,
+            started_at=self.started_at,
+            num_rounds=self.num_rounds,
+            num_sequence_rounds=self.num_sequence_rounds,
+            num_tokens=self.num_tokens,
+            num_proposed=self.num_proposed,
+            sequence_s=self.sequence_s,
+            sum_running=self.sum_running,
+            sum_context=self.sum_context,
+            num_prompt_rounds=self.num_prompt_rounds,
+            num_prompt_sequence_rounds=self.num_prompt_sequence_rounds,
+            num_prompt_tokens=self.num_prompt_tokens,
+            prompt_sequence_s=self.prompt_sequence_s,
+        )
+
+
+@dataclass(slots=True)
+class Census:
+    """All treatment rounds of a task outside its blocks, since its last block: by stratum and treatment."""
+
+    tallies: dict[tuple[Stratum, Treatment], Tally] = field(default_factory=dict)
+
+    def add(self, facts: RoundFacts, own: TaskRound, treatment: Treatment) -> None:
+        """One more round."""
+        key = (facts.stratum, treatment)
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self.tallies[key] = Tally(facts.started_at)
+        tally.add(facts, own)
+
+    def take(self, block_id: str, task: str) -> tuple[Slice, ...]:
+        """The slices, and an empty census."""
+        slices = tuple(t.slice(block_id, task, Phase.BETWEEN, treatment) for (_, treatment), t in self.tallies.items())
+        self.tallies = {}
+        return slices

@@ -1,0 +1,112 @@
+"""How much longer a treatment round takes than a control round of the same moment, robustly, from blocks.
+
+Every block gives two comparisons, log(t / c): the window before its control slice with the slice, and the window after.
+For group s and a window with x proposed tokens a sequence,
+
+    log(t / c) = log(q_s + β · (x - x̄_s)) + noise
+
+q_s is the time of a round with the proposals of all rounds of the group, x̄_s on average; β is the time of one more
+proposed token; both in vanilla rounds. Look-up proposes in runs, so the windows near control have more or fewer
+proposals than all rounds have; β takes that out (a regression estimator: Cochran 1977, ch. 7).
+
+The fit is Huber's (1964): a comparison further from the rest than 2.5 standard deviations counts as if it were at 2.5,
+because a host that becomes slow inside a block spoils it. Both comparisons of a block enter on their own. Without a
+difference between the arms each has a symmetric distribution, so that cutting its tails does not shift the mean; the
+difference to the mean of both windows has not, because a mean of more rounds is less skewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alphaloop.switchback.slices import Slice
+from alphaloop.switchback.strata import ComparedBlock
+
+Floats: TypeAlias = NDArray[np.float64]
+
+_CUT: Final = 2.5  #: standard deviations
+_MOST_STEPS: Final = 100
+#: Differences in proposed tokens a sequence below which β cannot be told.
+_NO_SPREAD: Final = 1e-6
+_IQR_OF_NORMAL: Final = 1.3489795
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRatios:
+    """Of treatment rounds over control rounds, by group."""
+
+    ratio: Floats  #: [groups], q
+    token_cost: float  #: β, in vanilla rounds
+    #: [blocks, groups], what each block moved log q by: the sum of squares over blocks is the variance
+    influence: Floats
+
+
+def time_ratios(blocks: Sequence[ComparedBlock], groups: Sequence[int], mean_proposed: Sequence[float]) -> TimeRatios:
+    """Fit q and β. `groups` has the group of each block, `mean_proposed` x̄ of each group; a group needs two blocks."""
+    group = np.repeat(np.asarray(groups), 2)  # [comparisons], two a block
+    windows = [window for block in blocks for window in (block.before, block.after)]
+    controls = [block.control for block in blocks for _ in range(2)]
+    observed = np.log([t.round_s / c.round_s for t, c in zip(windows, controls, strict=True)])
+    proposed = np.array([_proposed(window) for window in windows]) - np.asarray(mean_proposed)[group]
+    return _Fit(observed, proposed, group, len(mean_proposed)).run()
+
+
+class _Fit:
+    """Gauss-Newton steps with Huber's weights, the scale of each group taken anew from its residuals."""
+
+    def __init__(self, observed: Floats, proposed: Floats, group: NDArray[np.int_], num_groups: int) -> None:
+        self._observed, self._proposed, self._group, self._num_groups = observed, proposed, group, num_groups
+        self._belongs = (group[:, None] == np.arange(num_groups)).astype(np.float64)  # [comparisons, groups]
+        spread = max(float(np.ptp(proposed[group == index])) for index in range(num_groups))
+        self._has_slope = spread > _NO_SPREAD and len(observed) > 4 * (num_groups + 1)
+
+    def run(self) -> TimeRatios:
+        log_ratio = np.array([np.median(self._observed[self._group == index]) for index in range(self._num_groups)])
+        slope = 0.0
+        for step in range(_MOST_STEPS):
+            residual, jacobian = self._at(log_ratio, slope)
+            # The first steps are least squares: a start from medians alone would take proposals for disturbances.
+            cut = _CUT * self._scale(residual) if step >= 3 else np.full_like(residual, np.inf)
+            weight = cut / np.maximum(np.abs(residual), cut) if step >= 3 else np.ones_like(residual)
+            change = np.linalg.lstsq(jacobian * np.sqrt(weight)[:, None], residual * np.sqrt(weight), rcond=None)[0]
+            log_ratio = log_ratio + change[: self._num_groups]
+            if self._has_slope:
+                slope = max(0.0, slope + float(change[-1]))
+            if step > 3 and np.abs(change).max() < 1e-10:
+                break
+        return TimeRatios(np.exp(log_ratio), slope, self._influence(log_ratio, slope))
+
+    def _at(self, log_ratio: Floats, slope: float) -> tuple[Floats, Floats]:
+        ratio = np.exp(log_ratio)[self._group]
+        fitted = np.maximum(ratio + slope * self._proposed, 0.05 * ratio)
+        columns = [self._belongs * (ratio / fitted)[:, None]]
+        if self._has_slope:
+            columns.append((self._proposed / fitted)[:, None])
+        return self._observed - np.log(fitted), np.concatenate(columns, axis=1)
+
+    def _scale(self, residual: Floats) -> Floats:
+        scale = np.empty(self._num_groups)
+        for index in range(self._num_groups):
+            low, high = np.percentile(residual[self._group == index], (25, 75))
+            scale[index] = (high - low) / _IQR_OF_NORMAL
+        return np.maximum(scale, 1e-12)[self._group]
+
+    def _influence(self, log_ratio: Floats, slope: float) -> Floats:
+        """The sandwich's halves, by block (Huber 1981, §7.6): its two comparisons share a control slice."""
+        residual, jacobian = self._at(log_ratio, slope)
+        cut = _CUT * self._scale(residual)
+        is_inside = np.abs(residual) <= cut
+        bread = np.linalg.pinv(jacobian.T @ (jacobian * is_inside[:, None]))
+        scores = jacobian * np.clip(residual, -cut, cut)[:, None]
+        by_block = scores.reshape(-1, 2, scores.shape[1]).sum(axis=1)
+        influence: Floats = by_block @ bread
+        return influence[:, : self._num_groups]
+
+
+def _proposed(window: Slice) -> float:
+    return window.num_proposed / window.num_sequence_rounds

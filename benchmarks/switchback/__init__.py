@@ -1,0 +1,1 @@
+"""The switchback experiment on simulated traffic whose true speed-up is known."""

@@ -1,0 +1,97 @@
+"""Stored corrections go on growing older while no worker runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.cost import CostKind, CostPoint
+from alphaloop.cost_doubt import HALF_LIFE_S, PRIOR_SD, timing_variance
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from worker.costs.live import LiveCosts
+
+pytestmark = pytest.mark.postgres
+
+WHERE: Final = ("h", "cpu", "e", "t", {"model": "r1", "lookup": "r1"})
+CALIBRATED: Final = (
+    CostPoint(None, 1, 1, 30.0, 9, correction_variance=timing_variance(9)),
+    CostPoint(None, 1, 9, 36.0, 9, correction_variance=timing_variance(9)),
+    CostPoint("model", 1, 2, 5.0, 9, correction_variance=timing_variance(9)),
+    CostPoint("model", 1, 9, 40.0, 9, correction_variance=timing_variance(9)),
+    CostPoint("model", 1, 64, 9.0, 9, 0, CostKind.PREFILL, correction_variance=timing_variance(9)),
+    CostPoint("lookup", 1, 9, 0.1, 9, correction_variance=timing_variance(9)),
+)
+
+
+def age(database: Database, seconds: float) -> None:
+    """All that is stored was stored so much earlier."""
+    with database.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE cost_profiles SET measured_at = measured_at - make_interval(secs => :s),"
+                " corrected_at = corrected_at - make_interval(secs => :s)"
+            ),
+            {"s": seconds},
+        )
+
+
+def corrected(point: CostPoint) -> CostPoint:
+    factor = {None: 1.2, "model": 3.0, "lookup": 1.0}[point.drafter]
+    return replace(point, correction=factor, num_corrections=40, correction_variance=0.01)
+
+
+def test_a_measured_point_comes_back_with_the_variance_of_its_timings(database: Database) -> None:
+    store = CostStore(database)
+    store.save(*WHERE, CALIBRATED)
+    assert set(store.load(*WHERE).points) == set(CALIBRATED)
+    store.save(*WHERE, [replace(CALIBRATED[0], correction_variance=0.5)])
+    assert store.load(*WHERE).points[0].correction_variance == 0.5
+
+
+def test_a_restart_goes_on_with_the_doubt(database: Database) -> None:
+    store = CostStore(database)
+    store.save(*WHERE, CALIBRATED)
+    store.save_corrections(*WHERE, map(corrected, CALIBRATED))
+    assert set(store.load(*WHERE).points) == set(map(corrected, CALIBRATED))
+    age(database, HALF_LIFE_S)
+    loaded = {(point.drafter, point.width): point for point in store.load(*WHERE).points}
+    assert loaded[None, 9] == corrected(CALIBRATED[1]), "the target's own estimate does not fade"
+    for width in (2, 9, 64):
+        point = loaded["model", width]
+        assert point.correction == pytest.approx(1.2 * math.sqrt(3.0 / 1.2), rel=0.01)
+        assert point.correction_variance == pytest.approx(0.01 / 4 + 0.75 * PRIOR_SD**2, rel=0.01)
+    assert loaded["lookup", 9].correction == pytest.approx(math.sqrt(1.2), rel=0.01)
+
+
+def test_a_worker_begins_with_the_corrections_as_they_stand(database: Database) -> None:
+    store = CostStore(database)
+    store.save(*WHERE, CALIBRATED)
+    store.save_corrections(*WHERE, map(corrected, CALIBRATED))
+    age(database, HALF_LIFE_S)
+    loaded = store.load(*WHERE)
+    costs = LiveCosts(
+        loaded.points,
+        half_life=32,
+        save=lambda points: store.save_corrections(*WHERE, points),
+        save_every_s=60.0,
+        clock=lambda: 0.0,
+    )
+    for drafter in (None, "model", "lookup"):
+        assert costs.table.part_ms(drafter, 1, 9) == pytest.approx(loaded.part_ms(drafter, 1, 9))
+        variance = loaded.rounds(1).variance(drafter)
+        assert costs.table.rounds(1).variance(drafter) == pytest.approx(variance)
+    assert not costs.save(), "nothing was timed"
+
+
+def test_calibrating_anew_ends_the_doubt(database: Database) -> None:
+    store = CostStore(database)
+    store.save(*WHERE, CALIBRATED)
+    store.save_corrections(*WHERE, map(corrected, CALIBRATED))
+    age(database, 100 * HALF_LIFE_S)
+    store.replace(*WHERE, CALIBRATED)
+    assert set(store.load(*WHERE).points) == set(CALIBRATED)

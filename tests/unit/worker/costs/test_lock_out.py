@@ -1,0 +1,150 @@
+"""A drafter whose rounds were slow for two seconds comes back; one that stays slow stays out, within the budget."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+
+from alphaloop.cost import CostPoint
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.policy import Decision, DecisionContext, DraftSetting, decide
+from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.profile import Profile
+from worker.costs.live import LiveCosts
+from worker.engine import Step
+
+VANILLA_MS: Final = 20.0
+#: One drafted token takes c = .3 of a target pass, and each position more makes the pass a twentieth longer.
+DRAFT_MS: Final = 0.3 * VANILLA_MS
+POSITION_MS: Final = 0.05 * VANILLA_MS
+ALPHA: Final = 0.8
+LONGEST: Final = 5
+NUM_SLOW_ROUNDS: Final = 40
+LIMITS: Final = PolicyLimits()
+DRAFTER: Final = DrafterState("draft", "r1", LONGEST)
+MEAN_TOKENS: Final = 60
+
+
+def known_alpha(jobs: float) -> Posterior:
+    """What a task with so many jobs says of the drafter."""
+    logit = math.log(ALPHA / (1 - ALPHA))
+    own = (1e-4,) * LONGEST
+    return Posterior(Profile((logit,) * LONGEST, 0.05**2, own, (1.0,) * LONGEST), (1.0,) * LONGEST, jobs, 1.0)
+
+
+def target_ms(width: int) -> float:
+    return VANILLA_MS + POSITION_MS * (width - 1)
+
+
+@dataclass
+class Worker:
+    """Decides job by job, alone on the device; the draft's rounds take `slowness` times their time, with 5 % noise."""
+
+    rng: random.Random
+    posterior: Posterior
+    slowness: float = 1.0
+    now_s: float = 0.0
+    num_tokens: int = 0
+    budget: ExplorationBudget = field(default_factory=ExplorationBudget)
+    incumbent: DraftSetting | None = None
+
+    def __post_init__(self) -> None:
+        points = [
+            *(CostPoint(None, 1, width, target_ms(width), 9) for width in (1, LONGEST + 1)),
+            *(CostPoint("draft", 1, width, DRAFT_MS * (width - 1), 9) for width in (2, LONGEST + 1)),
+        ]
+        self.costs = LiveCosts(
+            points, half_life=32, save=lambda points: None, save_every_s=1e9, clock=lambda: self.now_s
+        )
+
+    def decode_job(self) -> Decision:
+        """Decide and decode one job."""
+        context = DecisionContext("code", 1, float(MEAN_TOKENS), self.rng.random(), control_jobs=30.0)
+        decision = decide(
+            {"draft": self.posterior},
+            [DRAFTER],
+            self.costs.table,
+            context,
+            LIMITS,
+            incumbent=self.incumbent,
+            budget=self.budget,
+        )
+        self.budget, self.incumbent = decision.budget or self.budget, decision.kept
+        left = self.rng.randint(MEAN_TOKENS // 2, 3 * MEAN_TOKENS // 2)
+        self.num_tokens += left
+        while left > 0:
+            left -= self.decode_round(decision.num_draft_tokens)
+        return decision
+
+    def decode_round(self, k: int) -> int:
+        """One round at k; how many tokens it brought."""
+        verify_s = target_ms(k + 1) / 1000 * math.exp(self.rng.gauss(0, 0.05))
+        draft_s = self.slowness * k * DRAFT_MS / 1000 * math.exp(self.rng.gauss(0, 0.05))
+        self.now_s += verify_s + draft_s
+        self.costs.observe(
+            Step(
+                finished=(),
+                deltas=(),
+                batch=1,
+                width=k + 1,
+                wall_s=verify_s + draft_s,
+                draft_s=draft_s,
+                verify_s=verify_s,
+                context=256,
+                drafter="draft" if k else None,
+            )
+        )
+        return 1 + next((i for i in range(k) if self.rng.random() > ALPHA), k)
+
+
+def slow_for_a_moment(seed: int, num_known_jobs: float) -> Worker:
+    """A drafter in use took 3 x its time for forty rounds, up to this moment."""
+    worker = Worker(random.Random(seed), known_alpha(num_known_jobs))
+    for _ in range(30):
+        decision = worker.decode_job()
+    assert decision.kept is not None
+    worker.slowness = 3.0
+    for _ in range(NUM_SLOW_ROUNDS):
+        worker.decode_round(decision.kept.num_draft_tokens)
+    worker.slowness = 1.0
+    return worker
+
+
+def drafts(decision: Decision) -> bool:
+    """Whether the policy would draft, were it not for exploration and controls."""
+    return decision.kept is not None and decision.kept.drafter is not None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int) -> None:
+    worker = slow_for_a_moment(seed, num_known_jobs=1000.0)
+    assert not drafts(worker.decode_job()), "the forty rounds are believed"
+    num_jobs = 1
+    while not drafts(worker.decode_job()):
+        num_jobs += 1
+        assert num_jobs < 200
+    assert all(drafts(worker.decode_job()) for _ in range(20)), "it is back to stay"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drafter_that_stays_slow_stays_out_within_the_budget(seed: int) -> None:
+    worker = Worker(random.Random(seed), known_alpha(1000.0), slowness=3.0)
+    decisions = [worker.decode_job() for _ in range(300)]
+    assert not any(drafts(decision) for decision in decisions[20:])
+    assert 0 < sum(decision.drafter is not None for decision in decisions[20:]) < 20
+    vanilla_s = worker.num_tokens * VANILLA_MS / 1000
+    assert worker.now_s / vanilla_s - 1 < LIMITS.explore_share
+    assert worker.budget.spent <= worker.budget.accrued <= (LIMITS.explore_share + 0.002) * worker.num_tokens
+
+
+def test_a_slow_drafter_is_tried_less_and_less_often() -> None:
+    worker = Worker(random.Random(1), known_alpha(1000.0), slowness=3.0)
+    tried = [number for number in range(400) if worker.decode_job().drafter is not None and number > 20]
+    early, late = (sum(start <= number < start + 150 for number in tried) for start in (20, 250))
+    assert early > late > 0

@@ -1,0 +1,175 @@
+"""What a job that drafted in some of its rounds only, or with several drafters, counts as."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.kafka.records import Record
+from alphaloop.messages import Purpose
+from alphaloop.store.outcomes import Outcome
+from tests.fakes import FakeEngine
+from tests.fixtures.models import VANILLA, decision, make_job
+from worker.decoding.round_counts import RoundCounts
+from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, ShadowCounts
+from worker.intake.polling import Delivery
+from worker.intake.validation import ReadyJob
+from worker.jobs.claiming import ClaimedJob
+from worker.jobs.lanes import lane_of
+from worker.jobs.outcomes import succeeded
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ENGINE = FakeEngine(
+    num_slots=1,
+    acceptance=(0.8, 0.6),
+    drafters=(DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8)),
+)
+SAMPLING = Sampling(max_tokens=64, temperature=0.0)
+
+
+def outcome_of(generation: Generation, prepared: PreparedJob, decided: Decision = VANILLA) -> Outcome:
+    ready = ReadyJob(
+        Delivery(Record("jobs.code", 0, 0, None, b"", (), 0), 0),
+        prepared,
+        b"",
+        lane_of(prepared.job, prepared.sampling),
+    )
+    return succeeded(ClaimedJob(ready, 1), generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
+
+
+def decode(
+    number: int, schedule: Sequence[tuple[str | None, int]] = (), purpose: Purpose = Purpose.TRAFFIC
+) -> tuple[Generation, PreparedJob]:
+    """A job of which round i is drafted as schedule[i % len] says; it begins vanilla."""
+    job = make_job(f"prompt {number}", number).model_copy(update={"purpose": purpose})
+    prepared = ENGINE.prepare(job, SAMPLING)
+    ENGINE.admit(prepared, VANILLA)
+    num_rounds = 0
+    while True:
+        if schedule:
+            ENGINE.redraft(job.job_id, *schedule[num_rounds % len(schedule)])
+        step = ENGINE.step()
+        num_rounds += 1
+        if step.finished:
+            return step.finished[0], prepared
+
+
+def sums_by_drafter(outcome: Outcome) -> dict[str, EvidenceSums]:
+    found = {key.drafter: sums for key, sums in outcome.evidence}
+    assert len(found) == len(outcome.evidence), "a job counts once under each key"
+    return found
+
+
+def check_own_rounds(sums: EvidenceSums, one: DrafterCounts, num_tokens: int) -> None:
+    counts = one.counts
+    assert (sums.jobs, sums.rounds, sums.tokens) == (1, counts.rounds, counts.num_tokens)
+    assert (sums.offered, sums.trials, sums.accepts) == (
+        counts.rounds - counts.num_empty_rounds,
+        counts.trials,
+        counts.accepts,
+    )
+    padding = (0,) * (len(counts.trials) - len(one.chances))
+    assert sums.chances == (*one.chances, *padding), "behind its reach nothing was possible"
+    assert sums.output_tokens == num_tokens, "a job's length is that of its whole text"
+
+
+def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
+    schedule = [("lookup", 2), ("lookup", 2), ("lookup", 4), (None, 0), ("lookup", 0), ("model", 1)]
+    for number in range(20):
+        generation, prepared = decode(number, schedule)
+        outcome = outcome_of(generation, prepared)
+        sums = sums_by_drafter(outcome)
+        assert sums.keys() == {one.drafter for one in generation.drafted}
+        for one in generation.drafted:
+            check_own_rounds(sums[one.drafter], one, len(generation.token_ids))
+        assert outcome.run is not None
+        assert outcome.run.key.drafter == "lookup", "most rounds are"
+        assert outcome.run.num_draft_tokens == 4
+        assert outcome.run.counts == generation.counts
+        assert outcome.whole_shadows == []
+
+
+def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> None:
+    generation, prepared = decode(1, [("lookup", 3)])
+    outcome = outcome_of(generation, prepared)
+    assert outcome.run is not None
+    assert outcome.shadows == ()
+    assert (outcome.run.key.drafter, outcome.run.key.draft_revision, outcome.run.mode) == (
+        "lookup",
+        "look-1",
+        "speculative",
+    )
+    check_own_rounds(sums_by_drafter(outcome)["lookup"], generation.drafted[0], len(generation.token_ids))
+
+
+def test_a_job_that_never_drafted_is_vanilla_whatever_was_decided() -> None:
+    generation, prepared = decode(1, [("lookup", 0)])
+    outcome = outcome_of(generation, prepared, decision("lookup", 3))
+    assert outcome.run is not None
+    assert (outcome.run.key.drafter, outcome.run.mode, outcome.run.num_draft_tokens) == ("", "vanilla", 0)
+    assert outcome.shadows == ()
+
+
+def test_a_score_of_the_whole_text_takes_the_place_of_some_of_its_rounds() -> None:
+    generation, prepared = decode(1, [("lookup", 2), (None, 0), ("model", 2)])
+    score = ShadowCounts("lookup", "look-1", 8, PREFILL + AcceptanceCounts(40, 0, 0, (40,), (40,), (20,)))
+    sums = sums_by_drafter(outcome_of(replace(generation, shadows=(score,)), prepared))
+    assert sums["lookup"].rounds == 40
+    (of_model,) = (one for one in generation.drafted if one.drafter == "model")
+    check_own_rounds(sums["model"], of_model, len(generation.token_ids))
+
+
+def test_controls_are_no_evidence() -> None:
+    generation, prepared = decode(1, [("lookup", 2), (None, 0)], Purpose.CONTROL)
+    assert outcome_of(generation, prepared).evidence == []
+
+
+def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_round(seed: int) -> None:
+    """Many jobs that change drafters by lot, the last round of each censored, beside jobs that draft throughout."""
+    rng = random.Random(seed)
+    alphas = (0.7, 0.4)
+    total: dict[str, EvidenceSums] = {}
+    generation, prepared = decode(0)
+    for kind in ("throughout", "by lot"):
+        sums = EvidenceSums(NOW)
+        for _ in range(1500):
+            counts = RoundCounts()
+            counts.take_vanilla()
+            num_tokens, is_drafted, length = 1, True, rng.randint(10, 40)
+            while num_tokens < length:
+                if kind == "by lot" and rng.random() < 0.3:
+                    is_drafted = not is_drafted
+                if not is_drafted:
+                    counts.take_vanilla()
+                    num_tokens += 1
+                    continue
+                accepted = next((i for i, alpha in enumerate(alphas) if rng.random() > alpha), len(alphas))
+                # The text ends by itself at `length`, which may lie inside the accepted tokens.
+                num_emitted = min(accepted + 1, length - num_tokens)
+                counts.take_drafted(
+                    ENGINE.drafters[0], 2, num_asked=2, num_proposed=2, num_accepted=accepted, num_emitted=num_emitted
+                )
+                num_tokens += num_emitted
+            job = replace(
+                generation,
+                counts=counts.total,
+                chances=counts.chances,
+                drafted=counts.drafted,
+                num_vanilla_rounds=counts.num_vanilla_rounds,
+            )
+            sums += sums_by_drafter(outcome_of(job, prepared)).get("lookup", EvidenceSums(NOW))
+        total[kind] = sums
+    for sums in total.values():
+        for alpha, accepts, chances in zip(alphas, sums.accepts, sums.chances, strict=True):
+            # Rounds are independent here. Six standard errors.
+            assert abs(accepts / chances - alpha) < 6 * (alpha * (1 - alpha) / chances) ** 0.5
+    rate = {kind: sums.tokens / sums.rounds for kind, sums in total.items()}
+    assert rate["by lot"] == pytest.approx(rate["throughout"], rel=0.03)

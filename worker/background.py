@@ -1,0 +1,46 @@
+"""Writes that no promise rests on, from a thread of their own: the decoding thread never waits for the database.
+
+Corrected costs, changes of a choice, switchback slices. A write that fails is logged and lost, or done again by whoever
+asked for it; outcomes of jobs take another way (worker/jobs/recording.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from alphaloop.errors import StoreError
+from worker.jobs.bounded_queue import BoundedQueue
+
+log = logging.getLogger(__name__)
+
+_MOST_WAITING: Final = 1000
+_IDLE_WAIT_S: Final = 0.2
+
+
+class BackgroundWrites:
+    """Calls that wait for their turn. While the database is away, the oldest wait and new ones are dropped."""
+
+    def __init__(self) -> None:
+        self._queue: BoundedQueue[tuple[str, Callable[[], object]]] = BoundedQueue(
+            max_items=_MOST_WAITING, max_bytes=_MOST_WAITING, num_bytes_of=lambda write: 1
+        )
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, what: str, write: Callable[[], object]) -> None:
+        """Have `write` called soon; `what` names it in the log. Dropped with a warning where too many wait."""
+        if not self._queue.num_free:
+            log.warning("%s: not written, too many writes wait", what, extra={"action": "background_write_dropped"})
+            return
+        self._queue.put([(what, write)])
+
+    def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
+        """Do what waits, one write after the other."""
+        for what, write in self._queue.take(_MOST_WAITING, timeout_s):
+            try:
+                write()
+            except StoreError as error:
+                log.warning("%s: not written: %s", what, error.message, extra={"action": "background_write_failed"})

@@ -1,0 +1,87 @@
+"""Corrections of what may stand unused: the estimate fades towards the target's, and its doubt grows.
+
+Without that, a drafter that was slow for two seconds is given up for good: only its own rounds could show that the
+moment has passed, and it has none. alphaloop/cost_doubt.py has the formula.
+
+A slowness that keeps being confirmed fades more slowly: one that has held for R of the drafter's own rounds has
+1 + R / (2 · the correction's half-life) times the half-life. What has lasted for long is expected to last (Gott 1993),
+so a drafter that really is slow is tried again less and less often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Generic, NamedTuple
+
+from alphaloop.cost_doubt import LogEstimate, faded, num_half_lives
+from worker.costs.correction import Correction, Shape
+
+#: A pause of fewer half-lives is none: other tasks' rounds come in between.
+_PAUSE: Final = 0.1
+#: What is left of a level's weight against new rounds, however long the pause: one round alone shows little.
+_LEAST_SHARE: Final = 0.25
+#: Levels (logarithms) closer together than this are the same.
+_SAME: Final = 0.2
+#: However long a slowness has held, it fades within so many times the half-life: five hours of a host.
+_MOST_PATIENCE: Final = 64.0
+
+
+class Moment(NamedTuple):
+    """When something was timed: seconds of a clock, and rounds of the target so far."""
+
+    seconds: float
+    num_rounds: int
+
+
+class FadingCorrection(Generic[Shape]):
+    """A correction with the time since its last round. `towards` is ln(the target's level) at that moment.
+
+    None in its place is for the target itself, which takes part in every round and does not fade.
+    """
+
+    def __init__(self, half_life: int, known: Mapping[Shape, LogEstimate], now: Moment) -> None:
+        self._correction = Correction(half_life, known)
+        self._patience_rounds = 2 * half_life
+        self._used_at = now
+        self._held_level, self._num_held = self._correction.log_level, 0
+
+    def observe(self, shape: Shape, ratio: float, now: Moment, towards: float | None) -> None:
+        """A round nearest to `shape` took `ratio` times what was calibrated for it."""
+        half_lives = self._half_lives_unused(now)
+        if towards is not None and half_lives >= _PAUSE:
+            share = max(_LEAST_SHARE, 2.0**-half_lives)
+            self._correction.resume(faded(self._correction.level, towards, half_lives), share)
+        self._used_at = now
+        self._correction.observe(shape, ratio)
+        self._num_held += 1
+        level = self._correction.log_level
+        if self._correction.has_settled and abs(level - self._held_level) > _SAME:
+            self._held_level, self._num_held = level, 0
+
+    @property
+    def log_level(self) -> float:
+        """ln(how much slower than calibrated this was when its last round came)."""
+        return self._correction.log_level
+
+    def level(self, now: Moment, towards: float | None) -> LogEstimate:
+        """How much slower than calibrated this is expected to be, over all shapes."""
+        level = self._correction.level
+        return level if towards is None else faded(level, towards, self._half_lives_unused(now))
+
+    def estimates(self, shapes: Iterable[Shape], now: Moment, towards: float | None) -> dict[Shape, LogEstimate]:
+        """How much slower than calibrated each shape is expected to be."""
+        level = self.level(now, towards)
+        found = {}
+        for shape in shapes:
+            own = self._correction.deviation(shape)
+            found[shape] = LogEstimate(level.mean + own.mean, level.variance + own.variance)
+        return found
+
+    def num_rounds(self, shape: Shape) -> int:
+        """Rounds nearest to this shape that its deviation rests on."""
+        return self._correction.num_rounds(shape)
+
+    def _half_lives_unused(self, now: Moment) -> float:
+        since = self._used_at
+        patience = min(1 + self._num_held / self._patience_rounds, _MOST_PATIENCE)
+        return num_half_lives(now.seconds - since.seconds, now.num_rounds - since.num_rounds) / patience

@@ -1,0 +1,133 @@
+"""How each running sequence drafts in the next round: by how many run, and by the switchback experiment.
+
+What a text may be does not depend on how its rounds draft, so the settings may change between any two rounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from alphaloop.deciding.policy import DraftSetting, Reason
+from alphaloop.messages import Purpose
+from alphaloop.switchback.rounds import RoundFacts, TaskRound
+from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
+from alphaloop.switchback.slices import Slice, Treatment
+from worker.engine import Step
+from worker.jobs.running import RunningJob, RunningJobs
+
+#: Decisions that were free to speculate: sequences of others are decoded as they must be, and are on no trial.
+_ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSlice:
+    """A slice with the sampling bucket whose sequences it is about."""
+
+    sampling_bucket: str
+    slice: Slice
+
+
+class Steering:
+    """Asked before each round, told after it. One thread owns it.
+
+    A *subject* is what is compared with itself: the sequences of one task and one sampling bucket that were free to
+    speculate and do so with one drafter. Its name is "TASK BUCKET", because a task's name has no space.
+    """
+
+    def __init__(self, schedule: SwitchbackSchedule, now: Callable[[], datetime]) -> None:
+        self._schedule = schedule
+        self._now = now
+        self._running_ids: frozenset[str] = frozenset()
+        self._wanted: dict[str, DraftSetting] = {}
+        self._treatments: dict[str, Treatment] = {}
+        self._on_trial: dict[str, str] = {}  # subject by job_id
+        self._arms: Mapping[str, Arm] = {}
+        self._applied: Mapping[str, Arm] | None = None
+        self._round_began = now()
+
+    def steer(self, running: RunningJobs) -> None:
+        """Set how every sequence drafts in the next round."""
+        jobs = running.by_id()
+        is_same = self._running_ids == jobs.keys()
+        if not is_same:
+            self._running_ids = frozenset(jobs)
+            self._consider(list(jobs.values()))
+        self._arms = self._schedule.next_round(self._treatments)
+        if not is_same or self._arms != self._applied:
+            self._applied = dict(self._arms)
+            running.redraft(self._setting_of)
+        self._round_began = self._now()
+
+    def observe(self, step: Step) -> list[TaskSlice]:
+        """The round that ran; returns the slices that ended with it."""
+        rounds: dict[str, TaskRound] = {}
+        for job_id, num_tokens in step.tokens_by_job.items():
+            subject = self._on_trial.get(job_id)
+            if subject is not None and num_tokens:
+                before = rounds.get(subject) or TaskRound(0, 0)
+                rounds[subject] = TaskRound(
+                    before.num_sequences + 1,
+                    before.num_tokens + num_tokens,
+                    before.num_proposed + step.proposed_by_job.get(job_id, 0),
+                )
+        facts = RoundFacts(
+            started_at=self._round_began,
+            wall_s=step.wall_s,
+            num_running=step.batch,
+            mean_context_tokens=float(step.context),
+            has_prompt=step.num_prefill_tokens > 0 or step.num_draft_prefill_tokens > 0,
+            tasks=rounds,
+        )
+        return _told(self._schedule.observe(facts))
+
+    def close(self) -> list[TaskSlice]:
+        """What was counted so far: when the worker ends."""
+        return _told(self._schedule.close())
+
+    def _consider(self, jobs: Sequence[RunningJob]) -> None:
+        """What every sequence would do without a trial, and what the subjects' treatments are."""
+        num_running = len(jobs)
+        self._wanted = {job.job_id: job.decision.setting_at(num_running) for job in jobs}
+        votes: dict[str, Counter[Treatment]] = {}
+        for job in jobs:
+            setting = self._wanted[job.job_id]
+            if setting.drafter and setting.num_draft_tokens and _is_free(job):
+                treatment = Treatment(setting.drafter, setting.num_draft_tokens)
+                votes.setdefault(_subject_of(job), Counter())[treatment] += 1
+        self._treatments = {subject: max(counts, key=lambda t: counts[t]) for subject, counts in votes.items()}
+        self._on_trial = {job.job_id: _subject_of(job) for job in jobs if self._may_be_on_trial(job)}
+
+    def _may_be_on_trial(self, job: RunningJob) -> bool:
+        treatment = self._treatments.get(_subject_of(job))
+        return treatment is not None and _is_free(job) and self._wanted[job.job_id].drafter == treatment.drafter
+
+    def _setting_of(self, job: RunningJob) -> DraftSetting:
+        wanted = self._wanted[job.job_id]
+        subject = self._on_trial.get(job.job_id)
+        if subject is None or subject not in self._arms:
+            return wanted
+        arm = self._arms[subject]
+        if arm is None:
+            # Paused, not closed: the drafter goes on where it was after the slice.
+            return DraftSetting(wanted.drafter, 0)
+        return wanted if arm == self._treatments.get(subject) else DraftSetting(arm.drafter, arm.num_draft_tokens)
+
+
+def _is_free(job: RunningJob) -> bool:
+    return job.lane.purpose == Purpose.TRAFFIC.value and job.decision.reason in _ON_TRIAL
+
+
+def _subject_of(job: RunningJob) -> str:
+    return f"{job.lane.task} {job.lane.sampling_bucket}"
+
+
+def _told(slices: Sequence[Slice]) -> list[TaskSlice]:
+    found = []
+    for one in slices:
+        task, _, sampling_bucket = one.task.partition(" ")
+        found.append(TaskSlice(sampling_bucket, replace(one, task=task)))
+    return found
