@@ -15,16 +15,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, cast
 
 import psycopg
-from sqlalchemy import BigInteger, Connection, Text, bindparam, delete, false, func, select, text, tuple_, update
+from sqlalchemy import BigInteger, Connection, Text, delete, func, select, text
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.database import Database
-from alphaloop.store.fold import FoldedKey, add_group, folded_of, key_of
+from alphaloop.store.fold import add_group, folded_of, key_of
 from alphaloop.store.packed_evidence import unpack
+from alphaloop.store.row_set import RowSet
 from alphaloop.tables import acceptance_state
 from alphaloop.tables import ledger_ids as _ledger_ids
 from alphaloop.tables.state import KEY
@@ -150,30 +150,29 @@ def add_jobs(
     """
     evidence = [job for job in jobs if job is not None]
     keys = sorted({key for key, _ in evidence}, key=_place)
-    if keys:
-        _lock(connection, keys, {key: job.as_of for key, job in reversed(evidence)})
-    ledger_ids = _draw_ledger_ids(connection, len(jobs))
     if not keys:
-        return ledger_ids
-    standing = _standing(connection, keys)
+        return _draw_ledger_ids(connection, len(jobs))
+    as_of = {key: job.as_of for key, job in reversed(evidence)}
+    rows = {"rows": RowSet.parameter({**asdict(key), "as_of": as_of[key]} for key in keys)}
+    connection.exec_driver_sql(_LOCK, rows)
+    ledger_ids = _draw_ledger_ids(connection, len(jobs))
+    standing = {key_of(row): folded_of(row) for row in connection.exec_driver_sql(_STANDING, rows)}
     by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
     for ledger_id, job in zip(ledger_ids, jobs, strict=True):
         if job is not None:
             by_key.setdefault(job[0], []).append((ledger_id, job[1]))
-    changed = []
-    for key in keys:
-        folded = add_group(standing.get(key), by_key[key], half_life)
-        where = {f"at_{name}": getattr(key, name) for name in KEY}
-        changed.append(
-            {
-                **where,
-                "until": folded.as_of,
-                "num_now": folded.num_jobs,
-                "new_evidence": folded.packed,
-                "last_id": folded.last_ledger_id,
-            }
-        )
-    connection.execute(_CHANGE, changed)
+    folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in keys}
+    changed = RowSet.parameter(
+        {
+            **asdict(key),
+            "as_of": its.as_of,
+            "num_jobs": its.num_jobs,
+            "evidence": its.packed,
+            "last_ledger_id": its.last_ledger_id,
+        }
+        for key, its in folded.items()
+    )
+    connection.exec_driver_sql(_CHANGE, {"rows": changed})
     return ledger_ids
 
 
@@ -182,36 +181,26 @@ def _draw_ledger_ids(connection: Connection, number: int) -> list[int]:
     return list(connection.execute(query).scalars())
 
 
-_state: Final = acceptance_state.c
-_CHANGE: Final = (
-    update(acceptance_state)
-    .where(*(_state[name] == bindparam(f"at_{name}") for name in KEY))
-    .values(
-        as_of=bindparam("until"),
-        num_jobs=bindparam("num_now"),
-        evidence=bindparam("new_evidence"),
-        last_ledger_id=bindparam("last_id"),
-        changed_in=THIS_TRANSACTION,
-    )
-)
-
-
-def _lock(connection: Connection, keys: Sequence[EvidenceKey], as_of: Mapping[EvidenceKey, datetime]) -> None:
-    """Lock the rows of `keys` in their order, making those that are missing. A row that stands is not written."""
-    missing = insert(acceptance_state).values(changed_in=THIS_TRANSACTION)
-    statement = missing.on_conflict_do_update(
-        index_elements=list(KEY), set_={"num_jobs": _state.num_jobs}, where=false()
-    )
-    rows = [{**asdict(key), "as_of": as_of[key], "num_jobs": 0, "evidence": b"", "last_ledger_id": 0} for key in keys]
-    connection.execute(statement, rows)
-
-
-def _standing(connection: Connection, keys: Sequence[EvidenceKey]) -> dict[EvidenceKey, FoldedKey]:
-    columns = [_state[name] for name in KEY]
-    query = select(*columns, _state.as_of, _state.num_jobs, _state.evidence, _state.last_ledger_id).where(
-        _state.num_jobs > 0, tuple_(*columns).in_([_place(key) for key in keys])
-    )
-    return {key_of(row): folded_of(row) for row in connection.execute(query)}
+_KEYS: Final = RowSet([*(acceptance_state.c[name] for name in KEY), acceptance_state.c.as_of])
+_FOLDED: Final = RowSet([column for column in acceptance_state.c if column.name != "changed_in"])
+_NAMES: Final = ", ".join(KEY)
+#: Locks the rows that stand without writing them, and makes those that are missing; in Python's order of keys.
+_LOCK: Final = f"""
+    INSERT INTO acceptance_state AS standing ({_KEYS.columns}, num_jobs, evidence, last_ledger_id, changed_in)
+    SELECT {_KEYS.given}, 0, '', 0, pg_current_xact_id()::text::bigint FROM {_KEYS.source}
+    ORDER BY {", ".join(f'given.{name} COLLATE "C"' for name in KEY)}
+    ON CONFLICT ({_NAMES}) DO UPDATE SET num_jobs = standing.num_jobs WHERE false
+"""  # noqa: S608 - names of columns, no values
+_STANDING: Final = f"""
+    SELECT standing.* FROM acceptance_state AS standing, {_KEYS.source}
+    WHERE standing.num_jobs > 0 AND {" AND ".join(f"standing.{name} = given.{name}" for name in KEY)}
+"""  # noqa: S608 - names of columns, no values
+_CHANGE: Final = f"""
+    UPDATE acceptance_state AS standing
+    SET as_of = given.as_of, num_jobs = given.num_jobs, evidence = given.evidence,
+        last_ledger_id = given.last_ledger_id, changed_in = pg_current_xact_id()::text::bigint
+    FROM {_FOLDED.source} WHERE {" AND ".join(f"standing.{name} = given.{name}" for name in KEY)}
+"""  # noqa: S608 - names of columns, no values
 
 
 def _place(key: EvidenceKey) -> tuple[str, ...]:

@@ -11,18 +11,33 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final
 
-from sqlalchemy import Connection, func
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.messages import Purpose
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun, Source
+from alphaloop.store.row_set import RowSet
 from alphaloop.tables import acceptance_hourly
 
 #: `mode` of sums that cost no time: beside vanilla and speculative, which are alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
 #: What one row is about.
 HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
+_HOURS: Final = RowSet(list(acceptance_hourly.c))
+_SUMS: Final = ", ".join(
+    f"{column.name} = array_add(standing.{column.name}, excluded.{column.name})"
+    if isinstance(column.type, ARRAY)
+    else f"{column.name} = standing.{column.name} + excluded.{column.name}"
+    for column in acceptance_hourly.c
+    if not column.primary_key
+)
+#: Row locks in one order: two workers that share hours never wait for each other in a circle.
+_ADD: Final = f"""
+    INSERT INTO acceptance_hourly AS standing ({_HOURS.columns}) SELECT {_HOURS.given} FROM {_HOURS.source}
+    ORDER BY {", ".join(f"given.{name}" for name in HOUR_KEY)}
+    ON CONFLICT ({", ".join(HOUR_KEY)}) DO UPDATE SET {_SUMS}
+"""  # noqa: S608 - names of columns, no values
 
 
 def add_to_hours(connection: Connection, jobs: Sequence[JobCounts]) -> None:
@@ -30,17 +45,7 @@ def add_to_hours(connection: Connection, jobs: Sequence[JobCounts]) -> None:
     sums = sums_by_hour(jobs)
     if not sums:
         return
-    statement = insert(acceptance_hourly)
-    standing, new = acceptance_hourly.c, statement.excluded
-    added = {
-        name: func.array_add(standing[name], new[name]) if isinstance(value, list) else standing[name] + new[name]
-        for name, value in next(iter(sums.values())).items()
-        if name not in HOUR_KEY
-    }
-    # Row locks in one order: two workers that share hours never wait for each other in a circle.
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=list(HOUR_KEY), set_=added), [sums[key] for key in sorted(sums)]
-    )
+    connection.exec_driver_sql(_ADD, {"rows": RowSet.parameter(sums.values())})
 
 
 def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:

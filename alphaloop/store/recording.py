@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, select
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
@@ -15,8 +15,13 @@ from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import add_to_hours, count_columns
 from alphaloop.store.partitions import ensure_days, utc_day
+from alphaloop.store.row_set import RowSet
 from alphaloop.tables import decode_runs, evidence_rows
 
+_RUNS: Final = RowSet(list(decode_runs.c))
+_ROWS: Final = RowSet(list(evidence_rows.c))
+_INSERT_RUNS: Final = f"INSERT INTO decode_runs ({_RUNS.columns}) SELECT {_RUNS.given} FROM {_RUNS.source}"  # noqa: S608
+_INSERT_ROWS: Final = f"INSERT INTO evidence_rows ({_ROWS.columns}) SELECT {_ROWS.given} FROM {_ROWS.source}"  # noqa: S608
 _RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
 
 
@@ -43,9 +48,9 @@ def record_counts(
             runs.append(_run_row(job, job.run, next(ledger_ids)))
         rows += [_evidence_row(job, shadow, next(ledger_ids)) for shadow in job.shadows]
     position = {"recorded_in": min(row["ledger_id"] for row in (*runs, *rows)), "recorded_at": moment}
-    for table, its in ((decode_runs, runs), (evidence_rows, rows)):
+    for statement, its in ((_INSERT_RUNS, runs), (_INSERT_ROWS, rows)):
         if its:
-            connection.execute(insert(table), [row | position for row in its])
+            connection.exec_driver_sql(statement, {"rows": RowSet.parameter(row | position for row in its)})
 
 
 def _ledger_rows(job: JobCounts) -> list[tuple[EvidenceKey, EvidenceSums] | None]:
