@@ -1,4 +1,4 @@
-"""The reader of the `control` topic. Its consumer is its own, so that no buffer of jobs keeps a cancellation waiting."""
+"""The reader of the `control` topic, with a consumer of its own: a full buffer of jobs delays no cancellation."""
 
 from __future__ import annotations
 
