@@ -102,9 +102,13 @@ def assemble(
     intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN])
     control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL])
     leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s)
-    publishing = PublishingQueue(
-        max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=hurry.is_set
-    )
+    died = threading.Event()
+
+    def gives_up() -> bool:
+        """Nobody waits for room that a thread which is gone will never make."""
+        return hurry.is_set() or died.is_set()
+
+    publishing = PublishingQueue(max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=gives_up)
     publisher = Publisher(
         publishing,
         producer,
@@ -125,7 +129,7 @@ def assemble(
         retry=retry,
         max_items=RECORDING_ITEMS,
         max_bytes=limits.max_buffered_bytes,
-        is_hurried=hurry.is_set,
+        is_hurried=gives_up,
     )
     feed = JobFeed(
         intake,
@@ -138,7 +142,7 @@ def assemble(
         publishing,
         recorder,
         retry=retry,
-        is_ending=stop.is_set,
+        is_ending=lambda: stop.is_set() or died.is_set(),
         num_ahead=max(LEAST_AHEAD, limits.batch_size),
         max_waiting=limits.max_buffered,
         max_waiting_bytes=limits.max_buffered_bytes,
@@ -165,6 +169,10 @@ def assemble(
         deciding.evidence_cache.refresh()
         leases.check_cancelled()
 
+    def tell() -> None:
+        died.set()
+        feed.ready.wake()
+
     return Components(
         owner=owner,
         engine=engine,
@@ -187,11 +195,11 @@ def assemble(
         jobs=jobs,
         metrics=metrics,
         retry=retry,
-        feed_thread=Neighbour("feed", feed.turn, on_failure=feed.ready.wake),
-        recording_thread=Neighbour("recording", recorder.turn, on_failure=feed.ready.wake),
-        publishing_thread=Neighbour("publishing", publisher.turn, on_failure=feed.ready.wake),
-        control_thread=Neighbour("control", control_reader.turn, on_failure=feed.ready.wake),
-        background_thread=Neighbour("background", background.turn, on_failure=feed.ready.wake),
+        feed_thread=Neighbour("feed", feed.turn, on_failure=tell),
+        recording_thread=Neighbour("recording", recorder.turn, on_failure=tell),
+        publishing_thread=Neighbour("publishing", publisher.turn, on_failure=tell),
+        control_thread=Neighbour("control", control_reader.turn, on_failure=tell),
+        background_thread=Neighbour("background", background.turn, on_failure=tell),
         stop=stop,
         hurry=hurry,
     )

@@ -94,7 +94,12 @@ class Components:
             neighbour.end(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """End everything: commit what is finished, leave the group. May be called at any time."""
+        """End everything: commit what is finished, leave the group. May be called at any time.
+
+        Whatever a thread still waits for, room or a server, it gives up.
+        """
+        self.stop.set()
+        self.hurry.set()
         self.end_neighbours(timeout_s)
         for intake in (self.control_intake, self.intake):
             intake.stop_taking()

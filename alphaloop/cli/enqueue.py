@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import typer
 
-from alphaloop.cli.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import counts, note, print_json, rate
 from alphaloop.cli.sending import Summary, report_wrong, send, send_and_wait
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding
 
 EXAMPLE: Final = """\

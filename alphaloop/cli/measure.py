@@ -7,7 +7,12 @@ from typing import Final
 
 import typer
 
-from alphaloop.cli.processes import become
+from alphaloop.cli.carrying_out import carry_out
+from alphaloop.cli.measuring.as_json import as_json as report_as_json
+from alphaloop.cli.measuring.screens import show
+from alphaloop.cli.screen import print_json
+from alphaloop.commands.orders import MeasureOrder
+from alphaloop.payoff.report import Report
 
 EXAMPLE: Final = """\
 alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
@@ -36,18 +41,8 @@ def measure(
     random order, and compares them prompt by prompt: speed with bounds, tails, acceptance, memory, texts, and reasons.
     Needs neither broker nor database. Ctrl-C reports what was measured so far.
     """
-    arguments = [
-        f"--prompts={prompts}",
-        f"--num={num}",
-        f"--batch={batch}",
-        f"--repeats={repeats}",
-        f"--bar={bar}",
-        f"--seed={seed}",
-        *(f"--drafter={name}" for name in drafter),
-        *(f"--k={length}" for length in k),
-    ]
-    arguments += [] if task is None else [f"--task={task}"]
-    arguments += [] if max_tokens is None else [f"--max-tokens={max_tokens}"]
-    arguments += [] if temperature is None else [f"--temperature={temperature}"]
-    arguments += ["--json"] if as_json else []
-    become(context, "worker.measure_main", arguments, broker=False, database=False)
+
+    def shown(report: Report) -> None:
+        print_json(report_as_json(report)) if as_json else show(report)
+
+    carry_out(context, MeasureOrder(**context.params), Report, shown)

@@ -10,11 +10,11 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.connection import open_database
-from alphaloop.cli.job_lines import BadLine, JobReader
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json, table
 from alphaloop.cli.sending import report_wrong
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.messages import Job
 from alphaloop.store.probes import ProbeStore
 

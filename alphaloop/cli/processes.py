@@ -32,7 +32,7 @@ def worker(
     seed: int | None = typer.Option(None, help="Of the exploration; another every time if not given."),
 ) -> None:
     """Decode jobs until told to stop. SIGTERM finishes the running batch first."""
-    become(context, "worker", [] if seed is None else ["--seed", str(seed)])
+    _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
 
 
 def scheduler(
@@ -42,16 +42,12 @@ def scheduler(
     ),
 ) -> None:
     """Re-measure acceptance, look for drift and report."""
-    become(context, "scheduler", [mode.value])
+    _become(context, "scheduler", [mode.value])
 
 
-def become(
-    context: typer.Context, module: str, arguments: Sequence[str], *, broker: bool = True, database: bool = True
-) -> NoReturn:
-    """Replace this process by one of our modules; `broker` and `database` say what it cannot do without."""
-    options = global_options(context)
-    settings = connected_settings(context, broker=broker, database=database)
-    command = child_command(module, arguments)
+def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by one of our modules."""
+    environment = child_environment(global_options(context), connected_settings(context))
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command, child_environment(options, settings))  # noqa: S606 - our own interpreter, no shell
+    os.execve(sys.executable, child_command(module, arguments), environment)  # noqa: S606 - our own interpreter, no shell

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -58,15 +58,17 @@ def show_error(error: AlphaloopError) -> None:
         console.print(Text.assemble(("hint: ", "bold cyan"), error.hint), soft_wrap=True)
 
 
-def progress() -> Progress:
+def progress() -> bars.Progress:
     """A progress bar on standard error; silent where that is not a terminal."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
+    return bars.Progress(
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(bar_width=30),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[note]}"),
         console=(console := err()),
         transient=True,
         disable=not console.is_terminal,

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from alphaloop.cli.job_lines import BadLine, JobLine
 from alphaloop.cli.outcomes import Outcome, OutcomeReader, status_of
 from alphaloop.cli.screen import counts, note, progress
+from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics, jobs_topic
 from alphaloop.messages import Job, Result, encode_job

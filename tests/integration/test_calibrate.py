@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from alphaloop.cli.calibrate import show
+from alphaloop.commands.orders import CalibrateOrder
+from alphaloop.commands.reports import Calibration
 from alphaloop.cost import CostKind, CostPoint
+from alphaloop.engine_identity import EngineIdentity
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from worker.calibrate_main import main, show
-from worker.engine import EngineIdentity
+from tests.fixtures.orders import CarriedOut
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,11 +97,14 @@ def _revisions(database: Database) -> list[tuple[str, str]]:
 
 
 def test_without_a_database_it_says_how_to_go_on(
-    configs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    configs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
-    assert main(["--configs", str(configs)]) == 1
-    assert "--no-store" in capsys.readouterr().err
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
+    done = CarriedOut(CalibrateOrder(budget=20, no_store=False))
+    assert done.code == 1
+    assert done.error.message == "no database is configured"
+    assert "--no-store" in (done.error.hint or "")
 
 
 def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +120,10 @@ def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsy
         if name is None or width > 1
     ]
     points += [CostPoint(None, 1, n, 33.3 * n, 3, 0, CostKind.PREFILL) for n in (64, 512)]
-    show(identity, points)
-    lines = capsys.readouterr().out.splitlines()
+    show(Calibration(identity, tuple(points), 41.6, is_stored=True))
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert told.err.startswith(f"{len(points)} shapes in 42 s, ")
     assert max(map(len, lines)) <= 80
     rows = [line.split() for line in lines]
     assert ["what", "batch", "context", *(f"w={width}" for width in widths)] in rows

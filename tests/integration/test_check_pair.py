@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from pydantic import TypeAdapter
 
+from alphaloop.cli.check_pair import show
+from alphaloop.commands.reports import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import Cli
+from tests.fixtures.orders import CarriedOut, check_pair_order
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.pairing import check_pair
 from worker.decoding.pairing.facts import facts_of
-
-OPTIONS = ("--dtype=float64", "--batch-size=4", "--max-draft-tokens=5", "--device=cpu")
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +103,18 @@ def test_experts_that_stay_idle_are_not_read(tiny_models: dict[str, Path], tmp_p
     assert mixed.num_parameters == dense.num_parameters + gates + 2 * 3 * (3 * 64 * 96)
 
 
+def found_by(done: CarriedOut) -> PairCheck:
+    (data,) = done.reports
+    return TypeAdapter(PairCheck).validate_python(data)
+
+
 def test_a_pair_that_fits_is_printed_as_a_table(
     tiny_models: dict[str, Path], draft: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert check_pair.main([*OPTIONS, str(tiny_models["llama"]), str(draft)]) == 0
+    done = CarriedOut(check_pair_order(tiny_models["llama"], draft))
+    assert done.code == 0
+    show(found_by(done))
     printed = capsys.readouterr()
     assert "can serve" in printed.err
     assert all(len(line) <= 80 for line in printed.out.splitlines())
@@ -116,19 +124,21 @@ def test_a_pair_that_fits_is_printed_as_a_table(
     assert "(384 and 400)" in " ".join(printed.out.split())
 
 
-def test_a_refused_pair_is_an_exit_code(tiny_models: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_pair.main([*OPTIONS, "--json", str(tiny_models["llama"]), str(tiny_models["qwen2"])]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["fits"] is False
-    assert {one["check"] for one in found["findings"] if one["verdict"] == "refused"} == {"size"}
+def test_a_refused_pair_is_an_exit_code(tiny_models: dict[str, Path]) -> None:
+    done = CarriedOut(check_pair_order(tiny_models["llama"], tiny_models["qwen2"]))
+    assert done.code == 1
+    found = found_by(done)
+    assert found.is_refused
+    assert {one.check for one in found.findings if one.verdict == "refused"} == {"size"}
 
 
-def test_a_model_that_is_not_there_is_an_error_in_words(capsys: pytest.CaptureFixture[str], draft: Path) -> None:
-    assert check_pair.main([*OPTIONS, "./nowhere", str(draft)]) == 1
-    assert "error: expected a model folder or a .gguf file, found nothing at ./nowhere" in capsys.readouterr().err
+def test_a_model_that_is_not_there_is_an_error_in_words(draft: Path) -> None:
+    done = CarriedOut(check_pair_order("./nowhere", draft))
+    assert done.code == 1
+    assert done.error.message == "expected a model folder or a .gguf file, found nothing at ./nowhere"
 
 
-def test_the_command_becomes_the_check(tiny_models: dict[str, Path], draft: Path) -> None:
+def test_the_command_starts_the_check(tiny_models: dict[str, Path], draft: Path) -> None:
     command = [sys.executable, "-m", "alphaloop.cli", "check-pair", str(tiny_models["llama"]), str(draft)]
     done = subprocess.run(
         [*command, "--dtype", "float32", "--draft-dtype", "float64", "--context-length", "64", "--json"],
@@ -145,5 +155,5 @@ def test_the_command_becomes_the_check(tiny_models: dict[str, Path], draft: Path
 
 def test_a_dtype_nobody_knows_is_named(cli: Cli) -> None:
     ran = cli("check-pair", "one", "other", "--draft-dtype", "int3")
-    assert ran.code == 1
-    assert "expected one of bfloat16, float16, float32, float64, found 'int3'" in ran.err
+    assert ran.code == 2
+    assert "'int3' is not one of 'bfloat16', 'float16', 'float32', 'float64'" in ran.err

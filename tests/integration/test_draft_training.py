@@ -17,19 +17,21 @@ import torch
 from pydantic import SecretStr
 from safetensors.torch import load_file
 
+from alphaloop.cli.draft_report import show
+from alphaloop.commands.orders import RegisterOrder
+from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.settings.models import ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.cli import Cli
+from tests.fixtures.orders import CarriedOut, train_order
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.sources import find_weights
-from worker.decoding.training.__main__ import main
-from worker.decoding.training.card import DraftCard, read_card
 from worker.decoding.training.progress import Stages
 from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.run import Order, TrainingRun
+from worker.decoding.training.run import TrainingRun
 
 RECIPE: Final = Recipe(
     num_layers=1,
@@ -99,7 +101,8 @@ def train(
     recipe: Recipe = RECIPE,
     **given: Path,
 ) -> DraftCard | None:
-    run = TrainingRun(Order(settings, recipe, folder, "small", **given), Stages(), should_stop)  # type: ignore[arg-type]
+    order = train_order(folder, name="small", **given)
+    run = TrainingRun(order, settings, recipe, Stages(lambda event: None), should_stop)
     try:
         return run.make()
     finally:
@@ -188,11 +191,11 @@ def test_a_folder_of_something_else_is_left_alone(
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match="found something else"):
         train(settings, tmp_path / "mine")
-    order = Order(settings, RECIPE, tmp_path / "new", "small")
-    held = TrainingRun(order, Stages(), lambda: True)
+    stages = Stages(lambda event: None)
+    held = TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, stages, lambda: True)
     try:
         with pytest.raises(ConfigError, match="in use"):
-            TrainingRun(order, Stages(), lambda: True)
+            TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, stages, lambda: True)
     finally:
         held.close()
 
@@ -250,18 +253,16 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     assert child.returncode == 130, err
     assert "the same command goes on from there" in err
     assert out == ""
-    # What the command becomes, here for the second time: another process would only load torch again.
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        assert main(["make", "--recipe", str(environment), str(folder)]) == 0
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    # The same order in this process: another one would only load torch again.
+    done = CarriedOut(train_order(folder, recipe=environment))
+    assert done.code == 0
+    assert "by an earlier run" in "".join(done.notes)
+    assert f"not registered: no database is configured. Later: alphaloop draft register {folder}" in done.notes
+    (data,) = done.reports
+    show(DraftCard.model_validate(data), folder)
     told = capsys.readouterr()
-    assert "by an earlier run" in told.err
     assert "all, untrained" in told.out
     assert f'source = "{folder}"' in told.out
-    assert f"not registered: no database is configured. Later: alphaloop draft register {folder}" in told.err
     assert load_file(folder / "model.safetensors").keys() == load_file(finished[0] / "model.safetensors").keys()
     assert read_card(folder).draft_revision == finished[1].draft_revision
 
@@ -274,12 +275,11 @@ def test_a_trained_draft_is_registered_and_listed(
     database: Database,
     cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, card = finished
     monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
-    assert main(["register", str(folder)]) == 0
-    assert "candidate" in capsys.readouterr().err
+    (told,) = CarriedOut(RegisterOrder(folder=folder, name=None)).reports
+    assert told == f"small {card.draft_revision} for target {card.target_revision}: candidate"
     (known,) = DraftRegistry(database).all()
     assert (known.drafter, known.draft_revision) == ("small", card.draft_revision)
     assert known.target_revision == known.parent_revision == card.target_revision
@@ -290,23 +290,25 @@ def test_a_trained_draft_is_registered_and_listed(
     shown = cli("draft", "list")
     assert "candidate" in shown.out
     assert f"{card.judgement.total.alphas()[0]:.2f}".removeprefix("0") in shown.out
-    assert main(["register", str(folder), "--name", "other"]) == 0
+    assert CarriedOut(RegisterOrder(folder=folder, name="other")).code == 0
     assert {draft.drafter for draft in DraftRegistry(database).all()} == {"small", "other"}
 
 
 def test_a_folder_that_is_no_draft_cannot_be_registered(
-    environment: Path, finished: tuple[Path, DraftCard], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    environment: Path, finished: tuple[Path, DraftCard], tmp_path: Path
 ) -> None:
-    assert main(["register", str(tmp_path)]) == 1
-    assert "expected a draft's folder with draft.json" in capsys.readouterr().err
+    def refused(folder: Path) -> str:
+        done = CarriedOut(RegisterOrder(folder=folder, name=None))
+        assert done.code == 1
+        return done.error.message
+
+    assert "expected a draft's folder with draft.json" in refused(tmp_path)
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / "draft.json").write_bytes((finished[0] / "draft.json").read_bytes())
     weights = bytearray((finished[0] / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (changed / "model.safetensors").write_bytes(weights)
-    assert main(["register", str(changed)]) == 1
-    assert "was written for weights" in capsys.readouterr().err
+    assert "was written for weights" in refused(changed)
     (changed / "draft.json").write_text("{}", encoding="utf-8")
-    assert main(["register", str(changed)]) == 1
-    assert "draft.json" in capsys.readouterr().err
+    assert "draft.json" in refused(changed)

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from alphaloop.cli.measuring.as_json import as_json
+from alphaloop.cli.measuring.screens import show
+from alphaloop.payoff.figures import VANILLA
+from alphaloop.payoff.report import Report
 from tests.fixtures.models import VANILLA as VANILLA_DECISION
 from tests.fixtures.models import make_job
+from tests.fixtures.orders import CarriedOut, measure_order
 from worker.engine import Sampling
-from worker.measure_main import main
 from worker.measuring import exactness
-from worker.measuring.candidates import VANILLA
 from worker.measuring.exactness import ExactnessCheck
 from worker.measuring.running import Runner
 
@@ -27,8 +31,8 @@ NUM = 12
 
 
 @pytest.fixture
-def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
-    """A tiny target, look-up, and a draft model with another chat template."""
+def configs(tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny target and look-up, as the environment names them."""
     folder = tmp_path / "configs"
     folder.mkdir()
     common = {"dtype": "float64"}
@@ -37,6 +41,8 @@ def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
     text = ["[models.target]", *lines, "[models.drafters.lookup]", "max_draft_tokens = 6"]
     (folder / "models.toml").write_text("\n".join(text))
     (folder / "tasks.toml").write_text("[tasks.code]\nmax_tokens = 24\n")
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(folder))
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
     return folder
 
 
@@ -48,7 +54,7 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_command_becomes_the_measuring_process(configs: Path, tmp_path: Path) -> None:
+def test_the_command_starts_the_measuring_process(configs: Path, tmp_path: Path) -> None:
     file = tmp_path / "wrong.jsonl"
     file.write_text('{"prompt": "fine"}\n{"prompt": "fine", "temperature": 3}')
     command = [
@@ -87,29 +93,12 @@ def test_the_command_becomes_the_measuring_process(configs: Path, tmp_path: Path
     assert "hint: a line is" in ran.stderr
 
 
-def test_everything_is_measured_compared_and_judged(
-    configs: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended = main(
-        [
-            "--configs",
-            str(configs),
-            "--prompts",
-            str(prompts),
-            "--task",
-            "code",
-            "--k",
-            "1",
-            "--k",
-            "4",
-            "--seed",
-            "5",
-            "--json",
-        ]
-    )
-    captured = capsys.readouterr()
-    assert ended == 0, captured.err
-    told = json.loads(captured.out)
+@pytest.mark.usefixtures("configs")
+def test_everything_is_measured_compared_and_judged(prompts: Path) -> None:
+    done = CarriedOut(measure_order(prompts, task="code", k=(1, 4), seed=5))
+    assert done.code == 0, done.error
+    (data,) = done.reports
+    told = as_json(TypeAdapter(Report).validate_python(data))
     assert told["setup"]["identity"]["target"] == "tiny"
     assert told["setup"]["seed"] == 5
     assert told["num_batches"] == NUM
@@ -126,8 +115,9 @@ def test_everything_is_measured_compared_and_judged(
     assert told["memory"]["peak_process_bytes"] > told["memory"]["parts"][0]["weight_bytes"]
 
 
+@pytest.mark.usefixtures("configs")
 def test_the_first_interruption_reports_what_is_there(
-    configs: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from worker.measuring import records as measure_records
 
@@ -141,44 +131,43 @@ def test_the_first_interruption_reports_what_is_there(
 
     monkeypatch.setattr(measure_records.MemoryWatch, "look", look)
     before = signal.getsignal(signal.SIGINT)
-    ended = main(["--configs", str(configs), "--prompts", str(prompts), "--k", "2", "--max-tokens", "8"])
+    done = CarriedOut(measure_order(prompts, k=(2,), max_tokens=8))
+    assert done.code == 130
+    (data,) = done.reports
+    show(TypeAdapter(Report).validate_python(data))
     captured = capsys.readouterr()
-    assert ended == 130
     # Seven texts are three pairs; the fourth pair lacks its other half.
     assert "INTERRUPTED: 3 of 12 batches" in captured.out
     assert "TOO CLOSE" in captured.out
     assert "no bounds" in captured.out
-    assert "interrupted" in captured.err
+    assert done.notes == ["interrupted"]
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("configs")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("options", "said"),
     [
-        (["--drafter", "nonesuch"], "--drafter: expected one of lookup, found 'nonesuch'"),
-        (["--k", "7"], "--k: expected at most 6, found 7"),
-        (["--task", "cod"], "--task: expected one of code, found 'cod'"),
-        (["--batch", "4"], "expected at least 7 batches to bound 2 candidates, found 3"),
-        (["--max-tokens", "4000"], None),
+        ({"drafter": ["nonesuch"]}, "--drafter: expected one of lookup, found 'nonesuch'"),
+        ({"k": [7]}, "--k: expected at most 6, found 7"),
+        ({"task": "cod"}, "--task: expected one of code, found 'cod'"),
+        ({"batch": 4}, "expected at least 7 batches to bound 2 candidates, found 3"),
+        ({"max_tokens": 4000}, None),
     ],
 )
 def test_mistakes_are_told_before_anything_is_loaded(
-    configs: Path,
-    prompts: Path,
-    arguments: list[str],
-    said: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    prompts: Path, options: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from worker.decoding import load
 
     monkeypatch.setattr(load, "load_engine", _must_not_run)
     if said is None:
         with pytest.raises(Loaded):
-            main(["--configs", str(configs), "--prompts", str(prompts), *arguments])
+            CarriedOut(measure_order(prompts, **options))
         return
-    assert main(["--configs", str(configs), "--prompts", str(prompts), *arguments]) == 1
-    assert said in capsys.readouterr().err
+    done = CarriedOut(measure_order(prompts, **options))
+    assert done.code == 1
+    assert said in done.error.message
 
 
 class Loaded(Exception):
@@ -228,9 +217,9 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
 ) -> None:
     import shutil
 
+    from alphaloop.draft_card import DraftCard, Judgement, Measured
     from alphaloop.settings import load_settings
     from worker.decoding.sources import find_weights
-    from worker.decoding.training.card import DraftCard, Judgement, Measured
     from worker.measuring.records import MemoryWatch, records_of
 
     folder = tmp_path / "draft"

@@ -1,4 +1,4 @@
-"""The reader of the `control` topic. It has a consumer of its own, so that no cancellation waits behind jobs."""
+"""The reader of the `control` topic, with a consumer of its own: a full buffer of jobs delays no cancellation."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ paused when the buffer is full or its watermark lags too far behind, and resumed
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -103,17 +104,21 @@ class Intake:
         self._source.subscribe(self._patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self._thread.start()
 
-    def take(self, limit: int, timeout_s: float) -> list[Delivery]:
-        """Up to `limit` deliveries; waits up to `timeout_s` for the first, or for `wake`.
+    def take(self, limit: int, timeout_s: float, *, max_bytes: int | None = None) -> list[Delivery]:
+        """Up to `limit` deliveries, until they reach `max_bytes`; waits up to `timeout_s` for the first or for `wake`.
 
         Raises what the polling thread died of.
         """
+        room = math.inf if max_bytes is None else max_bytes
         with self._changed:
-            self._changed.wait_for(self._has_news if limit > 0 else self._is_urgent, timeout_s)
+            self._changed.wait_for(self._has_news if limit > 0 and room > 0 else self._is_urgent, timeout_s)
             self._is_woken = False
             if self._failure is not None:
                 raise self._failure
-            taken = [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
+            taken: list[Delivery] = []
+            while self._buffer and len(taken) < limit and room > 0:
+                taken.append(self._buffer.popleft())
+                room -= _num_bytes(taken[-1])
             self._buffered_bytes -= sum(map(_num_bytes, taken))
             return taken
 

@@ -19,6 +19,7 @@ class BoundedQueue(Generic[Item]):
         self._num_bytes_of = num_bytes_of
         self._items: deque[Item] = deque()
         self._num_bytes = 0
+        self._num_in_hand = 0
         self._changed = threading.Condition()
         self._is_woken = False
 
@@ -29,6 +30,12 @@ class BoundedQueue(Generic[Item]):
     def num_bytes(self) -> int:
         """Bytes of the items that wait."""
         return self._num_bytes
+
+    @property
+    def num_unsettled(self) -> int:
+        """Items that wait, and those of the last `take`: whoever takes again has dealt with what was taken before."""
+        with self._changed:
+            return len(self._items) + self._num_in_hand
 
     @property
     def num_free(self) -> int:
@@ -51,6 +58,7 @@ class BoundedQueue(Generic[Item]):
     def take(self, limit: int, timeout_s: float, *, max_bytes: int | None = None) -> list[Item]:
         """Up to `limit` items, as far as `max_bytes` allow, one at least; waits up to `timeout_s` for the first."""
         with self._changed:
+            self._num_in_hand = 0
             self._changed.wait_for(lambda: self._items or self._is_woken, timeout_s)
             self._is_woken = False
             taken: list[Item] = []
@@ -62,9 +70,15 @@ class BoundedQueue(Generic[Item]):
                 num_bytes += size
                 taken.append(self._items.popleft())
             self._num_bytes -= num_bytes
+            self._num_in_hand = len(taken)
             if taken:
                 self._changed.notify_all()
             return taken
+
+    def take_all(self) -> list[Item]:
+        """Everything that waits."""
+        with self._changed:
+            return self.take(len(self._items), 0.0)
 
     def put_back(self, items: Iterable[Item]) -> None:
         """Return items that were just taken to the front, in their order, whatever room there is."""

@@ -86,7 +86,8 @@ class JobFeed:
     @property
     def num_waiting(self) -> int:
         """Jobs taken from Kafka and not given to the engine."""
-        return len(self._queue) + len(self._held) + len(self.ready)
+        with self._lock:
+            return len(self._queue) + len(self._held) + len(self.ready)
 
     def waiting(self) -> Mapping[str, Waiting]:
         """By task, how many jobs wait unclaimed, and the age of the oldest."""
@@ -95,7 +96,10 @@ class JobFeed:
 
     def turn(self) -> None:
         """Take what has come, validate it, put it in order, and claim what the engine needs next."""
-        self._receive(self._intake.take(self._room(), HELD_WAIT_S if self._held else IDLE_WAIT_S))
+        num_bytes = self._queue.num_bytes + sum(job.num_bytes for _, job in self._held)
+        limit = max(0, self._max_waiting - len(self._queue) - len(self._held))
+        wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
+        self._receive(self._intake.take(limit, wait_s, max_bytes=self._max_waiting_bytes - num_bytes))
         self._retry_held()
         self._discard_revoked()
         self._claim_ahead()
@@ -114,11 +118,6 @@ class JobFeed:
     def started(self) -> None:
         """The loop took jobs from `ready`: there is room for more claims."""
         self._intake.wake()
-
-    def _room(self) -> int:
-        if self._queue.num_bytes >= self._max_waiting_bytes:
-            return 0
-        return max(0, self._max_waiting - len(self._queue) - len(self._held))
 
     def _receive(self, deliveries: Sequence[Delivery]) -> None:
         refused: list[tuple[Delivery, MessageError]] = []
@@ -146,10 +145,11 @@ class JobFeed:
 
     def _retry_held(self) -> None:
         now = self._clock()
-        due = [job for at, job in self._held if at <= now]
-        if due:
-            self._held = [(at, job) for at, job in self._held if at > now]
-            for job in due:
+        held, self._held = self._held, []
+        for at, job in held:
+            if at > now or self._leases.holds(job.job.job_id):
+                self._held.append((at, job))
+            else:
                 self._wait_in_line(job, now)
 
     def _discard_revoked(self) -> None:
@@ -167,10 +167,14 @@ class JobFeed:
             self._queue.charge(self._charged)
             self._charged.clear()
             batch = self._queue.next(limit, running=+self._taken) if limit else []
-            self._taken.update(lane for lane, _ in batch)
-        if not batch:
+            # Another delivery of a job that is ours waits for that job's end: claimed now, it would fence what runs.
+            again = {number for number, (_, ready) in enumerate(batch) if self._leases.holds(ready.job.job_id)}
+            new = [ready for number, (_, ready) in enumerate(batch) if number not in again]
+            self._taken.update(ready.lane for ready in new)
+        self._held += [(self._clock(), batch[number][1]) for number in sorted(again)]
+        if not new:
             return
-        claims = self._retry.until_done("claim", lambda: self._claiming.claim([ready for _, ready in batch]))
+        claims = self._retry.until_done("claim", lambda: self._claiming.claim(new))
         self._leases.hold(claims.attempts)
         self._pass_on(claims)
         self.ready.put(claims.to_decode, give_up=self._is_ending)

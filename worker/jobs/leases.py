@@ -59,6 +59,10 @@ class LeaseKeeper:
                 self._held.pop(job_id, None)
                 self._cancelled.discard(job_id)
 
+    def holds(self, job_id: str) -> bool:
+        """Whether this worker has the claim, as far as it knows."""
+        return job_id in self._held
+
     def cancelled(self) -> frozenset[str] | set[str]:
         """Held jobs whose cancellation was asked for."""
         if not self._cancelled:

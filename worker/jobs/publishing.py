@@ -115,7 +115,8 @@ class PublishingQueue:
         self._is_hurried = is_hurried
 
     def __len__(self) -> int:
-        return len(self._queue)
+        """What is not published yet, what the publisher has in hand among it."""
+        return self._queue.num_unsettled
 
     def put(self, *publications: Publication) -> None:
         """Hand over; waits for room unless the worker is told to hurry."""

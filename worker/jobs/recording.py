@@ -71,7 +71,8 @@ class Recorder:
         self._recorded: deque[Outcome] = deque()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """Outcomes that are not recorded yet, those of the transaction in hand among them."""
+        return self._waiting.num_unsettled
 
     def put(self, ended: Sequence[EndedJob]) -> None:
         """Hand over outcomes; waits for room unless the worker is told to hurry."""
@@ -88,9 +89,9 @@ class Recorder:
         self._publishing.put(
             Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake)
         )
-        won = {(message.key or b"").decode() for message in messages}
+        won = {(message.key or b"").decode(): message.value for message in messages}
         for one in group:
-            if one.claimed.job_id in won:
+            if won.get(one.claimed.job_id) == one.outcome.result:
                 self._recorded.append(one.outcome)
                 job = one.claimed.ready.job
                 self._metrics.recorded(one.outcome, job.task, job.purpose.value)

@@ -1,5 +1,5 @@
 """`alphaloop measure`: whether speculation pays on somebody's own prompts, with the reasons where it does not.
 
-`worker.measure_main` is the process. Nothing in here knows what decodes: everything goes
-through `worker.engine.Engine`.
+`worker.commands.measure` drives it, and the report is `alphaloop.payoff`. Nothing in here but `records` knows what
+decodes: everything goes through `worker.engine.Engine`.
 """

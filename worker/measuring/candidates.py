@@ -13,35 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import ConfigError
-from alphaloop.messages import Mode
+from alphaloop.payoff.figures import VANILLA, Candidate
 
 #: Draft lengths that are tried where none are named: short, usual, long.
 DEFAULT_LENGTHS: Final = (2, 4, 8)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to decode every prompt. Vanilla has no drafter."""
-
-    drafter: str | None = None
-    num_draft_tokens: int = 0
-    draft_revision: str | None = None
-
-    @property
-    def name(self) -> str:
-        """As people read it."""
-        return "vanilla" if self.drafter is None else f"{self.drafter} k={self.num_draft_tokens}"
-
-    @property
-    def decision(self) -> Decision:
-        """As the engine takes it."""
-        mode = Mode.VANILLA if self.drafter is None else Mode.SPECULATIVE
-        return Decision(mode, self.drafter, self.draft_revision, self.num_draft_tokens, Reason.FORCED, "measured")
-
-
-VANILLA: Final = Candidate()
 
 
 @dataclass(frozen=True, slots=True)

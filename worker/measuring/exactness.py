@@ -9,11 +9,11 @@ within the tolerance of the best, and rounding explains the difference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from alphaloop.payoff.figures import VANILLA, Exactness
 from worker.engine import Generation, PreparedJob
-from worker.measuring.candidates import VANILLA
 from worker.measuring.running import Interrupted, Runner
 
 #: How far rounding may move two logits of about 20 apart. In bfloat16, whose neighbours are .125 apart there, 14 of 40
@@ -21,27 +21,6 @@ from worker.measuring.running import Interrupted, Runner
 TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
 #: Asking costs a reading of the prompt twice; a broken engine would differ everywhere.
 MAX_EXAMINED: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Exactness:
-    """Texts of one candidate against vanilla's, each prompt once."""
-
-    num_equal: int = 0
-    num_near_ties: int = 0
-    num_wrong: int = 0  #: different, and not at a near-tie
-    num_unexamined: int = 0  #: different, and whether at a near-tie is not known
-    num_sampled: int = 0  #: drawn without a seed: nothing to compare
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether no text is known to be wrong."""
-        return not self.num_wrong
-
-    @property
-    def num_compared(self) -> int:
-        """Texts that should be vanilla's."""
-        return self.num_equal + self.num_near_ties + self.num_wrong + self.num_unexamined
 
 
 class ExactnessCheck:

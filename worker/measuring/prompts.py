@@ -1,6 +1,6 @@
 """The user's own prompts: from a file of JSON lines to jobs that the engine has tokenized.
 
-A line is read by the contract of the queue (alphaloop.cli.job_lines), with three liberties, because these prompts may
+A line is read by the contract of the queue (alphaloop.job_lines), with three liberties, because these prompts may
 never have been meant for it: a task need not be named nor known, `model` is ignored, and what says when or how a job is
 decoded means nothing here.
 """
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from alphaloop.cli.job_lines import BadLine, JobReader, Overrides
+from alphaloop.commands.orders import MeasureOrder
 from alphaloop.errors import ConfigError, MessageError
+from alphaloop.job_lines import BadLine, JobReader, Overrides
 from alphaloop.messages import Job, Purpose
 from alphaloop.settings import Settings, TaskSettings
 from worker.engine import Engine, PreparedJob
@@ -37,13 +38,12 @@ class Line:
     job: Job
 
 
-def read_lines(
-    file: Path, settings: Settings, *, task: str | None, max_tokens: int | None, temperature: float | None
-) -> list[Line]:
-    """Every job of the file, `-` being standard input. Raises ConfigError with the first wrong lines."""
+def read_lines(order: MeasureOrder, settings: Settings) -> list[Line]:
+    """Every job of the order's file, `-` being standard input. Raises ConfigError with the first wrong lines."""
+    task, file = order.task, order.prompts
     if task is not None and settings.tasks and task not in settings.tasks:
         raise ConfigError(f"--task: expected one of {', '.join(sorted(settings.tasks))}, found {task!r}")
-    given = {"max_tokens": max_tokens, "temperature": temperature}
+    given = {"max_tokens": order.max_tokens, "temperature": order.temperature}
     overrides = Overrides(
         # Whatever model a line was written for, the configured target is what is measured.
         body={"model": None, **{name: value for name, value in given.items() if value is not None}},

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from alphaloop.acceptance import Interval
-from worker.measuring.bounds import median_bounds
-from worker.measuring.figures import Acceptance, Figures
-from worker.measuring.rounds import RoundCosts
+from alphaloop.payoff.bounds import median_bounds
+from alphaloop.payoff.figures import Acceptance, Figures
+from alphaloop.payoff.rounds import RoundCosts
 
 #: A setting that is faster by less than this is no advice.
 NOTABLE: Final = 1.03

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import resource
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from alphaloop.draft_card import Judgement, read_card
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.payoff.report import Footprint, Part
 from alphaloop.settings import Settings
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
@@ -15,9 +18,7 @@ from worker.decoding.device import find_device
 from worker.decoding.memory import available_bytes
 from worker.decoding.pairing.facts import facts_of
 from worker.decoding.pairing.pair import ModelFacts, check_pair
-from worker.decoding.training.card import FILE, figures, read_card
 from worker.engine import Engine
-from worker.measuring.footprint import Footprint, Part, peak_process_bytes
 from worker.measuring.reasons import HeldOut
 from worker.measuring.report import Records
 
@@ -39,7 +40,7 @@ class MemoryWatch:
         """Everything up to now."""
         self.look()
         held = None if self._device.type == "cpu" else self._before - self._least
-        return Footprint(parts, peak_process_bytes(), held)
+        return Footprint(parts, _peak_process_bytes(), held)
 
 
 def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Records, list[str]]:
@@ -65,9 +66,8 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Re
         )
         findings[name] = [(one.check, one.sentence) for one in found if one.verdict == "warning"]
         revision = next(state.revision for state in engine.drafters if state.name == name)
-        record = _from_folder(Path(drafter.source), revision) or _held_out(
-            registered(engine.identity.target_revision, revision)
-        )
+        judged = _from_folder(Path(drafter.source), revision)
+        record = _held_out(judged or registered(engine.identity.target_revision, revision))
         if record is not None:
             held_out[name] = record
         elif trouble:
@@ -79,40 +79,43 @@ def _part(name: str, facts: ModelFacts, context_length: int) -> Part:
     return Part(name, facts.weight_bytes, facts.kv_bytes_per_token, facts.kv_bytes_per_token * context_length)
 
 
-def _from_folder(folder: Path, revision: str) -> HeldOut | None:
+def _from_folder(folder: Path, revision: str) -> Judgement | None:
     """What `alphaloop draft train` left beside the weights; None where somebody else made them."""
-    if not (folder / FILE).is_file():
-        return None
     try:
         card = read_card(folder)
     except ConfigError:
         return None
-    return _held_out(figures(card.judgement)) if revision.startswith(card.draft_revision) else None
+    return card.judgement if revision.startswith(card.draft_revision) else None
 
 
-def _registered(settings: Settings) -> tuple[Callable[[str, str], Mapping[str, Any] | None], str]:
-    """The figures of a (target revision, draft revision) in the database, if one is configured and answers."""
+def _registered(settings: Settings) -> tuple[Callable[[str, str], Judgement | None], str]:
+    """Finds the judgement of a (target revision, draft revision) in the database, if one is configured and answers.
+
+    The second is why the database did not answer, empty where it did.
+    """
     if settings.postgres.url is None:
         return lambda target, draft: None, ""
     try:
-        database = Database(settings.postgres.url, connect_timeout_s=settings.postgres.connect_timeout_s)
-        try:
+        with Database(settings.postgres.url, connect_timeout_s=settings.postgres.connect_timeout_s) as database:
             known = DraftRegistry(database).all()
-        finally:
-            database.close()
     except AlphaloopError as error:
         return lambda target, draft: None, error.message
 
-    def find(target: str, draft: str) -> Mapping[str, Any] | None:
+    def find(target: str, draft: str) -> Judgement | None:
         # The same weights with a gate or in another dtype have a revision that begins with theirs.
-        same = (d for d in known if d.target_revision == target and draft.startswith(d.draft_revision) and d.figures)
-        return next((d.figures for d in same), None)
+        same = (d for d in known if d.target_revision == target and draft.startswith(d.draft_revision))
+        return next((Judgement.model_validate(d.figures) for d in same if d.figures), None)
 
     return find, ""
 
 
-def _held_out(told: Mapping[str, Any] | None) -> HeldOut | None:
-    total = (told or {}).get("total")
-    if not total or not total["trials"] or not total["trials"][0]:
+def _held_out(judgement: Judgement | None) -> HeldOut | None:
+    if judgement is None or not (alphas := judgement.total.alphas()):
         return None
-    return HeldOut(total["accepts"][0] / total["trials"][0], f"its {total['num_texts']} held-out texts")
+    return HeldOut(alphas[0], f"its {judgement.total.num_texts} held-out texts")
+
+
+def _peak_process_bytes() -> int:
+    """The most main memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -5,31 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from worker.engine import EngineIdentity
-from worker.measuring.bounds import median_bounds
-from worker.measuring.candidates import VANILLA, Candidate
-from worker.measuring.exactness import Exactness
-from worker.measuring.figures import Figures, figures_of
-from worker.measuring.footprint import Footprint
+from alphaloop.payoff.bounds import median_bounds
+from alphaloop.payoff.figures import VANILLA, Candidate, Exactness
+from alphaloop.payoff.report import Footprint, Report, Row, Setup
+from alphaloop.payoff.rounds import costs_of
+from alphaloop.payoff.verdict import Verdict, judge
+from worker.measuring.figures import figures_of
 from worker.measuring.observations import Measured
 from worker.measuring.reasons import Evidence, GreedySample, HeldOut, reasons
-from worker.measuring.rounds import RoundCosts, costs_of
-from worker.measuring.verdict import Judgement, Verdict, judge
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What was asked for, and of what."""
-
-    identity: EngineIdentity
-    num_prompts: int
-    prompt_tokens: float  #: median
-    max_tokens: int  #: the most that any prompt allows
-    temperature: float  #: the highest of the prompts
-    batch: int
-    num_repeats: int
-    bar: float
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +21,6 @@ class Records:
 
     findings: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     held_out: Mapping[str, HeldOut] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One candidate, judged."""
-
-    figures: Figures
-    judgement: Judgement
-    costs: RoundCosts | None
-    reasons: tuple[tuple[str, str], ...]  #: name and sentence; none for what ships
-
-    @property
-    def candidate(self) -> Candidate:
-        """Which."""
-        return self.figures.candidate
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All there is to tell."""
-
-    setup: Setup
-    num_turns: int  #: blocks that every candidate decoded
-    num_turns_planned: int
-    vanilla: Figures
-    rows: tuple[Row, ...]
-    footprint: Footprint
-    notes: tuple[str, ...]
-    shipped: Row | None  #: the one to ship
-    rivals: tuple[Candidate, ...]  #: that ship too, and are not told apart from it
-    is_interrupted: bool
 
 
 def report_of(
@@ -126,11 +78,6 @@ def report_of(
         _rivals(shipped, rows),
         measured.is_interrupted,
     )
-
-
-def best_of(rows: Sequence[Row], drafter: str) -> Row:
-    """The fastest of a drafter's candidates."""
-    return max((row for row in rows if row.candidate.drafter == drafter), key=lambda row: row.figures.ratio.median)
 
 
 def _rivals(shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Final
 
 from alphaloop.errors import DecodeFailed
+from alphaloop.payoff.figures import VANILLA, Candidate
 from worker.engine import Engine, Generation, PreparedJob, Step
-from worker.measuring.candidates import VANILLA, Candidate, Turn
-from worker.measuring.observations import Measured, Observation, RoundTimes
+from worker.measuring.candidates import Turn
+from worker.measuring.observations import Measured, Observation, times_of
 
 WARM_UP_TOKENS: Final = 16
 
@@ -90,4 +91,4 @@ class Runner:
     def _observe(self, turn: Turn, candidate: Candidate) -> Observation:
         generations, steps, wall_s = self.decode([self._prepared[number] for number in turn.prompts], candidate)
         numbered = tuple(zip(turn.prompts, generations, strict=True))
-        return Observation(candidate, turn.block, turn.repeat, numbered, RoundTimes.of(steps), wall_s)
+        return Observation(candidate, turn.block, turn.repeat, numbered, times_of(steps), wall_s)

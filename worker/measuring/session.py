@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from alphaloop.errors import ConfigError, DecodeFailed
+from alphaloop.payoff.bounds import min_values
+from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness
+from alphaloop.payoff.report import Footprint, Report, Setup, best_of
+from alphaloop.payoff.verdict import Verdict
 from worker.engine import Engine, PreparedJob
-from worker.measuring.bounds import min_values
-from worker.measuring.candidates import VANILLA, Candidate, divide, turns
-from worker.measuring.exactness import Exactness, ExactnessCheck
-from worker.measuring.figures import Acceptance
-from worker.measuring.footprint import Footprint
+from worker.measuring.candidates import divide, turns
+from worker.measuring.exactness import ExactnessCheck
 from worker.measuring.observations import Measured
 from worker.measuring.reasons import GreedySample
-from worker.measuring.report import Records, Report, Setup, best_of, report_of
+from worker.measuring.report import Records, report_of
 from worker.measuring.running import Interrupted, Runner
-from worker.measuring.verdict import Verdict
 
 #: Of sampled prompts decoded greedy as well, to see what the temperature costs.
 NUM_GREEDY: Final = 12
@@ -155,8 +155,7 @@ class Session:
                 generations, _, _ = self._runner.decode(jobs, best.candidate)
             except Interrupted:
                 break
-            own = [(n, text) for n, text in self.measured.generations(best.candidate) if n in sampled]
-            found[drafter] = GreedySample(
-                Acceptance.of(list(zip(sampled, generations, strict=True))), Acceptance.of(own)
-            )
+            greedy = [(number, text.counts) for number, text in zip(sampled, generations, strict=True)]
+            own = [(n, text.counts) for n, text in self.measured.generations(best.candidate) if n in sampled]
+            found[drafter] = GreedySample(Acceptance.of(greedy), Acceptance.of(own))
         return found

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from alphaloop.commands.reports import Finding
 from alphaloop.errors import IncompatiblePair
-
-Verdict = Literal["ok", "warning", "refused"]
 
 #: Of the bytes read for a token. At .35 and five drafts a round costs 2.75 passes: more than half must be accepted.
 LARGE_RATIO: Final = 0.35
@@ -54,15 +53,6 @@ class ModelFacts:
     def kv_bytes_per_slot(self) -> int:
         """Keys and values of one sequence that fills the context."""
         return self.kv_bytes_per_token * self.context_length
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check and what it found."""
-
-    check: str
-    verdict: Verdict
-    sentence: str
 
 
 def check_pair(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.draft_card import Measured
 from worker.decoding.training.teaching import Lesson
 
 
@@ -35,10 +36,19 @@ class Verdict:
             self.overlap + other.overlap,
         )
 
-    @property
-    def mean_overlap(self) -> float | None:
-        """Expected acceptance of one drafted token at temperature 1."""
-        return self.overlap / self.num_positions if self.num_positions else None
+    def measured(self) -> Measured:
+        """As a draft's card keeps it."""
+        counts = self.counts
+        return Measured(
+            num_texts=self.num_texts,
+            num_tokens=counts.num_tokens,
+            rounds=counts.rounds,
+            proposed=counts.proposed,
+            trials=counts.trials,
+            accepts=counts.accepts,
+            num_positions=self.num_positions,
+            overlap_sum=round(self.overlap, 3),
+        )
 
 
 def walk_rounds(matches: Sequence[bool], num_draft_tokens: int) -> AcceptanceCounts:

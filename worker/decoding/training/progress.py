@@ -1,4 +1,4 @@
-"""The stages of a run on the screen: a bar each where there is a terminal, one line each in any case."""
+"""The stages of a run, told as events."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from alphaloop.cli.screen import note, progress
+from alphaloop.commands.events import Advance, Note, Stage, Tell
 
 
 class Stages:
-    """Shows one stage after the other."""
+    """Tells one stage after the other."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
 
     @contextmanager
     def show(self, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
         """A stage of `total` things, `done` of them by an earlier run; call what it yields with how many more."""
         began = time.monotonic()
         count = done
-        with progress() as bar:
-            shown = bar.add_task(name, total=total, completed=done, note="")
+        self._tell(Stage(name=name, total=total, done=done))
 
-            def advance(num: int = 1, told: str = "") -> None:
-                nonlocal count
-                count += num
-                bar.update(shown, completed=count, note=told)
+        def advance(num: int = 1, told: str = "") -> None:
+            nonlocal count
+            count += num
+            self._tell(Advance(num=num, note=told))
 
-            yield advance
+        yield advance
         kept = f", {done} of them by an earlier run" if done else ""
-        note(f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s")
+        self._tell(Note(text=f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s"))

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import jinja2
 
-from alphaloop.cli.job_lines import BadLine, JobReader
 from alphaloop.errors import ConfigError, PromptTooLong
+from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.settings import Settings, TaskSettings
 from worker.decoding.prompts import prepare_job
 from worker.decoding.training.recipe import Recipe

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from worker.decoding.sources import find_weights
-from worker.decoding.training.card import DraftCard, figures, read_card
 
 
 def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
@@ -37,6 +37,6 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
             card.target_revision,
             parent_revision=card.target_revision,
             trained_on=card.trained_on,
-            figures=figures(card.judgement),
+            figures=card.judgement.model_dump(mode="json"),
         )
     return card, status

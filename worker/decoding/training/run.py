@@ -6,13 +6,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from alphaloop.commands.orders import TrainOrder
+from alphaloop.draft_card import DraftCard, Judgement
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
 from alphaloop.settings.models import ModelSettings
@@ -22,11 +22,10 @@ from worker.decoding.load import load_engine
 from worker.decoding.models import end_tokens, load_weights
 from worker.decoding.sources import find_weights
 from worker.decoding.training.aligning import fit_map, turn_head
-from worker.decoding.training.card import DraftCard, Judgement, Measured, total_of
 from worker.decoding.training.distil import Distillation
 from worker.decoding.training.draft import cut_draft, num_layers, save_draft
 from worker.decoding.training.folder import RunFolder, digest_of
-from worker.decoding.training.judging import judge
+from worker.decoding.training.judging import Verdict, judge
 from worker.decoding.training.progress import Stages
 from worker.decoding.training.prompts import plan_requests, read_prompts
 from worker.decoding.training.recipe import Recipe
@@ -40,36 +39,26 @@ JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
 _SAVE_INTERVAL_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What was asked for."""
-
-    settings: Settings
-    recipe: Recipe
-    folder: Path
-    name: str
-    prompts: Path | None = None  #: JSONL to train on; None: the target writes prompts
-    held_out: Path | None = None  #: JSONL to judge with; None: a part of those
-    task: str | None = None  #: of lines that name none
-
-
 class TrainingRun:
     """One order being carried out."""
 
-    def __init__(self, order: Order, stages: Stages, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, order: TrainOrder, settings: Settings, recipe: Recipe, stages: Stages, should_stop: Callable[[], bool]
+    ) -> None:
         """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel."""
         self._order = order
-        self._recipe = order.recipe
+        self._settings = settings
+        self._recipe = recipe
         self._stages = stages
         self._should_stop = should_stop
-        self._settings = order.settings.models.target
-        if self._settings.num_threads is not None:
-            torch.set_num_threads(self._settings.num_threads)
-        self._device = find_device(self._settings.device)
-        loaded = load_weights(self._settings.source, self._settings.revision, self._settings.dtype, self._device)
+        self._served = served = settings.models.target
+        if served.num_threads is not None:
+            torch.set_num_threads(served.num_threads)
+        self._device = find_device(served.device)
+        loaded = load_weights(served.source, served.revision, served.dtype, self._device)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
         self._layers = self._recipe.chosen_layers(num_layers(self._target))
-        self._folder = RunFolder(order.folder, _plan(order, self._revision))
+        self._folder = RunFolder(order.folder, self._plan())
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -97,11 +86,11 @@ class TrainingRun:
         self._save(mapping, weights, token_ids)
         judgement = self._judge(exam, token_ids)
         card = DraftCard(
-            name=self._order.name,
+            name=_name(self._order),
             draft_revision=find_weights(str(self._order.folder)).revision,
-            target=self._settings.name,
+            target=self._served.name,
             target_revision=self._revision,
-            trained_on=_told(self._order, lessons),
+            trained_on=self._told(lessons),
             recipe=self._recipe.model_dump(mode="json"),
             judgement=judgement,
         )
@@ -112,15 +101,15 @@ class TrainingRun:
         """Texts to train on and held-out ones; None when stopped."""
         order = self._order
         given = [
-            None if file is None else read_prompts(file, order.settings, self._tokenizer, order.task)
+            None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task)
             for file in (order.prompts, order.held_out)
         ]
-        requests, num_held_out = plan_requests(self._tokenizer, order.settings.tasks, self._recipe, *given)
+        requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
         store = TextStore(self._folder.state / "texts")
         known = {text.number for text in store.all()}
         missing = [request for request in requests if request.number not in known]
         if missing:
-            engine = load_engine(ModelSettings(target=self._settings, drafters={}), num_slots=self._recipe.batch_size)
+            engine = load_engine(ModelSettings(target=self._served, drafters={}), num_slots=self._recipe.batch_size)
             writer = TextWriter(engine, self._tokenizer, self._recipe, store)
             with self._stages.show("texts written", len(requests), len(requests) - len(missing)) as advance:
                 if not writer.write(missing, self._should_stop, advance):
@@ -180,7 +169,7 @@ class TrainingRun:
         return training.trained()
 
     def _save(self, mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
-        dtype: torch.dtype = getattr(torch, self._settings.dtype)
+        dtype: torch.dtype = getattr(torch, self._served.dtype)
         save_draft(self._draft(mapping, weights, None), self._tokenizer, self._order.folder, dtype)
         if token_ids is not None:
             write_draft_vocabulary(self._order.folder, token_ids)
@@ -189,7 +178,7 @@ class TrainingRun:
         columns = columns_of(token_ids, self._target.config.vocab_size)
         untrained = self._draft(None, None, token_ids).to(self._target.dtype)
         # As it will be served: read back from the folder, in its dtype.
-        draft = load_weights(str(self._order.folder), None, self._settings.dtype, self._device).model
+        draft = load_weights(str(self._order.folder), None, self._served.dtype, self._device).model
         if token_ids is not None:
             restrict_head(draft, token_ids)
         with self._stages.show("held-out texts judged", 2 * len(exam)) as advance:
@@ -201,9 +190,9 @@ class TrainingRun:
         target_ms, draft_ms = measure_passes_ms([self._target, draft])
         return Judgement(
             num_draft_tokens=JUDGED_LENGTH,
-            by_task={task: Measured.of(verdict) for task, verdict in sorted(after.items())},
-            total=Measured.of(total_of(after)),
-            untrained=Measured.of(total_of(before)),
+            by_task={task: verdict.measured() for task, verdict in sorted(after.items())},
+            total=sum(after.values(), start=Verdict()).measured(),
+            untrained=sum(before.values(), start=Verdict()).measured(),
             target_pass_ms=round(target_ms, 3),
             draft_pass_ms=round(draft_ms, 3),
         )
@@ -218,22 +207,26 @@ class TrainingRun:
             restrict_head(draft, token_ids)
         return draft.to(self._target.device)
 
+    def _plan(self) -> dict[str, Any]:
+        """What a folder's run must agree on with this one."""
+        order = self._order
+        tasks = {name: task.description for name, task in sorted(self._settings.tasks.items())}
+        return {
+            "name": _name(order),
+            "target_revision": self._revision,
+            "dtype": self._served.dtype,
+            "recipe": self._recipe.model_dump(mode="json"),
+            "prompts": digest_of(order.prompts),
+            "held_out": digest_of(order.held_out),
+            "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
+        }
 
-def _plan(order: Order, target_revision: str) -> dict[str, Any]:
-    """What a folder's run must agree on with this one."""
-    tasks = {name: task.description for name, task in sorted(order.settings.tasks.items())}
-    return {
-        "name": order.name,
-        "target_revision": target_revision,
-        "dtype": order.settings.models.target.dtype,
-        "recipe": order.recipe.model_dump(mode="json"),
-        "prompts": digest_of(order.prompts),
-        "held_out": digest_of(order.held_out),
-        "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
-    }
+    def _told(self, lessons: Sequence[Lesson]) -> str:
+        num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
+        prompts = self._order.prompts
+        source = "written by the target itself" if prompts is None else f"of prompts {digest_of(prompts)}"
+        return f"{len(lessons)} texts, {num_tokens} tokens, {source}, {self._recipe.num_epochs} epochs"
 
 
-def _told(order: Order, lessons: Sequence[Lesson]) -> str:
-    num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
-    source = "written by the target itself" if order.prompts is None else f"of prompts {digest_of(order.prompts)}"
-    return f"{len(lessons)} texts, {num_tokens} tokens, {source}, {order.recipe.num_epochs} epochs"
+def _name(order: TrainOrder) -> str:
+    return order.name or order.folder.absolute().name

@@ -9,7 +9,8 @@ import pytest
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ConfigError
-from worker.measuring.candidates import VANILLA, Candidate, choose_candidates, choose_drafters, divide, turns
+from alphaloop.payoff.figures import VANILLA, Candidate
+from worker.measuring.candidates import choose_candidates, choose_drafters, divide, turns
 
 LOOKUP = DrafterState("lookup", "1", 12)
 SMALL = DrafterState("small", "2", 5)

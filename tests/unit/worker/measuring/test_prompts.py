@@ -16,6 +16,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, load_settings
 from tests.fakes import FakeEngine
+from tests.fixtures.orders import measure_order
 from worker.measuring import prompts
 from worker.measuring.prompts import Line, draw, prepare, read_lines
 
@@ -33,7 +34,7 @@ def written(folder: Path, lines: Sequence[Any]) -> Path:
 
 
 def read(file: Path, settings: Settings, **options: Any) -> list[Line]:
-    return read_lines(file, settings, **{"task": None, "max_tokens": None, "temperature": None, **options})
+    return read_lines(measure_order(file, **options), settings)
 
 
 def test_all_forms_are_read_and_are_no_traffic(tmp_path: Path, settings: Settings) -> None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.payoff.figures import Acceptance, Candidate
 from tests.fixtures.measured import NUM_PROMPTS, acceptance, evidence, figures
 from worker.measuring import reasons as why
-from worker.measuring.candidates import Candidate
-from worker.measuring.figures import Acceptance
 from worker.measuring.reasons import REASONS, GreedySample, HeldOut, reasons
 
 

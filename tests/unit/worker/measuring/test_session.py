@@ -9,18 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from alphaloop.cli.measuring.as_json import as_json
+from alphaloop.cli.measuring.screens import SHORTER_IS_BETTER, show
+from alphaloop.commands import events
+from alphaloop.commands.events import EVENT
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Origin, parse_job
+from alphaloop.payoff.figures import VANILLA
+from alphaloop.payoff.report import Footprint, Report
+from alphaloop.payoff.verdict import Verdict
 from tests.fakes import FakeEngine
 from worker.engine import PreparedJob, Sampling, Step
-from worker.measuring.as_json import as_json
-from worker.measuring.candidates import VANILLA, choose_candidates
-from worker.measuring.footprint import Footprint, peak_process_bytes
-from worker.measuring.report import Records, Report
+from worker.measuring.candidates import choose_candidates
+from worker.measuring.reasons import REASONS
+from worker.measuring.report import Records
 from worker.measuring.session import Plan, Session, refuse_few
-from worker.measuring.showing import show
-from worker.measuring.verdict import Verdict
 
 NUM = 14
 SECRET = "zebra"
@@ -70,7 +75,7 @@ def session_of(
 
 def report_of(session: Session) -> Report:
     session.run()
-    return session.report(Records(), lambda: Footprint((), peak_process_bytes(), None), ["a note"])
+    return session.report(Records(), lambda: Footprint((), 1 << 30, None), ["a note"])
 
 
 def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
@@ -200,3 +205,14 @@ def test_an_interrupted_report_says_so(capsys: pytest.CaptureFixture[str]) -> No
     engine = Timed()
     show(report_of(session_of(engine, should_stop=lambda: engine.num_steps >= 500)))
     assert "INTERRUPTED: " in capsys.readouterr().out
+
+
+def test_a_report_crosses_to_the_command_line_unchanged() -> None:
+    report = report_of(session_of(Timed(acceptance=(0.45,))))
+    event = EVENT.validate_json(events.Report(data=report).model_dump_json())
+    assert isinstance(event, events.Report)
+    assert TypeAdapter(Report).validate_python(event.data) == report
+
+
+def test_the_one_reason_told_of_slower_candidates_exists() -> None:
+    assert SHORTER_IS_BETTER in {reason.__name__ for reason in REASONS}

@@ -70,12 +70,12 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(
     assert verdict.counts == AcceptanceCounts(4, 0, 0, (4, 4, 4, 3), (4, 4, 4, 3), (4, 4, 4, 3))
     assert verdict.counts.num_tokens == 19
     assert verdict.num_positions == 20
-    assert verdict.mean_overlap == pytest.approx(1.0, abs=1e-3)
+    assert verdict.measured().overlap() == pytest.approx(1.0, abs=1e-3)
     # A draft that cannot say the text's tokens is never accepted; what it gives to others is no overlap either.
     columns = torch.full((target.config.vocab_size,), -1)
     dumb = judge(target, notes.lessons(), columns, 4)["code"]
     assert dumb.counts.num_accepted == 0
-    assert dumb.mean_overlap == 0.0
+    assert dumb.measured().overlap() == 0.0
 
 
 def test_verdicts_add_up() -> None:
@@ -83,4 +83,4 @@ def test_verdicts_add_up() -> None:
     both = one + Verdict(2, walk_rounds([False], 2), 2, 0.5)
     assert (both.num_texts, both.num_positions, both.overlap) == (3, 6, 2.0)
     assert both.counts.num_tokens == 4
-    assert Verdict().mean_overlap is None
+    assert Verdict().measured().overlap() is None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import ConfigError
-from worker.decoding.training.judging import Verdict
 
 FILE: Final = "draft.json"
 
@@ -29,21 +26,6 @@ class Measured(BaseModel):
     accepts: tuple[int, ...]
     num_positions: int
     overlap_sum: float
-
-    @classmethod
-    def of(cls, verdict: Verdict) -> Self:
-        """From a verdict."""
-        counts = verdict.counts
-        return cls(
-            num_texts=verdict.num_texts,
-            num_tokens=counts.num_tokens,
-            rounds=counts.rounds,
-            proposed=counts.proposed,
-            trials=counts.trials,
-            accepts=counts.accepts,
-            num_positions=verdict.num_positions,
-            overlap_sum=round(verdict.overlap, 3),
-        )
 
     def alphas(self) -> list[float]:
         """α_1, α_2 … as far as they were tested."""
@@ -116,13 +98,3 @@ def best_length(alphas: list[float], cost_ratio: float) -> tuple[int, float]:
     lengths = {k: expected_speedup(alphas, k, cost_ratio) for k in range(1, len(alphas) + 1)}
     best = max(lengths, key=lambda k: lengths[k], default=0)
     return (best, lengths[best]) if best and lengths[best] > 1 else (0, 1.0)
-
-
-def figures(judgement: Judgement) -> Mapping[str, Any]:
-    """What is registered: the judgement, counts and times."""
-    return judgement.model_dump(mode="json")
-
-
-def total_of(verdicts: Mapping[str, Verdict]) -> Verdict:
-    """All tasks together."""
-    return sum(verdicts.values(), start=Verdict(counts=AcceptanceCounts()))

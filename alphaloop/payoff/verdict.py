@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from worker.measuring.bounds import Bounds, min_values
+from alphaloop.payoff.bounds import Bounds, min_values
 
 #: A further run settles it with 80 % probability: (1.96 + .84) / 1.96 times the room that the bounds need.
 _POWER: Final = 1.43

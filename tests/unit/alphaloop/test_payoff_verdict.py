@@ -8,8 +8,8 @@ import statistics
 import numpy as np
 import pytest
 
-from worker.measuring.bounds import Bounds, median_bounds
-from worker.measuring.verdict import Judgement, Verdict, judge
+from alphaloop.payoff.bounds import Bounds, median_bounds
+from alphaloop.payoff.verdict import Judgement, Verdict, judge
 
 
 @pytest.mark.parametrize(

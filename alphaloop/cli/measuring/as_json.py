@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from alphaloop.acceptance import Interval
-from worker.measuring.figures import Figures
-from worker.measuring.report import Report, Row
+from alphaloop.payoff.figures import Figures
+from alphaloop.payoff.report import Report, Row
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cli.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.errors import MessageError
+from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding, Job, Origin, encode_job, parse_job
 from alphaloop.settings import Settings, load_settings
 

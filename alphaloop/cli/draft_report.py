@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.table import Table
 
 from alphaloop.cli.screen import out, share, table
-from worker.decoding.training.card import DraftCard, Measured, best_length
+from alphaloop.draft_card import DraftCard, Measured, best_length
 
 
-def tell(card: DraftCard, folder: Path) -> None:
+def show(card: DraftCard, folder: Path) -> None:
     """Print the figures by task, and the lines that serve the draft."""
     judgement = card.judgement
     shown = table("held-out", "texts", "α_1", "α_2", "α_3", "α_4", "overlap", right=["texts", "overlap"])

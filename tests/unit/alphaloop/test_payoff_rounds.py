@@ -7,10 +7,9 @@ import random
 import pytest
 
 from alphaloop.cost import expected_tokens_per_round
+from alphaloop.payoff.figures import Candidate, RoundTimes
+from alphaloop.payoff.rounds import RoundCosts, costs_of
 from tests.fixtures.measured import acceptance, evidence, figures, rounds
-from worker.measuring.candidates import Candidate
-from worker.measuring.observations import RoundTimes
-from worker.measuring.rounds import RoundCosts, costs_of
 
 
 def costs(**options: object) -> RoundCosts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from worker.measuring.figures import Figures
+from alphaloop.payoff.figures import Figures
 
 _NUM_HALVINGS: Final = 40
 

@@ -9,16 +9,15 @@ from typing import Final
 from rich.text import Text
 
 from alphaloop.cli.screen import out, rate, share, share_with_interval, table
-from worker.measuring.bounds import Bounds
-from worker.measuring.exactness import Exactness
-from worker.measuring.figures import Figures, Tails
-from worker.measuring.footprint import Footprint
-from worker.measuring.reasons import k_too_high
-from worker.measuring.report import Report, Row, Setup, best_of
-from worker.measuring.verdict import Verdict
+from alphaloop.payoff.bounds import Bounds
+from alphaloop.payoff.figures import Exactness, Figures, Tails
+from alphaloop.payoff.report import Footprint, Report, Row, Setup, best_of
+from alphaloop.payoff.verdict import Verdict
 
 _STYLES: Final = {Verdict.SHIP: "bold green", Verdict.DO_NOT_SHIP: "bold red", Verdict.TOO_CLOSE: "bold yellow"}
 _FEW_FOR_P99: Final = 100
+#: The reason that is told of a candidate although its drafter has a faster one.
+SHORTER_IS_BETTER: Final = "k_too_high"
 
 
 def show(report: Report) -> None:
@@ -153,7 +152,7 @@ def _memory(footprint: Footprint) -> object:
 
 def _footprint(footprint: Footprint) -> Iterator[str]:
     device = "" if footprint.device_bytes is None else f"; on the device {_bytes(footprint.device_bytes)}"
-    yield f"This process held at most {_bytes(footprint.peak_process_bytes)}{device}."
+    yield f"The process held at most {_bytes(footprint.peak_process_bytes)}{device}."
 
 
 def _exactness(rows: Sequence[Row]) -> Iterator[str]:
@@ -184,7 +183,7 @@ def _verdicts(report: Report) -> Iterator[tuple[str, list[str]]]:
         yield _verdict(report, best), [sentence for _, sentence in best.reasons]
         for row in report.rows:
             if row.candidate.drafter == drafter and row is not best:
-                yield _verdict(report, row), [sentence for name, sentence in row.reasons if name == k_too_high.__name__]
+                yield _verdict(report, row), [sentence for name, sentence in row.reasons if name == SHORTER_IS_BETTER]
 
 
 def _verdict(report: Report, row: Row) -> str:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from worker.measuring.bounds import median_bounds, min_values, percentile
+from alphaloop.payoff.bounds import median_bounds, min_values, percentile
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))])

@@ -1,0 +1,107 @@
+"""Have an order carried out by `python -m worker.commands`, and show its events.
+
+The command line never imports the worker, whose decoding needs torch; it starts that process and shows what it tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, Final, TypeVar
+
+import typer
+from pydantic import TypeAdapter
+
+from alphaloop.cli.children import child_command, child_environment
+from alphaloop.cli.options import global_options
+from alphaloop.cli.screen import note, progress
+from alphaloop.commands.events import EVENT, Advance, Failed, Note, Report, Stage
+from alphaloop.commands.orders import MeasureOrder, Order
+from alphaloop.errors import AlphaloopError
+
+INTERRUPTED: Final = 130
+Data = TypeVar("Data")
+
+
+def carry_out(context: typer.Context, order: Order, data: type[Data], show: Callable[[Data], None]) -> None:
+    """Have `order` carried out; `show` is called with the report, whose type is `data`.
+
+    Raises AlphaloopError for an error that the process tells in words, and typer.Exit with the process's exit code
+    where that is not 0.
+    """
+    options = global_options(context)
+    with subprocess.Popen(
+        child_command("worker.commands", []),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=child_environment(options, options.settings()),
+        # A group of its own: Ctrl-C in a terminal reaches a whole group, and the process should get each signal once.
+        process_group=0,
+    ) as child:
+        assert child.stdin is not None  # noqa: S101
+        assert child.stdout is not None  # noqa: S101
+        try:
+            _send(order, child.stdin)
+            with _passing_signals_to(child):
+                failure = _show_events(child.stdout, lambda found: show(TypeAdapter(data).validate_python(found)))
+                code = child.wait()
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            child.kill()
+    if failure is not None:
+        raise AlphaloopError(failure.message, hint=failure.hint)
+    if code:
+        # A process that a signal ended has minus the signal's number; a shell shows 128 plus the number.
+        raise typer.Exit(code if code > 0 else 128 - code)
+
+
+def _send(order: Order, stdin: IO[bytes]) -> None:
+    """Write the order, and behind it the prompts where they come from our own standard input."""
+    # A process that has ended reads no more; why it ended follows from its events.
+    with contextlib.suppress(BrokenPipeError), stdin:
+        stdin.write(order.model_dump_json().encode() + b"\n")
+        stdin.flush()
+        if isinstance(order, MeasureOrder) and str(order.prompts) == "-":
+            shutil.copyfileobj(sys.stdin.buffer, stdin)
+
+
+def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None:
+    """Show events until the process ends; the error if it told one."""
+    failure = None
+    with progress() as bar:
+        task = bar.add_task("starting", total=None, note="")
+        for line in lines:
+            match event := EVENT.validate_json(line):
+                case Stage():
+                    # A task cannot be told that its total is not known: another one takes its place.
+                    bar.remove_task(task)
+                    task = bar.add_task(event.name, total=event.total, completed=event.done, note="")
+                case Advance():
+                    bar.update(task, advance=event.num, total=event.total, note=event.note)
+                case Note():
+                    note(event.text)
+                case Report():
+                    bar.stop()
+                    show(event.data)
+                case Failed():
+                    failure = event
+    return failure
+
+
+@contextmanager
+def _passing_signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """While the block runs, the process decides what SIGINT and SIGTERM mean."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda received, _: child.send_signal(received)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

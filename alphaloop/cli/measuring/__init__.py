@@ -1,0 +1,1 @@
+"""What `alphaloop measure` found, as it is shown."""

@@ -1,0 +1,18 @@
+"""What decodes: the name of an engine on a device, under which evidence and costs are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """What decodes: part of the key of all evidence and of every stored cost."""
+
+    engine: str  #: library, version and dtype, `transformers-5.23.0-bfloat16`: another dtype is another history
+    target: str  #: name under which the target is served
+    target_revision: str  #: hash of the weights that were loaded
+    dtype: str
+    device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`
+    context_length: int  #: tokens of prompt and output together
+    host: str  #: the machine: costs of one machine say nothing of another

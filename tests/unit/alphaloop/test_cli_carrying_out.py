@@ -1,0 +1,161 @@
+"""A command that starts `python -m worker.commands`: its events on the screen, its exit code, its signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alphaloop.cli import carrying_out
+from alphaloop.commands.orders import ORDER, CheckPairOrder, MeasureOrder
+from tests.fixtures.cli import Cli
+
+ROOT = Path(__file__).resolve().parents[3]
+#: A child's words: `tell` writes an event, `order` is what it was asked.
+_PRELUDE = """
+import json, os, signal, sys
+def tell(event, **fields):
+    print(json.dumps({"event": event, **fields}), flush=True)
+order = json.loads(sys.stdin.readline())
+"""
+FINDINGS = [{"check": "size", "verdict": "refused", "sentence": "too [large]"}]
+REPORT = {"target": "t", "draft": "d", "findings": FINDINGS}
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Replaces the worker's process by a script."""
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+
+    def becomes(script: str) -> None:
+        command = [sys.executable, "-c", _PRELUDE + script]
+        monkeypatch.setattr(carrying_out, "child_command", lambda module, arguments: command)
+
+    return becomes
+
+
+def test_options_become_an_order_and_a_report_a_table(cli: Cli, child: Callable[[str], None], tmp_path: Path) -> None:
+    file = tmp_path / "order.json"
+    child(f"open({str(file)!r}, 'w').write(json.dumps(order))\ntell('report', data={REPORT!r})\nsys.exit(1)")
+    ran = cli("check-pair", "big", "./small", "--draft-dtype", "float16", "--batch-size", "7")
+    assert ran.code == 1
+    assert ["size", "refused", "too", "[large]"] in [line.split() for line in ran.out.splitlines()]
+    assert ran.err == "the draft is refused\n"
+    order = ORDER.validate_json(file.read_bytes())
+    assert isinstance(order, CheckPairOrder)
+    assert (order.target, order.draft, order.dtype, order.draft_dtype) == ("big", "./small", None, "float16")
+    assert (order.batch_size, order.context_length, order.max_draft_tokens) == (7, None, 5)
+
+
+def test_a_report_as_json_is_all_of_standard_output(cli: Cli, child: Callable[[str], None]) -> None:
+    child(f"tell('stage', name='reading')\ntell('advance', total=3)\ntell('report', data={REPORT!r})")
+    ran = cli("check-pair", "big", "small", "--json")
+    assert ran.code == 0
+    assert ran.json == {**REPORT, "fits": False}
+    assert ran.err == ""
+
+
+def test_prompts_on_standard_input_follow_the_order(cli: Cli, child: Callable[[str], None]) -> None:
+    child("assert order['prompts'] == '-'\ntell('note', text=str(len(sys.stdin.read())))")
+    content = b"x" * 300_000
+    assert cli("measure", "--prompts", "-", stdin=content).err == "300000\n"
+
+
+def test_a_process_that_reads_no_prompts_is_still_heard(cli: Cli, child: Callable[[str], None]) -> None:
+    child("os.close(0)\ntell('failed', message='too long', hint='take a sample')\nsys.exit(1)")
+    ran = cli("measure", "--prompts", "-", stdin=b"x" * 300_000)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "error: too long\nhint: take a sample\n"
+
+
+def test_what_was_told_before_an_error_is_shown(cli: Cli, child: Callable[[str], None]) -> None:
+    child(f"tell('report', data={REPORT!r})\ntell('failed', message='then it broke')\nsys.exit(1)")
+    ran = cli("check-pair", "big", "small", "--json")
+    assert ran.code == 1
+    assert ran.json["target"] == "t"
+    assert ran.err == "error: then it broke\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("sys.exit(130)", 130), ("os.kill(os.getpid(), signal.SIGKILL)", 137), ("raise SystemExit(1)", 1)],
+)
+def test_the_exit_code_is_the_process_s(cli: Cli, child: Callable[[str], None], script: str, code: int) -> None:
+    child(script)
+    assert cli("draft", "register", "somewhere").code == code
+
+
+_COMMAND = """
+import sys
+from alphaloop.cli import carrying_out, main
+script = sys.argv.pop()
+carrying_out.child_command = lambda module, arguments: [sys.executable, "-c", script]
+main()
+"""
+_COUNTING = (
+    _PRELUDE
+    + """
+received = []
+def handle(number, frame):
+    received.append(signal.Signals(number).name)
+    tell("note", text=f"got {received}")
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, handle)
+tell("note", text=f"ready {os.getpgrp()}")
+while len(received) < 2:
+    signal.pause()
+sys.exit(130)
+"""
+)
+
+
+def test_signals_are_passed_on_once_each(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _COMMAND, "draft", "register", "somewhere", _COUNTING]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0) as parent:
+        assert parent.stderr is not None
+        ready = parent.stderr.readline().split()
+        # As a terminal does: to the whole group, of which the process is no member.
+        assert int(ready[1]) != os.getpgid(parent.pid) == parent.pid
+        os.killpg(parent.pid, signal.SIGINT)
+        assert parent.stderr.readline() == "got ['SIGINT']\n"
+        parent.send_signal(signal.SIGTERM)
+        assert parent.stderr.readline() == "got ['SIGINT', 'SIGTERM']\n"
+        assert parent.wait(30) == 130
+        assert parent.stderr.read() == ""
+
+
+def test_interrupting_while_prompts_are_read_ends_both(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
+    script = _PRELUDE + "print(os.getpid(), file=sys.stderr, flush=True)\nsys.stdin.read()"
+    command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "-", script]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as parent:
+        assert parent.stderr is not None
+        pid = int(parent.stderr.readline())
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(30) == 130
+        assert parent.stderr.read() == "interrupted\n"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_orders_say_which_command_they_are_of() -> None:
+    order = ORDER.validate_json('{"command": "draft register", "folder": "f", "name": null}')
+    assert order.command == "draft register"
+    assert not isinstance(order, MeasureOrder)
+
+
+def test_help_loads_neither_torch_nor_the_worker() -> None:
+    script = (
+        "import contextlib, sys\nfrom alphaloop.cli import main\nsys.argv = ['alphaloop', 'measure', '--help']\n"
+        "with contextlib.suppress(SystemExit):\n    main()\n"
+        "assert not {'torch', 'worker', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == 0

@@ -1,0 +1,60 @@
+"""`alphaloop calibrate`: measure what rounds cost on this device, and store it for every worker of this device."""
+
+from __future__ import annotations
+
+import time
+
+from alphaloop.commands.events import Advance, Report, Stage, Tell
+from alphaloop.commands.orders import CalibrateOrder
+from alphaloop.commands.reports import Calibration
+from alphaloop.cost import CostPoint
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import ConfigError
+from alphaloop.settings import Settings
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from worker.costs.calibration import calibrate, plan
+from worker.costs.shared_weights import timed_by, with_shared_weights
+from worker.engine import Engine
+
+
+def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
+    """Measure, store unless told not to, report. Raises AlphaloopError."""
+    began = time.perf_counter()
+    database = None if order.no_store else _database(with_running_stack(settings))
+    engine, points = _measure(settings, order.budget, tell)
+    identity = engine.identity
+    if database is not None:
+        revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+        CostStore(database).replace(
+            identity.host, identity.device, identity.engine, identity.target_revision, revisions, points
+        )
+        database.close()
+    seconds = time.perf_counter() - began
+    tell(Report(data=Calibration(identity, points, seconds, is_stored=database is not None)))
+    return 0
+
+
+def _measure(settings: Settings, budget_s: float, tell: Tell) -> tuple[Engine, tuple[CostPoint, ...]]:
+    tell(Stage(name="loading the model"))
+    # Imported here, because torch takes four seconds to load and a wrong option should be told at once.
+    from worker.decoding.load import load_engine
+
+    engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
+    tell(Stage(name="measuring"))
+    points = calibrate(
+        engine,
+        plan(engine, settings.worker),
+        num_samples=settings.worker.calibration_samples,
+        budget_s=budget_s,
+        on_measured=lambda done, total: tell(Advance(total=total)),
+    )
+    return engine, tuple(with_shared_weights(points, timed_by(engine.drafters)))
+
+
+def _database(settings: Settings) -> Database:
+    if settings.postgres.url is None:
+        raise ConfigError("no database is configured", hint="start `alphaloop up`, set DATABASE_URL or give --no-store")
+    database = Database(settings.postgres.url, connect_timeout_s=settings.postgres.connect_timeout_s)
+    database.check_revision()
+    return database

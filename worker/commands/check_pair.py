@@ -1,0 +1,30 @@
+"""`alphaloop check-pair`: read the facts of both models, without their weights, and check them."""
+
+from __future__ import annotations
+
+from alphaloop.commands.events import Report, Tell
+from alphaloop.commands.orders import CheckPairOrder
+from alphaloop.commands.reports import PairCheck
+from alphaloop.settings import Settings
+from worker.decoding.device import find_device
+from worker.decoding.memory import available_bytes
+from worker.decoding.pairing.facts import facts_of
+from worker.decoding.pairing.pair import check_pair
+
+
+def check(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
+    """Report every finding; 1 where the draft is refused. Raises AlphaloopError."""
+    served = settings.models.target
+    dtype = order.dtype or served.dtype
+    target = facts_of(order.target, dtype=dtype, context_length=order.context_length)
+    draft = facts_of(order.draft, dtype=order.draft_dtype or dtype, context_length=target.context_length)
+    findings = check_pair(
+        target,
+        draft,
+        num_slots=order.batch_size or settings.worker.batch_size,
+        max_draft_tokens=order.max_draft_tokens,
+        available_bytes=available_bytes(find_device(served.device)),
+    )
+    found = PairCheck(order.target, order.draft, findings)
+    tell(Report(data=found))
+    return 1 if found.is_refused else 0

@@ -1,0 +1,50 @@
+"""`alphaloop draft train` and `alphaloop draft register`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alphaloop.commands.events import Note, Report, Tell
+from alphaloop.commands.orders import RegisterOrder, TrainOrder
+from alphaloop.errors import ConfigError, StoreError
+from alphaloop.settings import Settings
+from worker.commands.stopping import INTERRUPTED, stopped_by_signals
+from worker.decoding.training.progress import Stages
+from worker.decoding.training.recipe import read_recipe
+from worker.decoding.training.registering import register_folder
+from worker.decoding.training.run import TrainingRun
+
+
+def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
+    """Train a draft, or go on with one, and register it; 130 when interrupted. Raises AlphaloopError."""
+    recipe = read_recipe(order.recipe, seed=order.seed)
+    with stopped_by_signals() as should_stop:
+        run = TrainingRun(order, settings, recipe, Stages(tell), should_stop)
+        try:
+            card = run.make()
+        finally:
+            run.close()
+    if card is None:
+        tell(Note(text=f"stopped; what was done is in {order.folder}, and the same command goes on from there"))
+        return INTERRUPTED
+    tell(Report(data=card))
+    _register_if_possible(order.folder, settings, tell)
+    return 0
+
+
+def register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
+    """Register a draft that was trained before; the report is a sentence. Raises AlphaloopError."""
+    card, status = register_folder(order.folder, settings, order.name)
+    told = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
+    tell(Report(data=told))
+    return 0
+
+
+def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
+    try:
+        card, status = register_folder(folder, settings)
+    except (StoreError, ConfigError) as error:
+        told = f"not registered: {error.message}. Later: alphaloop draft register {folder}"
+    else:
+        told = f"registered as {card.name} {card.draft_revision}, {status}"
+    tell(Note(text=told))
