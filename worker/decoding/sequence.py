@@ -40,9 +40,12 @@ class Sequence:
         self.is_first_drafted = False
         self.finish_reason: Literal["stop", "length"] | None = None
         self._num_draft_tokens = decision.num_draft_tokens
-        self._by_batch = decision.num_draft_tokens_by_batch
+        self._by_running = tuple(
+            setting.num_draft_tokens if setting.drafter == decision.drafter else 0
+            for setting in decision.settings_by_running
+        )
         #: Most tokens that a round may draft.
-        self.longest_draft = max((decision.num_draft_tokens, *decision.num_draft_tokens_by_batch))
+        self.longest_draft = max((decision.num_draft_tokens, *self._by_running))
         self.shared_weights: SharedWeightCounts | None = None  #: of drafters with the same weights as its own
         self._num_asked = self._num_possible = 0
         self._chances: list[int] = []
@@ -76,8 +79,8 @@ class Sequence:
         """
         room = self.num_positions - len(self.text) - 1
         wanted = self._num_draft_tokens
-        if self._by_batch:
-            wanted = self._by_batch[min(num_running, len(self._by_batch)) - 1]
+        if self._by_running:
+            wanted = self._by_running[min(num_running, len(self._by_running)) - 1]
         self._num_asked, self._num_possible = min(wanted, room), room
         return Ask(self.job_id, self.text, self._num_asked, self.choice)
 
