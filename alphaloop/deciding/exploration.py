@@ -60,7 +60,7 @@ class ExplorationBudget:
             credit += limits.first_jobs * per_job
         balance = min(self.balance + credit, max(self.balance, _MOST_JOBS * per_job))
         unseen = {name: n + num_jobs for name, n in (self.unseen or {}).items()}
-        return replace(self, balance=balance, accrued=self.accrued + balance - self.balance, unseen=unseen)
+        return replace(self, balance=balance, accrued=self.accrued + (balance - self.balance), unseen=unseen)
 
     def used(self, drafter: str | None) -> ExplorationBudget:
         """That drafter decodes these jobs."""

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint
-from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, DraftSetting, Reason
+from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
@@ -20,7 +20,7 @@ from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.choice_figures import ChoiceFigures, Weighed
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 
 pytestmark = pytest.mark.postgres
@@ -105,10 +105,10 @@ def test_only_changes_are_logged(database: Database) -> None:
     assert told == [True, False, True, False, True, False, True]
     changes = log.latest("code")
     assert [(change.before, change.after) for change in changes[::-1]] == [
-        (None, DraftSetting("vanilla", None, 0)),
-        (DraftSetting("vanilla", None, 0), DraftSetting("speculative", "lookup", 4)),
-        (DraftSetting("speculative", "lookup", 4), DraftSetting("speculative", "lookup", 3)),
-        (DraftSetting("speculative", "lookup", 3), DraftSetting("vanilla", None, 0)),
+        (None, LoggedSetting("vanilla", None, 0)),
+        (LoggedSetting("vanilla", None, 0), LoggedSetting("speculative", "lookup", 4)),
+        (LoggedSetting("speculative", "lookup", 4), LoggedSetting("speculative", "lookup", 3)),
+        (LoggedSetting("speculative", "lookup", 3), LoggedSetting("vanilla", None, 0)),
     ]
     assert (changes[1].reason, changes[1].explanation, changes[1].batch) == ("faster", "1.7x vanilla expected", 4)
     assert log.latest("code", limit=1) == changes[:1]
