@@ -112,6 +112,7 @@ class Worker:
         taken = self._c.feed.ready.take(limit, timeout_s) if limit else []
         if not taken:
             return 0
+        self._learn()  # what was recorded while the loop waited for these jobs
         startable = self._startable(taken)
         num_started = 0
         for lane, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
@@ -170,7 +171,7 @@ class Worker:
         steered_for = len(self._running), self._num_starts
         if steered_for != self._steered_for:
             num_running = len(self._running)
-            self._running.redraft(lambda job: job.decision.setting_at(num_running))
+            self._running.redraft(lambda job: job.decision.setting_while(num_running))
             self._steered_for = steered_for
 
     def _hand_over(self, stepped: Stepped) -> int:

@@ -20,7 +20,7 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.database import Database
 from alphaloop.store.packed_evidence import pack, unpack
@@ -158,13 +158,6 @@ def add_jobs(connection: Connection, jobs: Iterable[tuple[EvidenceKey, EvidenceS
             {**where, "until": evidence.all.as_of, "num_more": len(by_key[key]), "new_evidence": pack(evidence)}
         )
     connection.execute(_CHANGE, changed)
-
-
-def together(jobs: Sequence[EvidenceSums], half_life: timedelta) -> EvidenceSums:
-    """The sums of several jobs, as of the last of them."""
-    until = max(job.as_of for job in jobs)
-    first, *others = (job.faded(until, half_life) for job in jobs)
-    return sum(others, start=first)
 
 
 _state: Final = acceptance_state.c

@@ -9,9 +9,8 @@ from typing import Any, Self
 from sqlalchemy import Connection, select
 
 from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.store.acceptance_state import together
 from alphaloop.store.packed_evidence import unpack
 from alphaloop.tables import acceptance_state
 from alphaloop.tables.state import KEY

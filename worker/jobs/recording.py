@@ -85,13 +85,14 @@ class Recorder:
         outcomes = [one.outcome for one in group]
         messages = self._retry.until_done("record", lambda: self._store.record(outcomes, owner=self._owner))
         self._leases.let_go(one.claimed.job_id for one in group)
+        won = {(message.key or b"").decode() for message in messages}
+        # Before the results are out: a job that answers one of them is decided with this evidence.
+        self._recorded.extend(one.outcome for one in group if one.claimed.job_id in won)
         self._publishing.put(
             Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake)
         )
-        won = {(message.key or b"").decode() for message in messages}
         for one in group:
             if one.claimed.job_id in won:
-                self._recorded.append(one.outcome)
                 job = one.claimed.ready.job
                 self._metrics.recorded(one.outcome, job.task, job.purpose.value)
         self._metrics.fenced(len(group) - len(won))
