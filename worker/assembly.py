@@ -32,6 +32,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
 from worker.background import BackgroundWrites
@@ -52,6 +53,7 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue, Refused
 from worker.jobs.recording import Recorder
+from worker.jobs.slices import SliceRecorder
 from worker.jobs.steering import Steering
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
@@ -156,6 +158,13 @@ def assemble(
 
     design = SwitchbackDesign(control_share=settings.policy.control_share)
     background = BackgroundWrites()
+    slices = SliceRecorder(
+        SwitchbackStore(database),
+        engine.identity,
+        _revisions(engine),
+        owner=owner,
+        now=lambda: datetime.now(UTC),
+    )
 
     def refresh() -> None:
         deciding.evidence_cache.refresh()
@@ -180,7 +189,7 @@ def assemble(
         steering=Steering(SwitchbackSchedule(design, rng), lambda: datetime.now(UTC)),
         recorder=recorder,
         background=background,
-        store_slices=lambda slices: None,
+        store_slices=slices.store,
         publishing=publishing,
         publisher=publisher,
         control_reader=control_reader,

@@ -8,6 +8,7 @@ from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import draft_revisions, drift_events, probe_runs, probe_sets, reports, schedule_runs
 from alphaloop.tables.metadata import metadata
 from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
+from alphaloop.tables.switchback import switchback_slices, task_speedups
 
 __all__ = [
     "acceptance_checkpoints",
@@ -30,4 +31,6 @@ __all__ = [
     "probe_sets",
     "reports",
     "schedule_runs",
+    "switchback_slices",
+    "task_speedups",
 ]

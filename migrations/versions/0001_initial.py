@@ -1,4 +1,4 @@
-"""The whole schema: functions (0001_functions.sql), tables, views and triggers (0001_views.sql), the first partitions.
+"""The whole schema: tables, here and in the files of SQL beside this one, with functions, views and the first partitions.
 
 Frozen: it repeats what alphaloop.tables said when it was written, and is not changed with them.
 """
@@ -22,11 +22,10 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Sequence,
     Text,
-    UniqueConstraint,
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSON
 from sqlalchemy.schema import CreateSequence, DropSequence
 
 revision = "0001"
@@ -61,6 +60,8 @@ TABLES = (
     "draft_revisions",
     "schedule_runs",
     "reports",
+    "switchback_slices",
+    "task_speedups",
 )
 
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
@@ -72,7 +73,7 @@ DECLARE
     parent text;
 BEGIN
     FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n LOOP
-        FOREACH parent IN ARRAY ARRAY['decode_runs', 'evidence_rows'] LOOP
+        FOREACH parent IN ARRAY ARRAY['decode_runs', 'evidence_rows', 'switchback_slices'] LOOP
             EXECUTE format(
                 'CREATE TABLE %I PARTITION OF %I FOR VALUES FROM (%L) TO (%L)',
                 parent || '_' || to_char(day, 'YYYYMMDD'), parent, day || ' 00:00+00', day + 1 || ' 00:00+00'
@@ -91,9 +92,8 @@ def upgrade() -> None:
     create_jobs()
     create_evidence()
     create_choices()
-    create_probes()
-    create_drift()
-    create_schedule()
+    run_script("0001_measuring.sql")
+    run_script("0001_switchback.sql")
     op.execute(FIRST_PARTITIONS)
     run_script("0001_views.sql")
 
@@ -384,119 +384,6 @@ def create_choices() -> None:
         ),
         comment="What a task may still lose to exploration: one budget for all workers, kept over restarts",
     )
-
-
-def create_probes() -> None:
-    """What is measured again, and when it was."""
-    op.create_table(
-        "probe_sets",
-        Column("task", Text(), nullable=False, comment="Kind of prompt"),
-        Column("version", Text(), nullable=False, comment="Hash of the prompts: a changed set is another set"),
-        Column("position", Integer(), nullable=False, comment="Number of the prompt, from 0"),
-        Column("body", JSONB(), nullable=False, comment="Body of the probe job, in OpenAI's form"),
-        Column(
-            "is_active",
-            Boolean(),
-            server_default=text("true"),
-            nullable=False,
-            comment="The set in use; one version a task",
-        ),
-        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When it was registered"),
-        PrimaryKeyConstraint("task", "version", "position", name=op.f("pk_probe_sets")),
-        comment="Fixed prompts on which α is measured again; never traffic",
-    )
-    op.create_table(
-        "probe_runs",
-        Column("job_id", Text(), nullable=False, comment="The probe or control job"),
-        Column("schedule_id", Text(), nullable=False, comment="The scheduled run that sent it"),
-        Column("scheduled_for", INSTANT, nullable=False, comment="That run's time"),
-        Column("task", Text(), nullable=False, comment="Kind of prompt"),
-        Column("probe_set", Text(), nullable=False, comment="Version of the probe set"),
-        Column("position", Integer(), nullable=False, comment="Number of the prompt in it"),
-        Column("purpose", Text(), nullable=False, comment="probe or control"),
-        Column("drafter", Text(), comment="What a probe measures; null for a control"),
-        Column("num_draft_tokens", Integer(), comment="k of a probe"),
-        Column("sent_at", INSTANT, comment="When it was handed to Kafka"),
-        PrimaryKeyConstraint("job_id", name=op.f("pk_probe_runs")),
-        comment="Every probe and control sent; joins decode_runs by job_id",
-    )
-    op.create_index("ix_probe_runs_task_scheduled_for", "probe_runs", ["task", "scheduled_for"])
-
-
-def create_drift() -> None:
-    """Drift and staleness."""
-    op.create_table(
-        "drift_events",
-        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order"),
-        Column("task", Text(), nullable=False, comment="Kind of prompt"),
-        Column("drafter", Text(), nullable=False, comment="Drafter whose acceptance moved"),
-        Column("draft_revision", Text(), nullable=False, comment="Its revision"),
-        Column("target_revision", Text(), nullable=False, comment="Hash of the target's weights"),
-        Column("cause", Text(), nullable=False, comment="traffic_changed, draft_stale or unexplained"),
-        Column("verdict", Text(), nullable=False, comment="One sentence for the owner"),
-        Column("evidence", JSONB(), nullable=False, comment="Counts before and after, statistic and threshold"),
-        Column("opened_at", INSTANT, server_default=NOW, nullable=False, comment="When it was found"),
-        Column("closed_at", INSTANT, comment="When it was over; null while open"),
-        CheckConstraint(
-            "closed_at IS NULL OR closed_at >= opened_at", name=op.f("ck_drift_events_closed_after_opened")
-        ),
-        PrimaryKeyConstraint("id", name=op.f("pk_drift_events")),
-        comment="Drift found, its cause, and when it was over",
-    )
-    op.create_index(
-        "uq_drift_events_open",
-        "drift_events",
-        ["task", "drafter", "draft_revision", "target_revision", "cause"],
-        unique=True,
-        postgresql_where=text("closed_at IS NULL"),
-    )
-    op.create_table(
-        "draft_revisions",
-        Column("drafter", Text(), nullable=False, comment="Name of the drafter"),
-        Column("draft_revision", Text(), nullable=False, comment="Its revision"),
-        Column("target_revision", Text(), nullable=False, comment="The target it drafts for"),
-        Column("parent_revision", Text(), comment="Revision it was trained from"),
-        Column("trained_on", Text(), comment="What it was trained on"),
-        Column("figures", JSONB(), comment="What it was measured to do on held-out text; null if never judged"),
-        Column("status", Text(), nullable=False, comment="candidate, active, stale or retired"),
-        Column("status_reason", Text(), server_default=text("''"), nullable=False, comment="Why it has this status"),
-        Column("registered_at", INSTANT, server_default=NOW, nullable=False, comment="When it was first seen"),
-        Column("status_changed_at", INSTANT, server_default=NOW, nullable=False, comment="When it got this status"),
-        CheckConstraint("status IN ('candidate','active','stale','retired')", name=op.f("ck_draft_revisions_status")),
-        PrimaryKeyConstraint("drafter", "draft_revision", "target_revision", name=op.f("pk_draft_revisions")),
-        comment="Drafts and whether they are fit to serve",
-    )
-
-
-def create_schedule() -> None:
-    """Scheduled runs and reports."""
-    op.create_table(
-        "schedule_runs",
-        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order"),
-        Column("schedule_id", Text(), nullable=False, comment="What ran"),
-        Column("scheduled_for", INSTANT, nullable=False, comment="The time it was due"),
-        Column("owner", Text(), nullable=False, comment="Leader that ran it"),
-        Column("started_at", INSTANT, server_default=NOW, nullable=False, comment="When it started"),
-        Column("finished_at", INSTANT, comment="When it ended; null while running or if it died"),
-        Column("outcome", JSONB(), comment="What it did, in counts; or the error"),
-        PrimaryKeyConstraint("id", name=op.f("pk_schedule_runs")),
-        UniqueConstraint("schedule_id", "scheduled_for", name=op.f("uq_schedule_runs_schedule_id_scheduled_for")),
-        comment="One row a due run, inserted first: the database decides that a run happens once",
-    )
-    op.create_table(
-        "reports",
-        Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order"),
-        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When"),
-        Column("covers_from", INSTANT, nullable=False, comment="Start of what it covers"),
-        Column("covers_to", INSTANT, nullable=False, comment="End of what it covers"),
-        Column("summary", Text(), nullable=False, comment="The first line"),
-        Column("content", JSONB(), nullable=False, comment="The report as data"),
-        Column("text", Text(), nullable=False, comment="The report for a terminal"),
-        Column("html", Text(), nullable=False, comment="The report as one self-contained page"),
-        PrimaryKeyConstraint("id", name=op.f("pk_reports")),
-        comment="Every report that was made",
-    )
-    op.create_index("ix_reports_created_at", "reports", ["created_at"])
 
 
 def create_rollup(name: str, bucket: str) -> None:

@@ -25,32 +25,63 @@ COMMENT ON COLUMN task_alpha_now.min_num_draft_tokens IS 'Smallest k used';
 COMMENT ON COLUMN task_alpha_now.max_num_draft_tokens IS 'Largest k used';
 
 CREATE VIEW task_speedup_now AS
-SELECT
+SELECT DISTINCT ON (task)
     task,
-    coalesce(sum(num_jobs) FILTER (WHERE mode = 'speculative'), 0)::bigint AS speculative_jobs,
-    coalesce(sum(num_jobs) FILTER (WHERE mode = 'vanilla'), 0)::bigint AS vanilla_jobs,
-    sum(num_tokens) FILTER (WHERE mode = 'speculative')
-        / nullif(sum(device_s) FILTER (WHERE mode = 'speculative'), 0) AS speculative_tokens_per_s,
-    sum(num_tokens) FILTER (WHERE mode = 'vanilla')
-        / nullif(sum(device_s) FILTER (WHERE mode = 'vanilla'), 0) AS vanilla_tokens_per_s,
-    sum(num_tokens) FILTER (WHERE mode = 'speculative')
-        / nullif(sum(device_s) FILTER (WHERE mode = 'speculative'), 0)
-        / nullif(
-            sum(num_tokens) FILTER (WHERE mode = 'vanilla')
-                / nullif(sum(device_s) FILTER (WHERE mode = 'vanilla'), 0),
-            0
-        ) AS speedup
-FROM acceptance_hourly
-WHERE bucket >= date_trunc('hour', now() - interval '24 hours')
-GROUP BY task;
+    drafter,
+    draft_revision,
+    min_num_draft_tokens,
+    max_num_draft_tokens,
+    mean_running,
+    mean_context,
+    num_tokens / nullif(sequence_s, 0) AS tokens_per_s,
+    num_tokens / nullif(sequence_s, 0) / speedup AS vanilla_tokens_per_s,
+    speedup,
+    speedup_low,
+    speedup_high,
+    verdict,
+    num_blocks,
+    num_control_rounds,
+    num_tokens,
+    sequence_s,
+    covers_from,
+    covers_to,
+    computed_at,
+    sampling_bucket,
+    target_revision,
+    engine,
+    host,
+    device
+FROM task_speedups
+WHERE covers_to >= now() - interval '24 hours'
+ORDER BY task, num_tokens DESC, sampling_bucket COLLATE "C", target_revision COLLATE "C", engine COLLATE "C",
+    host COLLATE "C", device COLLATE "C", drafter COLLATE "C", draft_revision COLLATE "C";
 COMMENT ON VIEW task_speedup_now IS
-    'Tokens a device second, speculative against vanilla, by task over the last 24 hours, to the full hour';
+    'The measured speed-up of each task over vanilla: switchback slices of the last 24 hours';
 COMMENT ON COLUMN task_speedup_now.task IS 'Kind of prompt';
-COMMENT ON COLUMN task_speedup_now.speculative_jobs IS 'Jobs decoded speculatively';
-COMMENT ON COLUMN task_speedup_now.vanilla_jobs IS 'Jobs decoded vanilla, controls among them';
-COMMENT ON COLUMN task_speedup_now.speculative_tokens_per_s IS 'Tokens a second of the device''s time';
-COMMENT ON COLUMN task_speedup_now.vanilla_tokens_per_s IS 'Tokens a second of the device''s time: the task''s own control';
-COMMENT ON COLUMN task_speedup_now.speedup IS 'The first over the second; null until both were seen';
+COMMENT ON COLUMN task_speedup_now.drafter IS 'Drafter that decoded most of the task''s speculated text';
+COMMENT ON COLUMN task_speedup_now.draft_revision IS 'Its revision';
+COMMENT ON COLUMN task_speedup_now.min_num_draft_tokens IS 'Smallest k that was used';
+COMMENT ON COLUMN task_speedup_now.max_num_draft_tokens IS 'Largest k that was used';
+COMMENT ON COLUMN task_speedup_now.mean_running IS 'Load: sequences of all tasks in a round';
+COMMENT ON COLUMN task_speedup_now.mean_context IS 'Tokens of context a sequence';
+COMMENT ON COLUMN task_speedup_now.tokens_per_s IS 'Tokens a second of one running sequence, as it drafts';
+COMMENT ON COLUMN task_speedup_now.vanilla_tokens_per_s IS 'The same of vanilla rounds, by the speed-up; null before it was measured';
+COMMENT ON COLUMN task_speedup_now.speedup IS 'The first over the second; null before there are eight blocks';
+COMMENT ON COLUMN task_speedup_now.speedup_low IS 'Lower 95 % bound';
+COMMENT ON COLUMN task_speedup_now.speedup_high IS 'Upper 95 % bound';
+COMMENT ON COLUMN task_speedup_now.verdict IS 'faster, slower, no_difference or no_verdict_yet';
+COMMENT ON COLUMN task_speedup_now.num_blocks IS 'Control slices with the treatment before and after';
+COMMENT ON COLUMN task_speedup_now.num_control_rounds IS 'Vanilla rounds in them';
+COMMENT ON COLUMN task_speedup_now.num_tokens IS 'Tokens that the treatment put out';
+COMMENT ON COLUMN task_speedup_now.sequence_s IS 'Seconds times sequences that this took';
+COMMENT ON COLUMN task_speedup_now.covers_from IS 'When the first slice began';
+COMMENT ON COLUMN task_speedup_now.covers_to IS 'When the last slice began';
+COMMENT ON COLUMN task_speedup_now.computed_at IS 'When it was computed';
+COMMENT ON COLUMN task_speedup_now.sampling_bucket IS 'Sampling settings of the sequences';
+COMMENT ON COLUMN task_speedup_now.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN task_speedup_now.engine IS 'Decoding library, version and dtype';
+COMMENT ON COLUMN task_speedup_now.host IS 'Machine that decoded';
+COMMENT ON COLUMN task_speedup_now.device IS 'What decoded on it';
 
 CREATE VIEW decision_log AS
 SELECT

@@ -1,0 +1,162 @@
+"""Slices of the switchback experiment, and the speed-ups that follow from them: one figure for every screen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, delete, select, text
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.acceptance import Interval
+from alphaloop.store.database import Database
+from alphaloop.store.partitions import ensure_days, utc_day
+from alphaloop.switchback.slices import Phase, Slice, Treatment
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.task_speedup import Subject, TaskSpeedup, shown_of, task_speedup
+from alphaloop.tables import switchback_slices, task_speedups
+from alphaloop.tables.switchback import SUBJECT
+
+#: How far back a speed-up looks. The view task_speedup_now shows what is not older than that.
+WINDOW: Final = timedelta(days=1)
+_COUNTS: Final = tuple(
+    field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
+)
+_NOW: Final = text("SELECT * FROM task_speedup_now ORDER BY task")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRow:
+    """A slice, and what it is about."""
+
+    subject: Subject
+    slice: Slice
+    owner: str  #: worker that decoded it
+
+
+class SwitchbackStore:
+    """Keeps slices, and the measured speed-up of each subject over the last `WINDOW`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, rows: Sequence[SliceRow]) -> None:
+        """Store slices. One that is stored already is left as it is, so a call may be repeated."""
+        if not rows:
+            return
+        with self._database.begin() as connection:
+            ensure_days(connection, {utc_day(row.slice.started_at) for row in rows})
+            connection.execute(insert(switchback_slices).on_conflict_do_nothing(), [_values(row) for row in rows])
+
+    def read(self, since: datetime, task: str | None = None, *, until: datetime | None = None) -> list[SliceRow]:
+        """Slices that began in [since, until), in order; of one task or all."""
+        with self._database.begin() as connection:
+            return _read(connection, since, until, None if task is None else [task])
+
+    def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
+        """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
+
+        Rows of subjects without a slice in the window are dropped when all tasks are refreshed.
+        """
+        with self._database.begin() as connection:
+            found = _speedups(_read(connection, now - WINDOW, now, tasks), now)
+            if tasks is None:
+                connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
+            if found:
+                statement = insert(task_speedups)
+                names = [column.name for column in task_speedups.c if not column.primary_key]
+                statement = statement.on_conflict_do_update(
+                    index_elements=list(SUBJECT), set_={name: statement.excluded[name] for name in names}
+                )
+                connection.execute(statement, [_speedup_values(one) for one in found])
+        return len(found)
+
+    def now(self) -> dict[str, TaskSpeedup]:
+        """What is shown of each task now, by task: the rows of the view task_speedup_now."""
+        with self._database.begin() as connection:
+            return {row.task: _speedup(row) for row in connection.execute(_NOW)}
+
+    def at(self, task: str, moment: datetime) -> TaskSpeedup | None:
+        """What was shown of a task at an earlier moment; None without a slice in the window before it."""
+        with self._database.begin() as connection:
+            return shown_of(_speedups(_read(connection, moment - WINDOW, moment, [task]), moment))
+
+
+def _read(
+    connection: Connection, since: datetime, until: datetime | None, tasks: Collection[str] | None
+) -> list[SliceRow]:
+    slices = switchback_slices.c
+    query = select(switchback_slices).where(slices.started_at >= since).order_by(slices.started_at, slices.block_id)
+    if until is not None:
+        query = query.where(slices.started_at < until)
+    if tasks is not None:
+        query = query.where(slices.task.in_(tasks))
+    return [_row(row) for row in connection.execute(query)]
+
+
+def _speedups(rows: Iterable[SliceRow], now: datetime) -> list[TaskSpeedup]:
+    by_subject: dict[Subject, list[Slice]] = {}
+    for row in rows:
+        by_subject.setdefault(row.subject, []).append(row.slice)
+    return [
+        task_speedup(subject, slices, now)
+        for subject, slices in sorted(by_subject.items())
+        if any(one.phase is not Phase.CONTROL for one in slices)
+    ]
+
+
+def _values(row: SliceRow) -> dict[str, Any]:
+    one = row.slice
+    return {
+        **asdict(row.subject),
+        **{name: getattr(one, name) for name in _COUNTS},
+        "started_at": one.started_at,
+        "block_id": one.block_id,
+        "phase": one.phase.value,
+        "num_draft_tokens": one.treatment.num_draft_tokens,
+        "owner": row.owner,
+    }
+
+
+def _row(row: Row[Any]) -> SliceRow:
+    return SliceRow(
+        _subject(row),
+        Slice(
+            block_id=row.block_id,
+            task=row.task,
+            phase=Phase(row.phase),
+            treatment=Treatment(row.drafter, row.num_draft_tokens),
+            started_at=row.started_at,
+            **{name: getattr(row, name) for name in _COUNTS},
+        ),
+        row.owner,
+    )
+
+
+def _subject(row: Row[Any]) -> Subject:
+    return Subject(**{name: getattr(row, name) for name in SUBJECT})
+
+
+_FIGURES: Final = tuple(
+    field.name for field in fields(TaskSpeedup) if field.name not in ("subject", "speedup", "verdict")
+)
+
+
+def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
+    bounds = one.speedup
+    return {
+        **asdict(one.subject),
+        **{name: getattr(one, name) for name in _FIGURES},
+        "speedup": bounds.mean if bounds else None,
+        "speedup_low": bounds.low if bounds else None,
+        "speedup_high": bounds.high if bounds else None,
+        "verdict": one.verdict.value,
+    }
+
+
+def _speedup(row: Row[Any]) -> TaskSpeedup:
+    bounds = None if row.speedup is None else Interval(row.speedup, row.speedup_low, row.speedup_high)
+    figures = {name: getattr(row, name) for name in _FIGURES}
+    return TaskSpeedup(subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict), **figures)

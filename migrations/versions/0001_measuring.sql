@@ -1,0 +1,145 @@
+-- What is measured again and when, drift and drafts, scheduled runs and reports.
+
+CREATE TABLE probe_sets (
+    task TEXT NOT NULL,
+    version TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    body JSONB NOT NULL,
+    is_active BOOLEAN DEFAULT true NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_probe_sets PRIMARY KEY (task, version, position)
+);
+COMMENT ON TABLE probe_sets IS
+    'Fixed prompts on which α is measured again; never traffic';
+COMMENT ON COLUMN probe_sets.task IS 'Kind of prompt';
+COMMENT ON COLUMN probe_sets.version IS 'Hash of the prompts: a changed set is another set';
+COMMENT ON COLUMN probe_sets.position IS 'Number of the prompt, from 0';
+COMMENT ON COLUMN probe_sets.body IS 'Body of the probe job, in OpenAI''s form';
+COMMENT ON COLUMN probe_sets.is_active IS 'The set in use; one version a task';
+COMMENT ON COLUMN probe_sets.created_at IS 'When it was registered';
+
+CREATE TABLE probe_runs (
+    job_id TEXT NOT NULL,
+    schedule_id TEXT NOT NULL,
+    scheduled_for TIMESTAMP WITH TIME ZONE NOT NULL,
+    task TEXT NOT NULL,
+    probe_set TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    purpose TEXT NOT NULL,
+    drafter TEXT,
+    num_draft_tokens INTEGER,
+    sent_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_probe_runs PRIMARY KEY (job_id)
+);
+CREATE INDEX ix_probe_runs_task_scheduled_for ON probe_runs (task, scheduled_for);
+COMMENT ON TABLE probe_runs IS
+    'Every probe and control sent; joins decode_runs by job_id';
+COMMENT ON COLUMN probe_runs.job_id IS 'The probe or control job';
+COMMENT ON COLUMN probe_runs.schedule_id IS 'The scheduled run that sent it';
+COMMENT ON COLUMN probe_runs.scheduled_for IS 'That run''s time';
+COMMENT ON COLUMN probe_runs.task IS 'Kind of prompt';
+COMMENT ON COLUMN probe_runs.probe_set IS 'Version of the probe set';
+COMMENT ON COLUMN probe_runs.position IS 'Number of the prompt in it';
+COMMENT ON COLUMN probe_runs.purpose IS 'probe or control';
+COMMENT ON COLUMN probe_runs.drafter IS 'What a probe measures; null for a control';
+COMMENT ON COLUMN probe_runs.num_draft_tokens IS 'k of a probe';
+COMMENT ON COLUMN probe_runs.sent_at IS 'When it was handed to Kafka';
+
+CREATE TABLE drift_events (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    task TEXT NOT NULL,
+    drafter TEXT NOT NULL,
+    draft_revision TEXT NOT NULL,
+    target_revision TEXT NOT NULL,
+    cause TEXT NOT NULL,
+    verdict TEXT NOT NULL,
+    evidence JSONB NOT NULL,
+    opened_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    closed_at TIMESTAMP WITH TIME ZONE,
+    CONSTRAINT pk_drift_events PRIMARY KEY (id),
+    CONSTRAINT ck_drift_events_closed_after_opened CHECK (closed_at IS NULL OR closed_at >= opened_at)
+);
+CREATE UNIQUE INDEX uq_drift_events_open ON drift_events (task, drafter, draft_revision, target_revision, cause) WHERE closed_at IS NULL;
+COMMENT ON TABLE drift_events IS
+    'Drift found, its cause, and when it was over';
+COMMENT ON COLUMN drift_events.id IS 'Order';
+COMMENT ON COLUMN drift_events.task IS 'Kind of prompt';
+COMMENT ON COLUMN drift_events.drafter IS 'Drafter whose acceptance moved';
+COMMENT ON COLUMN drift_events.draft_revision IS 'Its revision';
+COMMENT ON COLUMN drift_events.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN drift_events.cause IS 'traffic_changed, draft_stale or unexplained';
+COMMENT ON COLUMN drift_events.verdict IS 'One sentence for the owner';
+COMMENT ON COLUMN drift_events.evidence IS 'Counts before and after, statistic and threshold';
+COMMENT ON COLUMN drift_events.opened_at IS 'When it was found';
+COMMENT ON COLUMN drift_events.closed_at IS 'When it was over; null while open';
+
+CREATE TABLE draft_revisions (
+    drafter TEXT NOT NULL,
+    draft_revision TEXT NOT NULL,
+    target_revision TEXT NOT NULL,
+    parent_revision TEXT,
+    trained_on TEXT,
+    figures JSONB,
+    status TEXT NOT NULL,
+    status_reason TEXT DEFAULT '' NOT NULL,
+    registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    status_changed_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_draft_revisions PRIMARY KEY (drafter, draft_revision, target_revision),
+    CONSTRAINT ck_draft_revisions_status CHECK (status IN ('candidate','active','stale','retired'))
+);
+COMMENT ON TABLE draft_revisions IS
+    'Drafts and whether they are fit to serve';
+COMMENT ON COLUMN draft_revisions.drafter IS 'Name of the drafter';
+COMMENT ON COLUMN draft_revisions.draft_revision IS 'Its revision';
+COMMENT ON COLUMN draft_revisions.target_revision IS 'The target it drafts for';
+COMMENT ON COLUMN draft_revisions.parent_revision IS 'Revision it was trained from';
+COMMENT ON COLUMN draft_revisions.trained_on IS 'What it was trained on';
+COMMENT ON COLUMN draft_revisions.figures IS 'What it was measured to do on held-out text; null if never judged';
+COMMENT ON COLUMN draft_revisions.status IS 'candidate, active, stale or retired';
+COMMENT ON COLUMN draft_revisions.status_reason IS 'Why it has this status';
+COMMENT ON COLUMN draft_revisions.registered_at IS 'When it was first seen';
+COMMENT ON COLUMN draft_revisions.status_changed_at IS 'When it got this status';
+
+CREATE TABLE schedule_runs (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    schedule_id TEXT NOT NULL,
+    scheduled_for TIMESTAMP WITH TIME ZONE NOT NULL,
+    owner TEXT NOT NULL,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    finished_at TIMESTAMP WITH TIME ZONE,
+    outcome JSONB,
+    CONSTRAINT pk_schedule_runs PRIMARY KEY (id),
+    CONSTRAINT uq_schedule_runs_schedule_id_scheduled_for UNIQUE (schedule_id, scheduled_for)
+);
+COMMENT ON TABLE schedule_runs IS
+    'One row a due run, inserted first: the database decides that a run happens once';
+COMMENT ON COLUMN schedule_runs.id IS 'Order';
+COMMENT ON COLUMN schedule_runs.schedule_id IS 'What ran';
+COMMENT ON COLUMN schedule_runs.scheduled_for IS 'The time it was due';
+COMMENT ON COLUMN schedule_runs.owner IS 'Leader that ran it';
+COMMENT ON COLUMN schedule_runs.started_at IS 'When it started';
+COMMENT ON COLUMN schedule_runs.finished_at IS 'When it ended; null while running or if it died';
+COMMENT ON COLUMN schedule_runs.outcome IS 'What it did, in counts; or the error';
+
+CREATE TABLE reports (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    covers_from TIMESTAMP WITH TIME ZONE NOT NULL,
+    covers_to TIMESTAMP WITH TIME ZONE NOT NULL,
+    summary TEXT NOT NULL,
+    content JSONB NOT NULL,
+    text TEXT NOT NULL,
+    html TEXT NOT NULL,
+    CONSTRAINT pk_reports PRIMARY KEY (id)
+);
+CREATE INDEX ix_reports_created_at ON reports (created_at);
+COMMENT ON TABLE reports IS
+    'Every report that was made';
+COMMENT ON COLUMN reports.id IS 'Order';
+COMMENT ON COLUMN reports.created_at IS 'When';
+COMMENT ON COLUMN reports.covers_from IS 'Start of what it covers';
+COMMENT ON COLUMN reports.covers_to IS 'End of what it covers';
+COMMENT ON COLUMN reports.summary IS 'The first line';
+COMMENT ON COLUMN reports.content IS 'The report as data';
+COMMENT ON COLUMN reports.text IS 'The report for a terminal';
+COMMENT ON COLUMN reports.html IS 'The report as one self-contained page';

@@ -1,0 +1,109 @@
+-- Slices of the switchback experiment, and the measured speed-ups.
+
+CREATE TABLE switchback_slices (
+    started_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    block_id TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    task TEXT NOT NULL,
+    sampling_bucket TEXT NOT NULL,
+    target_revision TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    host TEXT NOT NULL,
+    device TEXT NOT NULL,
+    drafter TEXT NOT NULL,
+    draft_revision TEXT NOT NULL,
+    num_draft_tokens INTEGER NOT NULL,
+    num_rounds BIGINT NOT NULL,
+    num_sequence_rounds BIGINT NOT NULL,
+    num_tokens BIGINT NOT NULL,
+    num_proposed BIGINT NOT NULL,
+    sequence_s DOUBLE PRECISION NOT NULL,
+    sum_running BIGINT NOT NULL,
+    sum_context DOUBLE PRECISION NOT NULL,
+    num_prompt_rounds BIGINT NOT NULL,
+    num_prompt_sequence_rounds BIGINT NOT NULL,
+    num_prompt_tokens BIGINT NOT NULL,
+    prompt_sequence_s DOUBLE PRECISION NOT NULL,
+    owner TEXT NOT NULL,
+    CONSTRAINT pk_switchback_slices PRIMARY KEY (started_at, block_id, phase, drafter, num_draft_tokens),
+    CONSTRAINT ck_switchback_slices_phase CHECK (phase IN ('between','before','control','after'))
+) PARTITION BY RANGE (started_at);
+CREATE INDEX ix_switchback_slices_task_started_at ON switchback_slices (task, started_at);
+COMMENT ON TABLE switchback_slices IS
+    'Rounds of a task in one arm of the switchback experiment, added up';
+COMMENT ON COLUMN switchback_slices.started_at IS 'When its first round began';
+COMMENT ON COLUMN switchback_slices.block_id IS 'The same for slices that are compared with each other';
+COMMENT ON COLUMN switchback_slices.phase IS 'control is vanilla; between, before and after are the treatment';
+COMMENT ON COLUMN switchback_slices.task IS 'Kind of prompt';
+COMMENT ON COLUMN switchback_slices.sampling_bucket IS 'Sampling settings of the sequences';
+COMMENT ON COLUMN switchback_slices.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN switchback_slices.engine IS 'Decoding library, version and dtype';
+COMMENT ON COLUMN switchback_slices.host IS 'Machine that decoded';
+COMMENT ON COLUMN switchback_slices.device IS 'What decoded on it';
+COMMENT ON COLUMN switchback_slices.drafter IS 'Drafter of the treatment';
+COMMENT ON COLUMN switchback_slices.draft_revision IS 'Its revision';
+COMMENT ON COLUMN switchback_slices.num_draft_tokens IS 'k of the treatment';
+COMMENT ON COLUMN switchback_slices.num_rounds IS 'Rounds in which no prompt was read';
+COMMENT ON COLUMN switchback_slices.num_sequence_rounds IS 'Sum over these rounds of the task''s sequences';
+COMMENT ON COLUMN switchback_slices.num_tokens IS 'Tokens that these sequences put out';
+COMMENT ON COLUMN switchback_slices.num_proposed IS 'Draft tokens that the target read for them';
+COMMENT ON COLUMN switchback_slices.sequence_s IS 'Sum over these rounds of seconds times the task''s sequences';
+COMMENT ON COLUMN switchback_slices.sum_running IS 'Sum over all rounds of the sequences of all tasks';
+COMMENT ON COLUMN switchback_slices.sum_context IS 'Sum over all rounds of the mean tokens of context';
+COMMENT ON COLUMN switchback_slices.num_prompt_rounds IS 'Rounds in which a prompt was read';
+COMMENT ON COLUMN switchback_slices.num_prompt_sequence_rounds IS 'num_sequence_rounds of these';
+COMMENT ON COLUMN switchback_slices.num_prompt_tokens IS 'num_tokens of these';
+COMMENT ON COLUMN switchback_slices.prompt_sequence_s IS 'sequence_s of these';
+COMMENT ON COLUMN switchback_slices.owner IS 'Worker that decoded them';
+
+CREATE TABLE task_speedups (
+    task TEXT NOT NULL,
+    sampling_bucket TEXT NOT NULL,
+    target_revision TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    host TEXT NOT NULL,
+    device TEXT NOT NULL,
+    drafter TEXT NOT NULL,
+    draft_revision TEXT NOT NULL,
+    min_num_draft_tokens INTEGER NOT NULL,
+    max_num_draft_tokens INTEGER NOT NULL,
+    mean_running DOUBLE PRECISION NOT NULL,
+    mean_context DOUBLE PRECISION NOT NULL,
+    num_tokens BIGINT NOT NULL,
+    sequence_s DOUBLE PRECISION NOT NULL,
+    num_blocks BIGINT NOT NULL,
+    num_control_rounds BIGINT NOT NULL,
+    speedup DOUBLE PRECISION,
+    speedup_low DOUBLE PRECISION,
+    speedup_high DOUBLE PRECISION,
+    verdict TEXT NOT NULL,
+    covers_from TIMESTAMP WITH TIME ZONE NOT NULL,
+    covers_to TIMESTAMP WITH TIME ZONE NOT NULL,
+    computed_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_task_speedups PRIMARY KEY (task, sampling_bucket, target_revision, engine, host, device, drafter, draft_revision)
+);
+COMMENT ON TABLE task_speedups IS
+    'The measured speed-up of each subject of the switchback experiment over the last day of its slices';
+COMMENT ON COLUMN task_speedups.task IS 'Kind of prompt';
+COMMENT ON COLUMN task_speedups.sampling_bucket IS 'Sampling settings of the sequences';
+COMMENT ON COLUMN task_speedups.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN task_speedups.engine IS 'Decoding library, version and dtype';
+COMMENT ON COLUMN task_speedups.host IS 'Machine that decoded';
+COMMENT ON COLUMN task_speedups.device IS 'What decoded on it';
+COMMENT ON COLUMN task_speedups.drafter IS 'Drafter of the treatment';
+COMMENT ON COLUMN task_speedups.draft_revision IS 'Its revision';
+COMMENT ON COLUMN task_speedups.min_num_draft_tokens IS 'Smallest k of the treatment';
+COMMENT ON COLUMN task_speedups.max_num_draft_tokens IS 'Largest k of the treatment';
+COMMENT ON COLUMN task_speedups.mean_running IS 'Sequences of all tasks a round, of the treatment';
+COMMENT ON COLUMN task_speedups.mean_context IS 'Tokens of context a sequence, of the treatment';
+COMMENT ON COLUMN task_speedups.num_tokens IS 'Tokens that the treatment put out';
+COMMENT ON COLUMN task_speedups.sequence_s IS 'Seconds times sequences that this took';
+COMMENT ON COLUMN task_speedups.num_blocks IS 'Control slices with the treatment before and after';
+COMMENT ON COLUMN task_speedups.num_control_rounds IS 'Vanilla rounds in them';
+COMMENT ON COLUMN task_speedups.speedup IS 'Measured, over vanilla; null before there are eight blocks';
+COMMENT ON COLUMN task_speedups.speedup_low IS 'Lower 95 % bound';
+COMMENT ON COLUMN task_speedups.speedup_high IS 'Upper 95 % bound';
+COMMENT ON COLUMN task_speedups.verdict IS 'alphaloop.switchback.speedup.Verdict';
+COMMENT ON COLUMN task_speedups.covers_from IS 'When the first slice began';
+COMMENT ON COLUMN task_speedups.covers_to IS 'When the last slice began';
+COMMENT ON COLUMN task_speedups.computed_at IS 'When it was computed';
