@@ -1,4 +1,4 @@
-"""How long a decision takes, and how long beliefs take to form. Last line: JSON.
+"""How long a decision takes, and how long posteriors take to infer. Last line: JSON.
 
 python -m benchmarks.decide_speed
 """
@@ -12,16 +12,24 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.cost_doubt import timing_variance
+from alphaloop.deciding.budgets import BudgetsInMemory
+from alphaloop.deciding.decision import DecisionContext, DraftSetting
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import infer_all
+from alphaloop.deciding.incumbents import ChoicesInMemory
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.policy import DecisionContext, DraftSetting, ExplorationBudget, decide
+from alphaloop.deciding.policy import decide
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -30,32 +38,61 @@ DRAFTERS = (DrafterState("lookup", "r1", 12), DrafterState("draft", "r1", 7))
 SAMPLINGS = ("greedy", "t<=0.5", "t<=1.0", "t>1.0")
 PROMPTS = ("<=256", "<=1024", "<=4096")
 REPEATS = 2000
+NUM_SLOTS = 32
 
 
 def main() -> None:
-    """Time decisions of a warm task, at batch 1 and 8, and the beliefs they rest on."""
-    rng = random.Random(1)
-    evidence_by_key = _memories(rng)
+    """Time decisions of a warm task with 1 and 8 running sequences, and the posteriors they rest on.
+
+    `session_us` is a whole decision of a session whose posteriors and settings by running sequences are known;
+    `session_new_costs_us` is one after the costs changed, as they do when a round was timed in between.
+    """
+    snapshot, limits, points = EvidenceSnapshot(HALF_LIFE, _evidence(random.Random(1))), PolicyLimits(), _points()
     wanted = EvidenceKey("code", "target", "engine", "greedy", "<=256")
-    limits, points = PolicyLimits(), _points()
-    posteriors = infer_all(evidence_by_key, wanted, DRAFTERS, limits)
-    found = {"believe_us": _median_us(lambda: infer_all(evidence_by_key, wanted, DRAFTERS, limits), REPEATS // 20)}
-    for batch in (1, 8):
-        context = DecisionContext("code", batch, 120.0, 0.7, prompt_tokens=300.0)
+
+    def infer() -> list[object]:
+        posteriors = Posteriors(snapshot, limits)
+        return [posteriors.of(wanted, drafter, NOW) for drafter in DRAFTERS]
+
+    posteriors = Posteriors(snapshot, limits)
+    by_name = {drafter.name: posteriors.of(wanted, drafter, NOW) for drafter in DRAFTERS}
+    found = {"infer_us": _median_us(infer, REPEATS // 20)}
+    for num_running in (1, 8):
+        context = DecisionContext("code", num_running, 1, 120.0, prompt_tokens=300.0)
         table = CostTable(points)
 
         def once(table: CostTable = table, context: DecisionContext = context) -> object:
-            budget = ExplorationBudget(balance=500.0, control=50.0, unseen={"draft": 40.0})
-            return decide(
-                posteriors, DRAFTERS, table, context, limits, incumbent=DraftSetting("lookup", 4), budget=budget
-            )
+            budget = ExplorationBudget(balance=500.0, unseen={"draft": 40.0})
+            return decide(by_name, DRAFTERS, table, context, limits, incumbent=DraftSetting("lookup", 4), budget=budget)
 
-        decision = decide(posteriors, DRAFTERS, table, context, limits)
+        decision = decide(by_name, DRAFTERS, table, context, limits)
         found["num_alternatives"] = len(decision.alternatives)
-        found[f"decide_us_batch_{batch}"] = _median_us(once, REPEATS)
+        found[f"decide_us_running_{num_running}"] = _median_us(once, REPEATS)
+        for name, tables in (("session", [table]), ("session_new_costs", [table, CostTable(points)])):
+            found[f"{name}_us_running_{num_running}"] = _median_us(_in_session(snapshot, tables, num_running), REPEATS)
     for name, value in found.items():
-        print(f"{name:24} {value:8.1f}")
+        print(f"{name:32} {value:8.1f}")
     print(json.dumps(found))
+
+
+def _in_session(snapshot: EvidenceSnapshot, tables: list[CostTable], num_running: int) -> Callable[[], object]:
+    """A session's decision for one job; the cost tables take turns."""
+    turns = cycle(tables)
+    limits = PolicyLimits()
+    session = DecisionSession(
+        "target",
+        "engine",
+        snapshot,
+        posteriors=Posteriors(snapshot, limits),
+        choices=ChoicesInMemory(),
+        budgets=BudgetsInMemory(snapshot, lambda: DRAFTERS),
+        costs=lambda: next(turns),
+        drafters=lambda: DRAFTERS,
+        limits=limits,
+        num_slots=NUM_SLOTS,
+    )
+    subject, jobs, rules = Subject("code", "greedy"), [JobFacts(300, 120)], TaskRules()
+    return lambda: session.decide(subject, jobs, rules, num_running=num_running, now=NOW)
 
 
 def _median_us(call: Callable[[], object], repeats: int) -> float:
@@ -81,7 +118,7 @@ def _points() -> list[CostPoint]:
     return [replace(point, correction_variance=timing_variance(point.num_samples)) for point in points]
 
 
-def _memories(rng: random.Random) -> dict[EvidenceKey, KeyEvidence]:
+def _evidence(rng: random.Random) -> dict[EvidenceKey, KeyEvidence]:
     found = {}
     for drafter in DRAFTERS:
         for sampling in SAMPLINGS:

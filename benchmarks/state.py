@@ -30,6 +30,8 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_source import Place
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, infer
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.embedded.postgres import EmbeddedPostgres
@@ -105,8 +107,10 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
     evidence_cache.refresh()
     now = NOW + timedelta(seconds=1)
     task = tasks[len(tasks) // 2]
-    leaves = evidence_cache.leaves(task, "small", now)
-    pair = PairPosterior.of(evidence_cache.of_tasks("small", now), 5)
+    small = DrafterState("small", SERVED["small"], 5)
+    place = Place(task, small.name, small.revision)
+    leaves = evidence_cache.leaves(place, now)
+    pair = PairPosterior.of(evidence_cache.of_tasks(small, now), 5)
     some = [(row.key, one_job(rng, 5)) for row in look.rows[: 4 * 3]]
 
     def record_batch() -> None:
@@ -124,9 +128,9 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
         f"every one of {rows:,} rows, read": timed(all_rows),
         "a look when nothing changed": timed(lambda: store.look(TARGET, ENGINE, every, since=look.seen), 50),
         "one task of 120 keys, read and unpacked": timed(lambda: [row.evidence for row in store.of_task(task)], 50),
-        "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.leaves(task, "small", now), 200),
-        "its belief": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),
-        "what all tasks say of a drafter": timed(lambda: PairPosterior.of(evidence_cache.of_tasks("small", now), 5)),
+        "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.leaves(place, now), 200),
+        "its posterior": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),
+        "a drafter's posterior over all tasks": timed(lambda: PairPosterior.of(evidence_cache.of_tasks(small, now), 5)),
         "12 jobs of 12 keys, added": timed(record_batch, 50),
         f"baseline: hours of one task, {num_hours} of each key": timed(lambda: from_hours(database, task), 20),
         f"baseline: hours of all tasks, {num_hours} of each key": timed(

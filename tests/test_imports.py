@@ -22,6 +22,8 @@ OWNERS: Final = {
     "sqlalchemy": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
     "psycopg": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
     "confluent_kafka": ("alphaloop.kafka",),
+    "rich": ("alphaloop.cli", "alphaloop.demo"),
+    "typer": ("alphaloop.cli",),
 }
 
 
@@ -69,6 +71,12 @@ def test_the_two_processes_never_import_each_other_and_alphaloop_neither() -> No
     for name, source in modules().items():
         for module in imported(source):
             assert module.split(".")[0] not in forbidden[name.split(".")[0]], f"{name} imports {module}"
+
+
+def test_a_command_line_is_declared_once() -> None:
+    """`alphaloop.cli` declares the commands in typer; the two services alone have options of their own."""
+    found = {name for name, source in modules().items() if "argparse" in imported(source)}
+    assert found == {"worker.__main__", "scheduler.__main__"}
 
 
 def test_a_broken_rule_is_found(tmp_path: Path) -> None:

@@ -38,9 +38,10 @@ from alphaloop.switchback.schedule import SwitchbackSchedule
 from worker.background import BackgroundWrites
 from worker.components import Components
 from worker.costs.live import LiveCosts, open_costs
+from worker.deciding.choice_log import StoredChoices
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
-from worker.deciding.incumbents import Budgets, Incumbents
+from worker.deciding.shared_budgets import SharedBudgets
 from worker.deciding.watch import Watch
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
@@ -90,7 +91,7 @@ def assemble(
     """
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
-    deciding = open_deciding(settings, engine, database, owner=owner, rng=rng)
+    deciding = open_deciding(settings, engine, database, owner=owner)
     jobs = JobStore(database)
     retry = Retry(hurry)
     metrics = WorkerMetrics()
@@ -239,10 +240,8 @@ class Deciding:
     costs: LiveCosts
 
 
-def open_deciding(
-    settings: Settings, engine: Engine, database: Database, *, owner: str, rng: random.Random
-) -> Deciding:
-    """A decider over what the database remembers; costs never measured here are measured now."""
+def open_deciding(settings: Settings, engine: Engine, database: Database, *, owner: str) -> Deciding:
+    """A decider over the evidence in the database; costs never measured here are measured now."""
     _register_drafters(engine, database)
     costs = open_costs(settings.worker, engine, CostStore(database))
     half_life = _half_life(settings)
@@ -250,12 +249,13 @@ def open_deciding(
     decider = Decider(
         engine,
         evidence_cache,
-        Incumbents(DecisionLog(database, half_life=half_life), engine.identity, owner),
-        Budgets(BudgetStore(database), HistoryStore(database), evidence_cache, engine.identity, _revisions(engine)),
+        StoredChoices(DecisionLog(database, half_life=half_life), engine.identity, owner),
+        SharedBudgets(
+            BudgetStore(database), HistoryStore(database), evidence_cache, engine.identity, _revisions(engine)
+        ),
         costs=costs,
         limits=settings.policy.limits(),
         now=lambda: datetime.now(UTC),
-        rng=rng,
     )
     return Deciding(decider, evidence_cache, costs)
 

@@ -116,6 +116,7 @@ class Worker:
         taken = self._c.feed.ready.take(limit, timeout_s) if limit else []
         if not taken:
             return 0
+        self._learn()  # what was recorded while the loop waited for these jobs
         startable = self._startable(taken)
         num_started = 0
         if not self._running.num_to_run_alone:

@@ -48,6 +48,7 @@ def check_pair(
 
 
 def show(found: PairCheck) -> None:
+    """A row for every finding."""
     shown = table("check", "verdict", "found")
     for finding in found.findings:
         style = _STYLES[finding.verdict]

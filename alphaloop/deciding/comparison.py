@@ -13,7 +13,8 @@ from alphaloop.deciding.posterior import Posterior
 def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str, Posterior]) -> float:
     """Standard deviation of ln(speed-up of one / speed-up of other).
 
-    Two draft lengths of one drafter share most of their doubt, about acceptance and about costs, and it cancels.
+    Two draft lengths of one drafter share most of their uncertainty, about acceptance and about costs, which then
+    cancels.
     """
     if one.drafter != other.drafter:
         return hypot(_noise(one, posteriors), _noise(other, posteriors), one.cost_sd, other.cost_sd)
@@ -31,7 +32,7 @@ def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str,
 
 
 class News(NamedTuple):
-    """What trying an alternative would resolve: standard deviations of ln(speed-up), by what the doubt is about."""
+    """Standard deviations of ln(speed-up) that trying an alternative would resolve, by the source of uncertainty."""
 
     tokens_sd: float = 0.0
     cost_sd: float = 0.0
@@ -45,11 +46,11 @@ class News(NamedTuple):
 def news_of(
     tried: Alternative, chosen: Alternative, posteriors: Mapping[str, Posterior], shared_weights: Mapping[str, str]
 ) -> News:
-    """How much of the doubt about ln(speed-up) of `tried` only trying it can resolve.
+    """The uncertainty about ln(speed-up) of `tried` that only trying it can resolve.
 
-    Vanilla has none. Where the chosen alternative uses the same drafter, or one of the same weights, its rounds time
-    that drafter already, and a longer draft is news only from the positions behind the chosen length on.
-    `shared_weights` names the weights of every drafter that shares them.
+    Vanilla has none. Where the chosen alternative uses the same drafter, or one with shared weights, its rounds time
+    that drafter already, and of a longer draft only the positions beyond the chosen length count. `shared_weights` is
+    by drafter, for those that share weights.
     """
     if tried.drafter is None:
         return News()

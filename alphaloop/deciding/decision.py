@@ -1,4 +1,4 @@
-"""The question and the answer: what a batch is, and how it is decoded, and why."""
+"""The decision and its context: what is known of the jobs, how they are decoded, and why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import Alternative, JobSize
@@ -14,21 +15,21 @@ from alphaloop.messages import Decoding, Mode, Purpose
 
 
 class Reason(StrEnum):
-    """Why a batch is decoded the way it is; one short word for tables, metrics and SQL."""
+    """Why a job is decoded the way it is; one short word for tables, metrics and SQL."""
 
     FASTER = "faster"  #: the chosen alternative's expected goodput is above vanilla's
     ON_TARGET = "on_target"  #: it meets the task's time target, or the deadline, and faster ones are not sure to
     NOT_FASTER = "not_faster"  #: no alternative is expected to beat vanilla by the required margin
     UNCERTAIN = "uncertain"  #: a rival looks faster than what runs, but not beyond its noise
-    NO_HISTORY = "no_history"  #: a cold task: decided by what other tasks, or nobody, say of the drafter
+    NO_HISTORY = "no_history"  #: a cold task: decided by the evidence of other tasks, or by the prior alone
     NO_COSTS = "no_costs"  #: the calibration of this device is missing
     NO_DRAFTER = "no_drafter"  #: no drafter is configured, or the probe's is not here
     EXPLORING = "exploring"  #: from the exploration budget
-    CONTROL = "control"  #: vanilla from the exploration budget, or a control job
+    CONTROL = "control"  #: a control job is decoded vanilla
     PROBE = "probe"  #: a probe measures the drafter it names
     FORCED = "forced"  #: the job, or its task's configuration, fixed the mode
     STALE_DRAFT = "stale_draft"  #: every drafter that could serve is flagged stale
-    UNKNOWN_REVISION = "unknown_revision"  #: what cannot be told from another revision has no history
+    UNKNOWN_REVISION = "unknown_revision"  #: evidence belongs to a revision, and this drafter names none
     CANNOT_SERVE = "cannot_serve"  #: no drafter can serve these sampling settings
     SWITCHED_OFF = "switched_off"  #: a prompt pattern for which an operator switched speculation off
     NO_MEMORY = "no_memory"  #: the draft's keys and values do not fit beside the target's
@@ -36,43 +37,58 @@ class Reason(StrEnum):
     SHORT_OUTPUT = "short_output"  #: too few tokens to gain anything
 
 
+#: Decisions for these reasons do not say what the policy would choose for the task's jobs.
+NOT_A_CHOICE: Final = frozenset(
+    {
+        Reason.EXPLORING,
+        Reason.CONTROL,
+        Reason.PROBE,
+        Reason.FORCED,
+        # These depend on the jobs that were decided together.
+        Reason.SWITCHED_OFF,
+        Reason.NO_MEMORY,
+        Reason.FIRST_TOKENS,
+        Reason.CANNOT_SERVE,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
-    """The batch to decide for. `draw` is uniform on [0, 1) and comes from the worker's seeded generator."""
+    """What a decision knows of its jobs, beside the evidence and the costs."""
 
     task: str
-    batch: int
-    expected_tokens: float
-    draw: float
+    num_running: int  #: sequences that will share a round, these jobs included; costs depend on it
+    num_jobs: int  #: jobs that the decision is about; budgets and exploration count them
+    expected_tokens: float  #: of a job's output
     purpose: Purpose = Purpose.TRAFFIC
     decoding: Decoding = Decoding.AUTO
     probe_drafter: str | None = None
     probe_num_draft_tokens: int | None = None
-    prompt_tokens: float | None = None  #: mean of the batch; None: prompts and their reading are left out
+    prompt_tokens: float | None = None  #: mean over the jobs; None: prompts and the time to read them are left out
     objective: Objective = field(default_factory=Objective)
-    control_jobs: float = 0.0  #: jobs decoded vanilla under this key, as they weigh now
-    known_output_jobs: float = 0.0  #: jobs behind `expected_tokens`; 0: it is what the job asks for at most
+    known_output_jobs: float = 0.0  #: jobs behind `expected_tokens`; 0: `expected_tokens` is the jobs' own limit
     free_cache_bytes: int | None = None  #: left for drafts' keys and values; None: never short
-    max_sequence_tokens: float | None = None  #: prompt and output of the longest job of the batch
-    max_output_tokens: float | None = None  #: of the job that may put out most; None: not told
+    max_sequence_tokens: float | None = None  #: prompt and output of the longest of the jobs
+    max_output_tokens: float | None = None  #: the largest output limit of the jobs; None: not known
     cannot_serve: Mapping[str, str] = field(default_factory=dict)  #: drafter → which sampling setting it cannot serve
     switched_off: str | None = None  #: the operator's pattern that the prompts match
     now: datetime | None = None  #: when it is decided; None: re-checks of unused drafters go by jobs alone
 
     @property
     def size(self) -> JobSize | None:
-        """A usual job of the batch."""
+        """A usual one of the jobs."""
         return None if self.prompt_tokens is None else JobSize(self.prompt_tokens, self.expected_tokens)
 
     @property
     def num_tokens(self) -> float:
-        """What the batch is expected to put out."""
-        return self.batch * self.expected_tokens
+        """Expected output tokens of all the jobs together."""
+        return self.num_jobs * self.expected_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSetting:
-    """What is decoded with. Vanilla is no drafter and k = 0."""
+    """A drafter and a draft length. Vanilla is no drafter and k = 0."""
 
     drafter: str | None = None
     num_draft_tokens: int = 0
@@ -80,7 +96,7 @@ class DraftSetting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a batch is decoded, and why."""
+    """How a job is decoded, and why."""
 
     mode: Mode
     drafter: str | None
@@ -89,15 +105,18 @@ class Decision:
     reason: Reason
     explanation: str
     alternatives: tuple[Alternative, ...] = ()
-    num_draft_tokens_by_batch: tuple[int, ...] = ()  #: k while index + 1 sequences run; empty: always the same
-    kept: DraftSetting | None = (
-        None  #: the incumbent from now on: what would have been done without exploration and control
-    )
-    budget: ExplorationBudget | None = None  #: what is left after this batch; None: it was not touched
+    #: The setting while index + 1 sequences run, the last one for more; besides vanilla they name one drafter.
+    #: Empty: `setting`, however many run.
+    settings_by_running: tuple[DraftSetting, ...] = ()
+    kept: DraftSetting | None = None  #: the incumbent from now on; while exploring, what was not tried but chosen
+    budget: ExplorationBudget | None = None  #: what is left after these jobs; None: the budget was not touched
 
-    def setting_at(self, num_running: int) -> DraftSetting:
-        """How the job drafts while so many sequences run."""
-        lengths = self.num_draft_tokens_by_batch
-        if self.drafter is None or not lengths:
-            return DraftSetting(self.drafter, self.num_draft_tokens)
-        return DraftSetting(self.drafter, lengths[min(num_running, len(lengths)) - 1])
+    @property
+    def setting(self) -> DraftSetting:
+        """How the job drafts while as many sequences run as were expected."""
+        return DraftSetting(self.drafter, self.num_draft_tokens)
+
+    def setting_while(self, num_running: int) -> DraftSetting:
+        """How the job drafts in a round that `num_running` sequences share, at least one."""
+        by_running = self.settings_by_running
+        return by_running[min(num_running, len(by_running)) - 1] if by_running else self.setting

@@ -1,8 +1,8 @@
-"""Sums over the jobs of an evidence key; they fade, so that reading them costs the same at any history.
+"""Sums over the jobs of an evidence key. They fade, so that reading them costs the same after any history.
 
-Every sum weighs a job with w, which halves every half-life of its age. First-order sums (Σ w·x) fade by f, second-order
-sums (Σ w²·x·y, names ending in `_w2`) by f². Jobs, not tokens, are the unit of variance: a text that quotes its prompt
-is accepted in runs, so the second-order sums hold squares and products of whole jobs.
+Every sum gives a job the weight w, which halves every half-life of its age. First-order sums (Σ w·x) fade by f,
+second-order sums (Σ w²·x·y, names ending in `_w2`) by f². Jobs, not tokens, are the unit of variance: a text that
+quotes its prompt is accepted in runs, so the second-order sums hold squares and products of whole jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaloop.errors import AlphaloopError
 
 
 class InconsistentEvidence(AlphaloopError, ValueError):
-    """Sums of different moments were to be added, or more was to be taken away than is there."""
+    """Sums of different moments were to be added, or more was to be subtracted than the sums hold."""
 
     code = "inconsistent_evidence"
 
@@ -93,7 +93,7 @@ class EvidenceSums:
         )
 
     def faded(self, now: datetime, half_life: timedelta) -> EvidenceSums:
-        """The same jobs, weighed at `now`. Fading twice is fading once: faded(t1).faded(t2) equals faded(t2)."""
+        """The same jobs, weighted as of `now`. Fading twice is fading once: faded(t1).faded(t2) equals faded(t2)."""
         return self.scaled(0.5 ** ((now - self.as_of) / half_life), as_of=now)
 
     def scaled(self, factor: float, *, as_of: datetime | None = None) -> EvidenceSums:
@@ -117,7 +117,7 @@ class EvidenceSums:
         )
 
     def __sub__(self, other: EvidenceSums) -> EvidenceSums:
-        """What is left without `other`, whose jobs are all in here, weighed no more than here.
+        """The sums without `other`, whose jobs are all part of these sums, with no larger weight.
 
         Of second-order sums it is an upper bound, since (v - w)² ≤ v² - w² where w ≤ v. Rounding never goes below 0.
         """
@@ -132,7 +132,7 @@ class EvidenceSums:
 
     @property
     def effective_jobs(self) -> float:
-        """Number of equally weighed jobs with the same variance: (Σ w)² / Σ w² (Kish 1965). 0 without any."""
+        """Number of equally weighted jobs with the same variance: (Σ w)² / Σ w² (Kish 1965). 0 without any."""
         return self.jobs**2 / self.jobs_w2 if self.jobs_w2 > 0 else 0.0
 
     @property

@@ -1,25 +1,22 @@
-"""Trying what is not expected to be best: a budget, what it may be spent on, and when it is not worth it. Pure.
+"""Exploration: trying settings that are not expected to be best, within a budget of tokens. Pure.
 
-The budget is counted in tokens that a batch is expected to lose: N tokens at speed-up S_a instead of S_b cost
-N · (S_b / S_a - 1). Every batch earns `explore_share` of its tokens, so exploration and control together are expected
-to cost no more than that share of the throughput, whatever they try.
+The budget is counted in tokens that jobs are expected to lose: N tokens at speed-up S_a instead of S_b cost
+N · (S_b / S_a - 1). Every job adds `explore_share` of its tokens, so exploration is expected to cost no more than that
+share of the throughput, whatever it tries.
 
-Two things are worth trying:
+Two things are worth a trial:
 
-* **What could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). Let Δ be the gap of
-  ln(speed-up) to the best, σ the doubt that only trying can resolve, and σ̃ the part of it that m more jobs resolve.
-  The expected gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. The doubt is about acceptance,
-  which a job shows with noise, and about costs, which the rounds of one job show. The gain falls exponentially with
-  certainty, so exploration ends by itself. Two draft lengths of one drafter, or of drafters with the same weights,
-  share most of their doubt. A longer draft is tried for the positions that were never seen.
-* **What may have changed unseen**: a re-check. A drafter that is not used shows no change for the better, neither of
-  its acceptance nor of its cost. Let a change come every M jobs on average, let it be worth a gain rate G with
-  probability p, and let a re-check lose C. Delay and re-checks together cost least with a re-check every
-  √(2·C·M / (p·G)) jobs (the economic lot size, Harris 1913). M grows with the task's age without a change, so re-checks
-  grow rare. Hosts change with time and not with a task's jobs, so an hour is the longest interval.
-
-Controls are whole batches decoded vanilla beside a speculative task. They are drawn at random, so that what they show
-is measured and not modelled. They become rare once `control_jobs` are known, and come back as those fade.
+* **A setting that could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). With Δ the gap of
+  ln(speed-up) to the best, σ the uncertainty that only trying can resolve, and σ̃ the part of σ that m more jobs would
+  resolve, the expected gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. The uncertainty is
+  about acceptance, which a job shows with noise, and about costs, which the rounds of one job show. The gain falls
+  exponentially with certainty, so exploration ends by itself. Two draft lengths of one drafter, or of drafters with
+  shared weights, share most of their uncertainty; a longer draft is tried for the positions that were never seen.
+* **A re-check of an unused drafter.** An unused drafter leaves no evidence when its acceptance or its cost becomes
+  better. With changes every M jobs on average, a gain rate G if a change made the drafter better, a probability p of
+  that, and a cost C of a re-check, delay and re-checks together cost least with a re-check every √(2·C·M / (p·G)) jobs
+  (the economic lot size, Harris 1913). M grows with the task's age without a change, so re-checks become rarer. Hosts
+  change with time and not with a task's jobs, so an hour is the longest interval.
 """
 
 from __future__ import annotations
@@ -37,23 +34,23 @@ from alphaloop.deciding.posterior import Posterior
 
 #: Standard deviation over jobs of ln(tokens a round): how little one job says.
 _JOB_NOISE: Final = 0.25
-#: Batches that a trial may take: one may be too few to change the choice, and yet the first of several.
-_NUM_BATCHES: Final = (1, 4, 16)
-#: A change of acceptance for the better, in logits, and the probability of one for the better given a change.
+#: A trial goes on for one of these numbers of decisions: one may be too few to change the choice.
+_NUM_DECISIONS: Final = (1, 4, 16)
+#: A change of acceptance for the better, in logits, and the probability of a change for the better given a change.
 _BETTER_BY: Final = 1.5
 _BETTER: Final = 0.25
 #: A change of cost for the better, in standard deviations: the mean of the best quarter of a normal distribution.
 _CHEAPER_BY: Final = 1.27
-#: Of ln(speed-up): knowing better by less is not worth a trial, be it free.
+#: Least expected gain, of ln(speed-up), that is worth a trial, even a free one.
 _LEAST_GAIN: Final = 0.002
-#: A re-check costs something even where no token is lost.
+#: Least cost of a re-check, as a share of its tokens: where the model expects no loss, there may still be one.
 _LEAST_LOSS: Final = 0.01
 #: Seconds without a drafter after which it is re-checked, however few the jobs. At a job a minute, 2 % of an hour's
 #: jobs are about what a re-check of a drafter that is half as fast loses.
 _RECHECK_S: Final = 3600.0
 _DENSITY_AT_0: Final = 1 / math.sqrt(2 * math.pi)
 _SQRT_HALF: Final = math.sqrt(0.5)
-#: A budget holds no more than so many jobs' tokens: what a quiet week earned is not spent in an hour.
+#: A budget holds at most the tokens of so many jobs, so that a quiet week's credit is not spent in an hour.
 _MOST_JOBS: Final = 16.0
 
 
@@ -62,12 +59,11 @@ class ExplorationBudget:
     """What one task may still lose, in tokens. A value: decisions return the next one."""
 
     balance: float = 0.0
-    control: float = 0.0  #: kept apart for controls
-    accrued: float = 0.0  #: ever
-    spent: float = 0.0  #: ever; never more than was earned
-    unseen: Mapping[str, float] | None = None  #: jobs since a drafter was last used; None before the first batch
+    accrued: float = 0.0  #: total so far
+    spent: float = 0.0  #: total so far; never more than `accrued`
+    unseen: Mapping[str, float] | None = None  #: jobs since a drafter was last used; None before the first decision
     unseen_s: Mapping[str, float] = field(default_factory=dict)  #: seconds likewise, of drafters in `unseen`
-    decided_at: datetime | None = None  #: the last batch; None where nobody told
+    decided_at: datetime | None = None  #: the last decision; None where no time was given
 
     def after(
         self,
@@ -78,44 +74,36 @@ class ExplorationBudget:
         is_cold: bool,
         now: datetime | None = None,
     ) -> ExplorationBudget:
-        """With what a batch of so many jobs and tokens earns; the first of a cold task brings its first credit.
+        """With the credit of so many jobs and tokens; the first jobs of a cold task bring a first credit.
 
         Without `now` only jobs tell how long a drafter was not used.
         """
         per_job = num_tokens / num_jobs
-        control = min(limits.control_share, limits.explore_share) * num_tokens
-        rest = limits.explore_share * num_tokens - control
+        credit = limits.explore_share * num_tokens
         if self.unseen is None and is_cold and limits.explore_share > 0:
-            rest += limits.first_jobs * per_job
-        balance = min(self.balance + rest, max(self.balance, _MOST_JOBS * per_job))
-        kept = min(self.control + control, max(self.control, _MOST_JOBS * per_job))
-        accrued = self.accrued + (balance - self.balance) + (kept - self.control)
+            credit += limits.first_jobs * per_job
+        balance = min(self.balance + credit, max(self.balance, _MOST_JOBS * per_job))
         unseen = {name: n + num_jobs for name, n in (self.unseen or {}).items()}
         seconds = (now - self.decided_at).total_seconds() if now and self.decided_at else 0.0
         unseen_s = {name: self.unseen_s.get(name, 0.0) + max(0.0, seconds) for name in unseen}
         return replace(
             self,
             balance=balance,
-            control=kept,
-            accrued=accrued,
+            accrued=self.accrued + (balance - self.balance),
             unseen=unseen,
             unseen_s=unseen_s,
             decided_at=now or self.decided_at,
         )
 
     def used(self, drafter: str | None) -> ExplorationBudget:
-        """That drafter decodes this batch."""
+        """That drafter decodes these jobs."""
         if drafter is None:
             return self
         return replace(self, unseen={**(self.unseen or {}), drafter: 0.0}, unseen_s={**self.unseen_s, drafter: 0.0})
 
     def paid(self, tokens: float) -> ExplorationBudget:
-        """After a batch that is expected to lose so many tokens."""
+        """After jobs that are expected to lose so many tokens."""
         return replace(self, balance=self.balance - tokens, spent=self.spent + tokens)
-
-    def paid_control(self, tokens: float) -> ExplorationBudget:
-        """After a control that is expected to lose so many tokens."""
-        return replace(self, control=self.control - tokens, spent=self.spent + tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +130,14 @@ def worth_trying(
     num_tokens: float,
     shared_weights: Mapping[str, str] | None = None,
 ) -> Trial | None:
-    """What to decode this batch with instead of the choice; None where nothing is worth it, or affordable.
+    """What to decode these jobs with instead of the choice; None where no trial is worth its cost, or affordable.
 
     `shared_weights` as for `news_of`.
     """
     if limits.explore_share <= 0:
         return None
-    if found := _recheck(chosen, alternatives, posteriors, budget, limits, num_jobs, num_tokens):
-        return found
+    if recheck := _recheck(chosen, alternatives, posteriors, budget, limits, num_jobs, num_tokens):
+        return recheck
     per_job = num_tokens / num_jobs
     best: tuple[float, Trial] | None = None
     for rival in alternatives:
@@ -169,19 +157,19 @@ def worth_trying(
 def _gain(chosen: Alternative, rival: Alternative, news: News, num_jobs: int, horizon: float) -> float:
     """Expected gain of a job of this trial, in jobs, less what the rest of the trial would lose."""
     gap, noise = math.log(chosen.speedup / rival.speedup), news.sd
-    # What is expected to be better already only waits until that is beyond its noise.
+    # A rival that is expected to be better is chosen without a trial once its gain is beyond its noise.
     if gap <= 0 or gap > 3.5 * noise or _value_of_knowing(gap, noise) < _LEAST_GAIN:
         return 0.0
     best, tokens_var = 0.0, news.tokens_sd**2
-    for batches in _NUM_BATCHES:
-        jobs = batches * num_jobs
+    for decisions in _NUM_DECISIONS:
+        jobs = decisions * num_jobs
         # n jobs of noise s resolve σ⁴ / (σ² + s² / n) of a variance σ².
         by_tokens = tokens_var**2 / (tokens_var + _JOB_NOISE**2 / jobs)
         resolved = math.sqrt(by_tokens + news.cost_sd**2)
         value = _value_of_knowing(gap, resolved)
         if value < _LEAST_GAIN:
             continue
-        later = (batches - 1) / batches * max(0.0, math.expm1(gap))
+        later = (decisions - 1) / decisions * max(0.0, math.expm1(gap))
         best = max(best, horizon * value / jobs - later)
     return best
 
@@ -201,7 +189,7 @@ def _recheck(
     num_jobs: int,
     num_tokens: float,
 ) -> Trial | None:
-    """The drafter that was not used for longest beyond its interval, in the way that loses least."""
+    """A re-check of the drafter whose interval has passed by most, at the draft length that loses least."""
     between = limits.change_jobs + sum(posterior.jobs for posterior in posteriors.values())
     found: tuple[float, Trial] | None = None
     for name, jobs in (budget.unseen or {}).items():
@@ -230,25 +218,6 @@ def _recheck(
 
 
 def _gain_if(alternative: Alternative, tokens: float) -> float:
-    """Change of ln(speed-up) if a round brought so many tokens; the slope is for small changes, this is not one."""
+    """Change of ln(speed-up) if a round yielded so many tokens; too large a change for the slope alone."""
     elasticity = alternative.slope * alternative.tokens_per_round
     return elasticity * math.log(tokens / alternative.tokens_per_round)
-
-
-def control_due(
-    chosen: Alternative,
-    budget: ExplorationBudget,
-    limits: PolicyLimits,
-    num_tokens: float,
-    control_jobs: float,
-    draw: float,
-) -> float | None:
-    """What a control batch is expected to lose, in tokens, if one is due; None if not.
-
-    Due with probability ½ whenever its price is saved up; the price rises with the square of the controls known.
-    """
-    if limits.control_share <= 0 or draw >= 0.5:
-        return None
-    lost = num_tokens * max(0.0, chosen.speedup - 1)
-    price = lost * max(1.0, control_jobs / limits.control_jobs) ** 2
-    return lost if budget.control >= max(price, limits.control_share * num_tokens) else None

@@ -1,7 +1,7 @@
-"""What each way to decode a batch is worth: expected tokens a second, with bounds, from posteriors and costs. Pure.
+"""Expected goodput of each setting: tokens a second, with bounds, from posteriors and costs. Pure.
 
-The bounds of a speed-up hold the doubt about tokens a round and the doubt about costs. Let T(w) be the target's pass at
-width w, D the draft, and d the share of the draft in the time of a job. Then
+The bounds of a speed-up hold the uncertainty about tokens a round and the uncertainty about costs. Let T(w) be the
+target's pass at width w, D the draft, and d the share of the draft in the time of a job. Then
 
     variance of ln(speed-up) = (slope · sd(tokens))² + (1 + (1 - d)²) · var(ln T) + d² · var(ln D)
 
@@ -30,15 +30,16 @@ class DrafterState:
     max_draft_tokens: int
     is_stale: bool = False
     cache_bytes_per_token: int = 0  #: keys and values that a draft model keeps of every token of a sequence
-    #: P(a token is proposed | those before it were) by position, before anything was seen, the last one for all behind;
-    #: empty: as many as asked for. Only costs rest on it.
+    #: Prior of P(a token is proposed | those before it were) by position, the last one for all further positions;
+    #: empty: the drafter proposes as many tokens as it is asked for. Only costs depend on it.
     offers: tuple[float, ...] = ()
-    #: s_i, P(a token is proposed at i and accepted | accepted through i - 1), likewise; empty: `policy.prior_alpha`.
+    #: Prior of s_i, P(a token is proposed at i and accepted | accepted through i - 1), in the same form; empty:
+    #: `policy.prior_alpha`.
     through: tuple[float, ...] = ()
-    is_scored: bool = False  #: on every finished text, at its longest, whoever decoded it: trying it tells nothing more
+    is_scored: bool = False  #: every finished text yields its evidence, at its longest draft: trials add nothing
     max_prompt_tokens: int | None = None  #: of a prompt that it reads; None: all
-    #: The same for drafters that differ only in where they end a draft: rounds of one are counted for the others too.
-    #: Empty: it has no kin.
+    #: One name for drafters with shared weights, which differ only in where they end a draft: rounds of one are
+    #: counted for the others too. Empty: no other drafter has its weights.
     shared_weights: str = ""
 
     def shares_weights_with(self, other: DrafterState) -> bool:
@@ -56,7 +57,7 @@ class DrafterState:
 
 @dataclass(frozen=True, slots=True)
 class JobSize:
-    """A usual job of the batch: what is read before its first round, and how long its rounds go on."""
+    """A usual job: the tokens of its prompt and of its output."""
 
     num_prompt_tokens: float
     num_tokens: float
@@ -68,10 +69,10 @@ class JobSize:
 
 
 class Alternative(NamedTuple):
-    """One way to decode the batch, with what is expected of it. Vanilla is k = 0.
+    """A setting and its expected goodput. Vanilla is k = 0.
 
     The speed-up is of whole jobs where their size is known: prompts are read in every mode, and draft models read them
-    too. Otherwise it is of the rounds alone. A tuple, since a decision makes dozens.
+    too. Otherwise the speed-up is of the rounds alone. A tuple, because a decision makes dozens.
     """
 
     drafter: str | None
@@ -87,7 +88,7 @@ class Alternative(NamedTuple):
 
     @property
     def tokens_per_s(self) -> float:
-        """Expected tokens a second of one sequence of the batch."""
+        """Expected tokens a second of one sequence."""
         return 1000 * self.tokens_per_round / self.round_ms
 
 
@@ -95,26 +96,35 @@ def weigh(
     posteriors: Mapping[str, Posterior],
     drafters: Sequence[DrafterState],
     costs: CostTable,
-    batch: int,
+    num_running: int,
     size: JobSize | None = None,
     objective: Objective | None = None,
+    num_jobs: int | None = None,
 ) -> tuple[Alternative, ...]:
     """Every alternative whose cost is known, the best first; empty where vanilla was never measured.
 
-    Drafters without a posterior are left out: `PairPosterior.unknown` is the posterior of a drafter nobody has used.
+    Rounds are those of `num_running` sequences. Prompts are read one after the other beside the running sequences:
+    while a job runs, each of the `num_running` slots takes one new job on average, so a job's time includes the reading
+    of so many prompts. A first token waits only for the prompts of the `num_jobs` jobs that join together, all running
+    ones unless given. Drafters without a posterior are left out.
     """
-    here = costs.rounds(batch, size.context if size else None)
+    here = costs.rounds(num_running, size.context if size else None)
     vanilla_ms = here.part_ms(None, 1)
     if vanilla_ms is None:
         return ()
     objective = objective or Objective()
     has_target = objective.aim is not Aim.THROUGHPUT
-    # A batch reads its prompts one after the other, and shares its rounds.
-    reading_ms = batch * costs.prefill_ms(None, size.num_prompt_tokens) if size else 0.0
+    num_first = num_jobs if num_jobs is not None and objective.aim is Aim.TIME_TO_FIRST_TOKEN else num_running
+    prompt_ms = costs.prefill_ms(None, size.num_prompt_tokens) if size else 0.0
+    reading_ms = num_running * prompt_ms
     num_tokens = size.num_tokens if size else 1.0
     job_ms = reading_ms + num_tokens * vanilla_ms
     met = objective.chance(
-        reading_ms=reading_ms, round_ms=vanilla_ms, num_tokens=num_tokens, tokens_per_round=1.0, tokens_sd=0.0
+        reading_ms=num_first * prompt_ms,
+        round_ms=vanilla_ms,
+        num_tokens=num_tokens,
+        tokens_per_round=1.0,
+        tokens_sd=0.0,
     )
     found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0, 0.0, met)]
     target_variance = here.variance(None)
@@ -122,9 +132,10 @@ def weigh(
         posterior = posteriors.get(drafter.name)
         if posterior is None:
             continue
-        longest = posterior.longest_proposed(batch)
+        longest = posterior.longest_proposed(num_running)
         draft_variance = here.variance(drafter.name)
-        draft_read_ms = batch * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
+        draft_prompt_ms = drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
+        draft_read_ms = num_running * draft_prompt_ms
         read_ms = reading_ms + draft_read_ms
         for k in range(1, min(drafter.max_draft_tokens, posterior.max_draft_tokens) + 1):
             components = here.components_ms(drafter.name, k, posterior.proposed, longest[k])
@@ -138,7 +149,11 @@ def weigh(
             low, high = max(1.0, tokens - Z95 * sd), min(k + 1.0, tokens + Z95 * sd)
             if has_target:
                 met = objective.chance(
-                    reading_ms=read_ms, round_ms=round_ms, num_tokens=num_tokens, tokens_per_round=tokens, tokens_sd=sd
+                    reading_ms=num_first * (prompt_ms + draft_prompt_ms),
+                    round_ms=round_ms,
+                    num_tokens=num_tokens,
+                    tokens_per_round=tokens,
+                    tokens_sd=sd,
                 )
             speedup = job_ms / taken_ms
             draft_share = (draft_read_ms + num_tokens * draft_ms / tokens) / taken_ms
@@ -169,45 +184,6 @@ def expected_round_ms(
 ) -> float | None:
     """Expected milliseconds of a round at k, by what the drafter is expected to propose; None when never measured.
 
-    `longest_proposed` is the posterior's at k for this batch, which a caller with many k computes once.
+    `longest_proposed` is the posterior's at k for these sequences. A caller with many k computes it once.
     """
     return here.round_ms(drafter, k, posterior.proposed, longest_proposed)
-
-
-def lengths_by_batch(
-    posterior: Posterior,
-    drafter: DrafterState,
-    costs: CostTable,
-    batch: int,
-    num_draft_tokens: int,
-    size: JobSize | None,
-) -> tuple[int, ...]:
-    """Best k while 1, 2 … `batch` sequences are still running; the last is `num_draft_tokens`.
-
-    A batch drains, and a pass that fewer share has room for longer drafts; the drafter stays. Sizes between powers of
-    two take the length of the power above.
-    """
-    context = size.context if size else None
-    longest = min(drafter.max_draft_tokens, posterior.max_draft_tokens)
-    lengths = [num_draft_tokens] * batch
-    live, k = 1 << (batch - 1).bit_length() - 1, num_draft_tokens
-    while live >= 1:
-        k = _longer(posterior, drafter.name, costs.rounds(live, context), k, longest)
-        if live < batch:
-            lengths[:live] = [k] * live
-        live //= 2
-    return tuple(lengths)
-
-
-def _longer(posterior: Posterior, name: str, here: RoundCosts, k: int, longest: int) -> int:
-    """From k on upwards, while drafts gain by being longer."""
-    proposed = posterior.longest_proposed(here.batch)
-
-    def rate(k: int) -> float:
-        ms = expected_round_ms(here, name, posterior, k, proposed[k])
-        return posterior.tokens[k] / ms if ms else 0.0
-
-    best = rate(k)
-    while k < longest and (longer := rate(k + 1)) > best:
-        k, best = k + 1, longer
-    return k

@@ -1,16 +1,16 @@
-"""Mixed batches: groups of one batch, by segment or prompt length, each with its own drafter and k, or none. Pure.
+"""Groups: jobs of one decision that differ in segment or prompt length get a setting each. Pure.
 
-Groups share a pass. Its cost follows the mean width of all sequences, so what one group drafts makes the pass dearer
-for all, and what is best for a group alone need not be best for the batch. Groups that use the same drafter propose
-together; different drafters propose one after the other.
+Groups share a pass. Its cost follows the mean width of all sequences, so the drafts of one group make the pass more
+expensive for all, and the best setting for a group alone need not be the best for all together. Groups with the same
+drafter propose together; different drafters propose one after the other.
 
     tokens a round = Σ_g n_g · E[tokens_g]
     a round's time = T(mean width) + Σ_drafters D(its sequences, its longest draft)
 
-and, as in goodput.py, prompts are read before, by the target and by the draft models of those that use them. It is
-climbed group by group until nothing improves; beginning from the whole batch's best common choice, it never ends below
-it. Exploration and control stay matters of whole batches: a group is no control for its neighbour, whose drafts it pays
-for.
+As in goodput.py, prompts are read before, by the target and by the draft models of those that use them. The search
+climbs group by group until nothing improves. It begins from the best common setting, so it never ends below that.
+Where more sequences run than the decision is about, the others are taken to be mixed as these are. A trial is of all
+jobs together: a group is no comparison for another group, because it pays for the other's drafts.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Mode
 
-#: Reasons of a choice that the policy was free to make.
+#: Reasons of decisions that compared speeds: groups may depart from these.
 _FREE: Final = frozenset({Reason.FASTER, Reason.NOT_FASTER, Reason.UNCERTAIN, Reason.NO_HISTORY})
 _MAX_SWEEPS: Final = 4
-#: A group departs from the others only for so much more goodput of the batch.
+#: Groups get settings of their own only for so much more goodput of all together.
 _WORTH_IT: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences of a batch about which the same is believed; `beliefs` by drafter name."""
+    """Jobs with the same posteriors, which are by drafter name."""
 
     num_jobs: int
     posteriors: Mapping[str, Posterior]
@@ -54,17 +54,17 @@ def decide_groups(
     incumbent: DraftSetting | None = None,
     budget: ExplorationBudget | None = None,
 ) -> tuple[Decision, ...]:
-    """One decision a group, in their order. `context.batch` is the sum of the groups' jobs.
+    """One decision a group, in their order. `context.num_jobs` is the sum of the groups' jobs.
 
-    The whole batch is decided first, on the largest group's beliefs; where that is fixed, refused, exploring or a
-    control, every group follows it.
+    All jobs are decided together first, on the largest group's posteriors. Where that decision is fixed, refused or
+    exploring, every group follows it.
     """
     largest = max(groups, key=lambda group: group.num_jobs)
     whole = decide(largest.posteriors, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
     if len(groups) < 2 or whole.reason not in _FREE:
         return (whole,) * len(groups)
     able, _ = fit(context, drafters, costs)
-    together = Together(groups, able, costs, context.size)
+    together = Together(groups, able, costs, context.size, context.num_running)
     common = together.best_common(whole.kept or DraftSetting())
     apart, gain = together.climb(common)
     if gain < _WORTH_IT:
@@ -73,20 +73,30 @@ def decide_groups(
 
 
 class Together:
-    """Goodput of a batch whose groups are decoded differently."""
+    """Goodput of sequences whose groups are decoded differently. `num_running` sequences share a round."""
 
     def __init__(
-        self, groups: Sequence[Group], drafters: Sequence[DrafterState], costs: CostTable, size: JobSize | None
+        self,
+        groups: Sequence[Group],
+        drafters: Sequence[DrafterState],
+        costs: CostTable,
+        size: JobSize | None,
+        num_running: int,
     ) -> None:
-        self._groups, self._costs, self._size = groups, costs, size
-        self._batch = sum(group.num_jobs for group in groups)
+        self._groups, self._costs, self._size, self._num_running = groups, costs, size, num_running
+        self._num_jobs = sum(group.num_jobs for group in groups)
+        #: Sequences that each job stands for.
+        self._share = num_running / self._num_jobs
         self._reading_ms: dict[str | None, float] = {None: 0.0}
         if size is not None:
             self._reading_ms = {d.name: d.reading_ms(costs, size.num_prompt_tokens) for d in drafters}
             self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
         self._here: dict[int, RoundCosts] = {}
         self._longest = [
-            {name: posterior.longest_proposed(group.num_jobs) for name, posterior in group.posteriors.items()}
+            {
+                name: posterior.longest_proposed(self._running(group.num_jobs))
+                for name, posterior in group.posteriors.items()
+            }
             for group in groups
         ]
         known = [d for d in drafters if all(d.name in group.posteriors for group in groups)]
@@ -101,9 +111,9 @@ class Together:
         ]
 
     def rate(self, choices: Sequence[DraftSetting]) -> float | None:
-        """Tokens a millisecond of the batch, one choice a group; None where a cost was never measured."""
+        """Tokens a millisecond of all together, one choice a group; None where a cost was never measured."""
         tokens, positions = 0.0, 0.0
-        reading_ms = self._batch * self._reading_ms[None]
+        reading_ms = self._num_jobs * self._reading_ms[None]
         drafting: dict[str, tuple[int, float]] = {}
         for group, longest_of, choice in zip(self._groups, self._longest, choices, strict=True):
             k = choice.num_draft_tokens
@@ -117,13 +127,14 @@ class Together:
             positions += group.num_jobs * (1 + posterior.proposed[k])
             jobs, longest = drafting.get(choice.drafter, (0, 0.0))
             drafting[choice.drafter] = (jobs + group.num_jobs, max(longest, longest_of[choice.drafter][k]))
-        ms = self._at(self._batch).part_ms(None, positions / self._batch)
+        ms = self._at(self._num_running).part_ms(None, positions / self._num_jobs)
         for drafter, (jobs, longest) in drafting.items():
-            draft_ms = self._at(jobs).part_ms(drafter, longest + 1)
+            draft_ms = self._at(self._running(jobs)).part_ms(drafter, longest + 1)
             ms = None if ms is None or draft_ms is None else ms + draft_ms
         if not ms:
             return None
-        num_tokens = self._batch * self._size.num_tokens if self._size else tokens
+        tokens, reading_ms = self._share * tokens, self._share * reading_ms
+        num_tokens = self._num_running * self._size.num_tokens if self._size else tokens
         return num_tokens / (reading_ms + ms * num_tokens / tokens)
 
     def best_common(self, given: DraftSetting) -> DraftSetting:
@@ -131,7 +142,7 @@ class Together:
         return max([given, *self._choices], key=lambda choice: self.rate((choice,) * len(self._groups)) or 0.0)
 
     def climb(self, common: DraftSetting) -> tuple[tuple[DraftSetting, ...], float]:
-        """Choices by group, and the batch's goodput over that of the common choice."""
+        """Settings by group, and the goodput of all together over that of the common setting."""
         chosen = [common] * len(self._groups)
         start = best = self.rate(chosen) or 0.0
         for _ in range(_MAX_SWEEPS):
@@ -145,26 +156,29 @@ class Together:
                 break
         return tuple(chosen), best / start if start > 0 else 1.0
 
-    def _at(self, batch: int) -> RoundCosts:
-        if batch not in self._here:
-            self._here[batch] = self._costs.rounds(batch, self._size.context if self._size else None)
-        return self._here[batch]
+    def _running(self, num_jobs: int) -> int:
+        """Running sequences that are taken to be like so many of the jobs."""
+        return max(1, round(self._share * num_jobs))
+
+    def _at(self, num_running: int) -> RoundCosts:
+        if num_running not in self._here:
+            self._here[num_running] = self._costs.rounds(num_running, self._size.context if self._size else None)
+        return self._here[num_running]
 
 
-def _decision(whole: Decision, choice: DraftSetting, able: Sequence[DrafterState], gain: float) -> Decision:
-    if choice == DraftSetting(whole.drafter, whole.num_draft_tokens):
+def _decision(whole: Decision, setting: DraftSetting, able: Sequence[DrafterState], gain: float) -> Decision:
+    if setting == whole.setting:
         return whole
     told = f"{whole.explanation}; " + (
-        f"apart from its batch, which gains {gain:.2f}x by that" if gain >= _WORTH_IT else "this is best for all groups"
+        f"apart from the other groups, a gain of {gain:.2f}x" if gain >= _WORTH_IT else "this is best for all groups"
     )
-    drafter = next((d for d in able if d.name == choice.drafter), None)
+    drafter = next((d for d in able if d.name == setting.drafter), None)
     return replace(
         whole,
         mode=Mode.SPECULATIVE if drafter else Mode.VANILLA,
         drafter=drafter.name if drafter else None,
         draft_revision=drafter.revision if drafter else None,
-        num_draft_tokens=choice.num_draft_tokens,
+        num_draft_tokens=setting.num_draft_tokens,
         reason=Reason.FASTER if drafter else Reason.NOT_FASTER,
         explanation=told,
-        num_draft_tokens_by_batch=(),
     )

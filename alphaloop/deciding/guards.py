@@ -1,4 +1,4 @@
-"""Who may draft for a batch at all: every refusal with its own reason. Pure."""
+"""Guards: which drafters may draft for these jobs at all. Every refusal has its own reason. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Refusal:
 
 
 def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: PolicyLimits) -> Refusal | None:
-    """Why nobody may draft for this batch, whoever it is; None if somebody may."""
+    """Why no drafter may draft for these jobs; None if the jobs allow drafts."""
     if not drafters:
         return Refusal(Reason.NO_DRAFTER, "no drafter is configured")
     if context.switched_off is not None:
@@ -65,21 +65,22 @@ def _no_memory(context: DecisionContext, drafter: DrafterState) -> Refusal | Non
         return None
     if context.max_output_tokens is not None:
         longest = min(longest, drafter.num_read(longest) + context.max_output_tokens)
-    needed = context.batch * longest * drafter.cache_bytes_per_token
+    needed = context.num_running * longest * drafter.cache_bytes_per_token
     if needed <= context.free_cache_bytes:
         return None
     return Refusal(
         Reason.NO_MEMORY,
-        f"{drafter.name} needs {context.batch} jobs x {longest:.0f} tokens x {drafter.cache_bytes_per_token} bytes = "
-        f"{needed / 2**20:.0f} MiB, {context.free_cache_bytes / 2**20:.0f} MiB are free",
+        f"{drafter.name} needs {context.num_running} sequences x {longest:.0f} tokens x "
+        f"{drafter.cache_bytes_per_token} bytes = {needed / 2**20:.0f} MiB, "
+        f"{context.free_cache_bytes / 2**20:.0f} MiB are free",
     )
 
 
 def _late(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> Refusal | None:
     if context.objective.aim is not Aim.TIME_TO_FIRST_TOKEN or context.prompt_tokens is None:
         return None
-    target_ms = context.batch * costs.prefill_ms(None, context.prompt_tokens)
-    draft_ms = context.batch * drafter.reading_ms(costs, context.prompt_tokens)
+    target_ms = context.num_jobs * costs.prefill_ms(None, context.prompt_tokens)
+    draft_ms = context.num_jobs * drafter.reading_ms(costs, context.prompt_tokens)
     if draft_ms <= 0 or target_ms + draft_ms <= context.objective.target_ms:
         return None
     return Refusal(

@@ -1,11 +1,11 @@
-"""What jobs would have cost, decoded in another way: with what was known at the end of their day. Pure.
+"""Hindsight: what jobs would have cost with other settings, by the evidence at the end of their day. Pure.
 
-A job of n tokens in a batch of b takes, of the device, the reading of its prompt and n / (b · E[tokens a round]) rounds
-of the batch. E comes from the α_i that are believed at the end of the day, rounds from the cost table. History as it
-was is computed in the same way, so what is wrong with both cancels; `measured_s` says how wrong it is.
+A job of n tokens that shares its rounds with b sequences takes, of the device, the time to read its prompt and
+n / (b · E[tokens a round]) rounds. E comes from the posterior of α_i at the end of the day, rounds from the cost table.
+History is computed in the same way, so errors that both share cancel; `measured_s` tells how large they are.
 
-Bounds are those of acceptance alone: the beliefs are drawn from, and both ways are computed with the same draw. A
-drafter's draws in one task are the same on all days, since what is not known of it on one is not known on the next.
+Bounds are those of acceptance alone: settings are computed with draws from the posteriors, both with the same draw. A
+drafter's draws in one task are the same on all days, because the uncertainty of one day is that of the next day too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from typing import Final
 from alphaloop.acceptance import EvidenceKey, Interval
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.evidence_source import Place
 from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.profile import logistic
+from alphaloop.deciding.replay import PAIR_LASTS
 
 _NUM_DRAWS: Final = 200
 _LEAST_TRIALS: Final = 1.0
@@ -33,7 +36,7 @@ _LEAST_TRIALS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Jobs about which the same is known, and how they were and would have been decoded."""
+    """Jobs with the same evidence key, and how they were and would have been decoded."""
 
     wanted: EvidenceKey  #: without a drafter
     batch: int
@@ -60,18 +63,18 @@ class Tally:
 
 @dataclass(slots=True)
 class Compared:
-    """A task, or all of them: seconds of the device as it was and as it would have been."""
+    """A task, or all of them: device time as it was and as it would have been."""
 
     num_jobs: int = 0
     num_tokens: int = 0
     num_same_jobs: int = 0
     measured_s: float = 0.0
-    was_s: float = 0.0  #: computed, of the way it was
+    was_s: float = 0.0  #: computed, of history's settings
     would_s: float = 0.0
-    num_untested_tokens: int = 0  #: would have been drafted for at a position that no draft of the task has reached
+    num_untested_tokens: int = 0  #: drafted at a position that no draft of the task has reached
     was_draws: list[float] = field(default_factory=lambda: [0.0] * _NUM_DRAWS)
     would_draws: list[float] = field(default_factory=lambda: [0.0] * _NUM_DRAWS)
-    ways: Counter[tuple[DraftSetting, DraftSetting]] = field(default_factory=Counter)  #: tokens by (was, would)
+    settings: Counter[tuple[DraftSetting, DraftSetting]] = field(default_factory=Counter)  #: tokens by (was, would)
 
     @property
     def ratio(self) -> Interval | None:
@@ -95,16 +98,16 @@ class Compared:
             self.num_untested_tokens + other.num_untested_tokens,
             [a + b for a, b in zip(self.was_draws, other.was_draws, strict=True)],
             [a + b for a, b in zip(self.would_draws, other.would_draws, strict=True)],
-            self.ways + other.ways,
+            self.settings + other.settings,
         )
 
 
 class Hindsight:
-    """Compares day by day. Every number it draws comes from `seed`."""
+    """Compares day by day. All random numbers come from `seed`."""
 
     def __init__(self, snapshot: EvidenceSnapshot, limits: PolicyLimits, seed: int) -> None:
         self.snapshot: Final = snapshot
-        self.limits: Final = limits
+        self.posteriors: Final = Posteriors(snapshot, limits, pair_lasts=PAIR_LASTS)
         self._seed = seed
         self._drawn: dict[tuple[str, str], list[list[float]]] = {}
 
@@ -116,7 +119,7 @@ class Hindsight:
         at: datetime,
         into: dict[str, Compared],
     ) -> int:
-        """Add the cases, by task, as known `at`; returns the jobs left out, whose cost nobody measured."""
+        """Add the cases by task, with the evidence up to `at`; returns the jobs whose cost was never measured."""
         left_out = 0
         day = _Day(self, cases, drafters, costs, at)
         for case, tally in cases.items():
@@ -134,7 +137,7 @@ class Hindsight:
             for i in range(_NUM_DRAWS):
                 task.was_draws[i] += was[1][i]
                 task.would_draws[i] += would[1][i]
-            task.ways[case.was, case.would] += tally.num_tokens
+            task.settings[case.was, case.would] += tally.num_tokens
             if case.would != case.was and not day.is_tested(case):
                 task.num_untested_tokens += tally.num_tokens
         return left_out
@@ -143,7 +146,7 @@ class Hindsight:
         """Standard normal numbers, at least `size` a draw."""
         rows = self._drawn.get((task, drafter))
         if rows is None or len(rows[0]) < size:
-            # From the names alone: the same numbers come first, however many are asked for.
+            # The seed is made of names alone, so the same numbers come first however many are asked for.
             rows = []
             for i in range(_NUM_DRAWS):
                 rng = random.Random(f"{self._seed} {i} {task} {drafter}")
@@ -153,7 +156,7 @@ class Hindsight:
 
 
 class _Day:
-    """What is believed at the end of one day, each belief made once."""
+    """The posteriors at the end of one day, each inferred once."""
 
     def __init__(
         self,
@@ -166,28 +169,28 @@ class _Day:
         self._hindsight, self._costs, self._at = hindsight, costs, at
         longest = Counter[str]()
         for case in cases:
-            for choice in (case.was, case.would):
-                name = choice.drafter or ""
-                longest[name] = max(longest[name], choice.num_draft_tokens)
-        # As long as anybody drafted: a shorter limit may have been set since.
+            for setting in (case.was, case.would):
+                name = setting.drafter or ""
+                longest[name] = max(longest[name], setting.num_draft_tokens)
+        # As long as any draft of history: a shorter limit may have been set since.
         self._drafters = {
             d.name: replace(d, max_draft_tokens=max(d.max_draft_tokens, longest[d.name])) for d in drafters
         }
         self._posteriors: dict[tuple[EvidenceKey, str], Posterior] = {}
         self._drawn: dict[tuple[EvidenceKey, DraftSetting], list[float]] = {}
 
-    def price(self, case: Case, tally: Tally, choice: DraftSetting) -> tuple[float, list[float]] | None:
+    def price(self, case: Case, tally: Tally, setting: DraftSetting) -> tuple[float, list[float]] | None:
         """Seconds of the device for the jobs of the case, and the same for every draw; None without a cost."""
         prompt, output = tally.num_prompt_tokens / tally.num_jobs, tally.num_tokens / tally.num_jobs
         here = self._costs.rounds(case.batch, JobSize(prompt, output).context)
         reading_s = tally.num_jobs * self._costs.prefill_ms(None, prompt) / 1000
-        if choice.drafter is None:
+        if setting.drafter is None:
             ms = here.part_ms(None, 1)
             if ms is None:
                 return None
             seconds = reading_s + tally.num_tokens * ms / 1000 / case.batch
             return seconds, [seconds] * _NUM_DRAWS
-        name, k = choice.drafter, choice.num_draft_tokens
+        name, k = setting.drafter, setting.num_draft_tokens
         if name not in self._drafters:
             return None
         posterior = self._posterior(case.wanted, name)
@@ -196,7 +199,7 @@ class _Day:
             return None
         reading_s += tally.num_jobs * self._drafters[name].reading_ms(self._costs, prompt) / 1000
         rounds_s = tally.num_tokens * ms / 1000 / case.batch
-        drawn = self._tokens(case.wanted, choice, posterior)
+        drawn = self._tokens(case.wanted, setting, posterior)
         return reading_s + rounds_s / posterior.tokens[k], [reading_s + rounds_s / tokens for tokens in drawn]
 
     def is_tested(self, case: Case) -> bool:
@@ -210,25 +213,23 @@ class _Day:
 
     def _posterior(self, wanted: EvidenceKey, name: str) -> Posterior:
         if (wanted, name) not in self._posteriors:
-            self._posteriors[wanted, name] = self._hindsight.snapshot.posterior(
-                wanted, self._drafters[name], self._at, self._hindsight.limits
-            )
+            self._posteriors[wanted, name] = self._hindsight.posteriors.of(wanted, self._drafters[name], self._at)
         return self._posteriors[wanted, name]
 
-    def _tokens(self, wanted: EvidenceKey, choice: DraftSetting, posterior: Posterior) -> list[float]:
-        """Tokens a round, drawn from the belief."""
-        if (wanted, choice) not in self._drawn:
+    def _tokens(self, wanted: EvidenceKey, setting: DraftSetting, posterior: Posterior) -> list[float]:
+        """Tokens a round, drawn from the posterior."""
+        if (wanted, setting) not in self._drawn:
             profile, found = posterior.profile, []
             common = math.sqrt(profile.common_var)
-            own = [math.sqrt(v) for v in profile.own_var[: choice.num_draft_tokens]]
-            for row in self._hindsight.numbers(wanted.task, choice.drafter or "", 1 + len(profile.mean)):
+            own = [math.sqrt(v) for v in profile.own_var[: setting.num_draft_tokens]]
+            for row in self._hindsight.numbers(wanted.task, setting.drafter or "", 1 + len(profile.mean)):
                 tokens = through = 1.0
                 for m, b, sd, z in zip(profile.mean, profile.loading, own, row[1:], strict=False):
                     through *= logistic(m + b * common * row[0] + sd * z)
                     tokens += through
                 found.append(tokens)
-            self._drawn[wanted, choice] = found
-        return self._drawn[wanted, choice]
+            self._drawn[wanted, setting] = found
+        return self._drawn[wanted, setting]
 
 
 def total(tasks: Iterable[Compared]) -> Compared:

@@ -1,16 +1,16 @@
-"""From what is remembered to what is believed, borrowing strength.
+"""From evidence to posteriors, borrowing strength.
 
-A belief is handed down pair (all tasks) → task → sampling bucket → prompt bucket → segment. On every step it widens by
-how much such groups differ, and what the siblings saw counts by as much as they resemble. The widths are learned from
-the spread between groups (empirical Bayes; method of moments of DerSimonian and Laird 1986), a few groups' worth of
-prior keeping them sane. Batches are not split by segment until that spread is beyond chance.
+A posterior is handed down pair (all tasks) → task → sampling bucket → prompt bucket → segment. At every step it widens
+by the standard deviation between such groups, and siblings' evidence counts by as much as siblings resemble each other.
+These standard deviations are learned from the groups (empirical Bayes; method of moments of DerSimonian and Laird 1986)
+with a prior worth a few groups. Jobs are not split by segment until the difference between segments is beyond chance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
@@ -28,18 +28,18 @@ _PROMPT_SPREAD: Final = 0.25
 _SEGMENT_SPREAD: Final = 0.5
 #: Groups' worth of the prior spread in a learned one.
 _PRIOR_GROUPS: Final = 2.0
-#: Chances worth of the parent in a reach, which only the costs rest on.
+#: Weight of the parent in a reach, in chances. Only costs depend on a reach.
 _REACH_CHANCES: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class PairPosterior:
-    """What any task may expect of a drafter for this target: learned from all tasks together."""
+    """The posterior of a drafter for this target over all tasks: the prior of each task."""
 
     profile: Profile
     spread: float  #: standard deviation between tasks, logits
     reach: tuple[float, ...]
-    offered: tuple[float, ...] = ()  #: as a belief's; empty: as `reach`
+    offered: tuple[float, ...] = ()  #: as a posterior's; empty: as `reach`
 
     @classmethod
     def unknown(
@@ -50,15 +50,15 @@ class PairPosterior:
         offers: Sequence[float] = (),
         through: Sequence[float] = (),
     ) -> PairPosterior:
-        """Nothing was seen of the pair. `offers` and `through` as a `DrafterState`'s."""
+        """The prior of a pair without evidence. `offers` and `through` as a `DrafterState`'s."""
         expected = _lasting(through or (acceptance,), max_draft_tokens)
         offered = _lasting(offers, max_draft_tokens)
-        # What comes through was offered: behind an accepted token at least as often as that is expected.
+        # An accepted token was proposed, so a proposal is at least as likely as its acceptance.
         reach = tuple(map(max, offered, expected))
         return cls(Profile.around(expected, 0.5 * spread), spread, reach, offered)
 
     def for_a_task(self) -> Posterior:
-        """What is believed of a task that nothing is known of."""
+        """The posterior for a task without evidence."""
         return Posterior(self.profile.widened(self.spread), self.reach, 0.0, 1.0, offered=self.offered)
 
     @classmethod
@@ -88,7 +88,7 @@ class PairPosterior:
     def of_drafter(
         cls, drafter: DrafterState, limits: PolicyLimits, tasks: Iterable[EvidenceSums] = ()
     ) -> PairPosterior:
-        """Of `drafter`, from the sums of each task; without any, what nothing known comes to."""
+        """Of `drafter`, from the sums of each task; without any, the prior."""
         return cls.of(
             tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers, drafter.through
         )
@@ -97,10 +97,10 @@ class PairPosterior:
 def infer(
     leaves: Mapping[EvidenceKey, KeyEvidence], wanted: EvidenceKey, max_draft_tokens: int, pair: PairPosterior
 ) -> Posterior:
-    """The belief for `wanted`.
+    """The posterior for `wanted`.
 
-    `leaves` are what is remembered of one drafter revision in one task, faded to one moment; keys of other drafters,
-    tasks or gates must not be among them. Nothing remembered gives the pair's belief, widened for one task.
+    `leaves` are the evidence of one drafter revision in one task, faded to one moment; keys of other drafters or tasks
+    must not be among them. Without evidence, it is the pair's posterior, widened for one task.
     """
     sums, kept = current(leaves)
     deff = design_effect(sums.values())
@@ -118,7 +118,7 @@ def infer(
         totals = {name: total(members) for name, members in groups.items()}
         mine = name_of(wanted)
         if name_of is _same_segment and totals.keys() <= {mine}:
-            prior_spread = 0.0  # most tasks have none
+            prior_spread = 0.0  # most tasks have no segments
         spread = _spread(profile, list(totals.values()), prior_spread)
         siblings = [total for name, total in totals.items() if name != mine]
         profile = profile.updated(_pooled(profile, siblings, spread)).widened(spread)
@@ -141,29 +141,8 @@ def infer(
     )
 
 
-def infer_all(
-    evidence_by_key: Mapping[EvidenceKey, KeyEvidence],
-    wanted: EvidenceKey,
-    drafters: Sequence[DrafterState],
-    limits: PolicyLimits,
-    pairs: Mapping[str, PairPosterior] | None = None,
-) -> dict[str, Posterior]:
-    """Beliefs by drafter name, for a batch of `wanted` (its drafter's fields are not looked at).
-
-    `memories` are of one task, faded to one moment; what belongs to other targets, engines or gates, or to other
-    revisions of a drafter, is left out. `pairs` by drafter name are what all tasks say; without, nothing is known.
-    """
-    found = {}
-    for drafter in drafters:
-        mine = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
-        leaves = {key: evidence for key, evidence in evidence_by_key.items() if _same_pair(key, mine)}
-        pair = (pairs or {}).get(drafter.name) or PairPosterior.of_drafter(drafter, limits)
-        found[drafter.name] = infer(leaves, mine, drafter.max_draft_tokens, pair)
-    return found
-
-
 def splits_by_segment(leaves: Mapping[EvidenceKey, KeyEvidence]) -> bool:
-    """Whether segments of one task differ in acceptance beyond chance, so that they are worth deciding apart."""
+    """Whether segments of one task differ in acceptance beyond chance, so that they are decided apart."""
     sums, _ = current(leaves)
     deff = design_effect(sums.values())
     groups: dict[str, list[Counts]] = {}
@@ -175,7 +154,7 @@ def splits_by_segment(leaves: Mapping[EvidenceKey, KeyEvidence]) -> bool:
 
 
 def _pooled(profile: Profile, groups: Sequence[Counts], spread: float) -> Counts:
-    """What groups that differ by `spread` say of their common centre: each by no more than 1/spread²."""
+    """The evidence of groups that differ by `spread` about their common centre: of each at most 1/spread²."""
     return total(group.scaled(1 / (1 + _information(profile, group) * spread**2)) for group in groups)
 
 
@@ -222,8 +201,8 @@ def _reach(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
 def _offered(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
     """How often a token is proposed behind those proposed before it.
 
-    Proposals are not counted by what k allowed, only what was accepted is (`chances`): a draft length is taken to have
-    ended as large a share of the proposals.
+    Evidence does not tell how many proposals k ended, only how many accepted drafts (`chances`). The share of
+    proposals that k ended is taken to be the same.
     """
     found: list[float] = []
     for i in range(max(len(parent), len(sums.chances))):
@@ -233,7 +212,7 @@ def _offered(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
             through = sums.accepts[i - 1]
             allowed = sums.proposed[i - 1] * (min(1.0, allowed / through) if through > 0 else 1.0)
         if i and not allowed:
-            expected = min(expected, found[-1])  # a draft that was never allowed to go on ends as it did before
+            expected = min(expected, found[-1])  # no longer draft was ever allowed: it ends as at the position before
         found.append(min(1.0, (proposed + _REACH_CHANCES * expected) / (allowed + _REACH_CHANCES)))
     return tuple(found)
 
@@ -250,16 +229,6 @@ def _sized(profile: Profile, size: int) -> Profile:
         profile.common_var,
         fitted(profile.own_var, size, last=True),
         fitted(profile.loading, size, last=True),
-    )
-
-
-def _same_pair(key: EvidenceKey, other: EvidenceKey) -> bool:
-    return (key.task, key.target_revision, key.engine, key.drafter, key.draft_revision) == (
-        other.task,
-        other.target_revision,
-        other.engine,
-        other.drafter,
-        other.draft_revision,
     )
 
 

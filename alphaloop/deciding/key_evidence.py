@@ -1,15 +1,15 @@
-"""What is remembered of an evidence key, and when the past is forgotten.
+"""The evidence of a key: all of it, and its recent window.
 
-A key is remembered twice, because nobody knows beforehand how long the past stays true:
+Two sums are kept, because it is not known beforehand how long the past stays true:
 
 * `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
-* `recent`: fades faster, by half every 6 hours and by half every 16 jobs that are added. Part of `all`.
+* `recent`: the recent window, part of `all`. Fades faster, by half every 6 hours and by half every 16 jobs added.
 
     all    = all · 2^(-Δt/half_life)                  + job      (… _w2 columns: the factor squared)
     recent = recent · 2^(-Δt/6 h) · 2^(-jobs/16)      + job      (likewise)
 
-Where the last jobs contradict what is older beyond three standard errors, the older part is forgotten as far as they
-do (trust.py); while they do at two, whoever reads discounts it.
+Where the recent window contradicts older evidence beyond three standard errors, older evidence is dropped as far as
+contradicted (trust.py). From two standard errors on, `current` discounts older evidence while it is contradicted.
 
 A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
 """
@@ -28,23 +28,23 @@ from alphaloop.deciding.trust import design_effect, kept_of_older
 #: After so many jobs, or so long, `KeyEvidence.recent` weighs a job half.
 RECENT_JOBS: Final = 16.0
 RECENT_WINDOW: Final = timedelta(hours=6)
-#: Least share of it that outlives a contradiction.
+#: Least share of the recent window that outlives a contradiction.
 _KEPT_RECENT: Final = 0.25
-#: A contradiction counts as far as it is larger than so many standard errors: while it is seen, and for good.
+#: A contradiction counts beyond so many standard errors: when evidence is read, and when it is stored.
 _READING_Z: Final = 2.0
 _FORGETTING_Z: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEvidence:
-    """What is remembered of a key: everything, and what came lately, which is part of it."""
+    """The weighted sums of a key: all jobs, and the recent window, which is part of them."""
 
     all: EvidenceSums
     recent: EvidenceSums
 
     @classmethod
     def empty(cls, as_of: datetime) -> KeyEvidence:
-        """Nothing yet."""
+        """Without any job."""
         return cls(EvidenceSums(as_of), EvidenceSums(as_of))
 
     def with_job(self, job: EvidenceSums, half_life: timedelta) -> KeyEvidence:
@@ -57,7 +57,7 @@ class KeyEvidence:
         kept = kept_of_older([(evidence.recent, evidence.all)], design_effect([evidence.all]), _FORGETTING_Z)
         if kept == 1:
             return evidence
-        # What came lately is in part from before the change; left whole, it would look like jobs that differ wildly.
+        # The recent window is in part from before the change; left whole, its jobs would seem to differ wildly.
         recent = recent.scaled(max(kept, _KEPT_RECENT)) + job
         return KeyEvidence(recent + (evidence.all - evidence.recent).scaled(kept), recent)
 
@@ -70,7 +70,7 @@ class KeyEvidence:
 
 
 def current(leaves: Mapping[EvidenceKey, KeyEvidence]) -> tuple[dict[EvidenceKey, EvidenceSums], float]:
-    """Each leaf's sums, the older part discounted where the last jobs contradict it, and the share that was kept."""
+    """Each leaf's sums, older evidence discounted where the recent window contradicts it, and the share kept."""
     deff = design_effect([evidence.all for evidence in leaves.values()])
     kept = kept_of_older([(evidence.recent, evidence.all) for evidence in leaves.values()], deff, _READING_Z)
     return {

@@ -1,4 +1,4 @@
-"""What is expected of look-up before a task has used it, by position; the last value holds for all behind.
+"""The prior of the look-up drafter, by position; the last value holds for all further positions.
 
 Look-up often finds nothing, and what it finds is often wrong at once; but a copy that has held for a few tokens goes
 on. A draft model has no such shape: one α is as good a guess there. Held against equal chances at every position, with

@@ -1,8 +1,8 @@
-"""What a batch is decoded for: most tokens a second, or a time that has to be met.
+"""The objective of a decision: most tokens a second, or a time target.
 
-A target turns the order around only where it is in doubt: alternatives that meet it with nine chances in ten are ranked
-by goodput as always, and before all that do not; those are ranked by their chance. So a task with a target is careful
-where a task without one would try its luck: it waits until the lower side of the belief meets the target too.
+Alternatives that meet the target with a probability of 90 % or more come first, ranked by goodput. The others follow,
+ranked by their probability. So a task with a target drafts only once the lower side of the posterior meets the target
+too, where a task without one would draft on the mean alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SURE_ENOUGH: Final = 0.9
 
 
 class Aim(StrEnum):
-    """What is to be reached."""
+    """What is optimised."""
 
     THROUGHPUT = "throughput"
     TIME_PER_TOKEN = "time_per_token"  # noqa: S105  #: behind the first token

@@ -1,7 +1,7 @@
-"""Speculative or vanilla, with which drafter, how far ahead, and why. Pure: same inputs, same decision.
+"""The policy: speculative or vanilla, which drafter, which draft length, and why. Pure: same inputs, same decision.
 
-The choice maximises measured goodput, expected tokens a round over the measured milliseconds of such a round, not α:
-the α at which speculation breaks even is .20 for a cheap drafter and .62 for a dear one, and it moves with load.
+The choice maximises goodput, not α: expected tokens a round over the measured milliseconds of such a round. The α at
+which speculation breaks even is .20 for a cheap drafter and .62 for an expensive one, and it moves with load.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import replace
 from alphaloop.cost import CostTable
 from alphaloop.deciding.comparison import noise_between
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
-from alphaloop.deciding.exploration import ExplorationBudget, control_due, worth_trying
-from alphaloop.deciding.goodput import Alternative, DrafterState, lengths_by_batch, weigh
+from alphaloop.deciding.exploration import ExplorationBudget, worth_trying
+from alphaloop.deciding.goodput import Alternative, DrafterState, weigh
 from alphaloop.deciding.guards import fit, refused
 from alphaloop.deciding.inference import PairPosterior
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
 
@@ -35,10 +34,11 @@ def decide(
     incumbent: DraftSetting | None = None,
     budget: ExplorationBudget | None = None,
 ) -> Decision:
-    """Choose how to decode one batch.
+    """Choose how to decode jobs that are alike.
 
-    `beliefs` are by drafter name; a drafter without one is believed to be as `limits` say of an unknown pair.
+    `posteriors` are by drafter name; a drafter without one has the prior that `limits` give an unknown pair.
     `incumbent` and `budget` are `kept` and `budget` of the task's last decision. Without a budget nothing is explored.
+    The decision keeps one setting however many sequences run; `settings_by_running` completes it.
     """
     posteriors = _with_unknown(posteriors, drafters, limits)
     if fixed := _fixed_by_caller(posteriors, drafters, costs, context):
@@ -48,14 +48,14 @@ def decide(
     able, refusal = fit(context, drafters, costs)
     if not able:
         return _vanilla(refusal.reason, refusal.explanation)
-    alternatives = weigh(posteriors, able, costs, context.batch, context.size, context.objective)
+    alternatives = _weigh(posteriors, able, costs, context)
     if len(alternatives) < 2:
-        return _vanilla(Reason.NO_COSTS, f"no cost was measured for a batch of {context.batch}", alternatives)
+        return _vanilla(Reason.NO_COSTS, f"no cost was measured for {context.num_running} sequences", alternatives)
     chosen, reason, told = _choose(alternatives, posteriors, limits, incumbent)
     decision = _decision(chosen, reason, told, able, alternatives)
     if budget is not None:
         decision = _explore(decision, chosen, able, posteriors, budget, context, limits)
-    return _with_lengths(decision, able, posteriors, costs, context)
+    return decision
 
 
 def _choose(
@@ -64,10 +64,10 @@ def _choose(
     limits: PolicyLimits,
     incumbent: DraftSetting | None,
 ) -> tuple[Alternative, Reason, str]:
-    """The best by expectation; what runs already, while the gain is within its noise and small.
+    """The best by expectation; the incumbent, while the gain of a change is small and within its noise.
 
     A gain beyond half a standard deviation of the comparison is followed at once, and so is one of `switch_gain`:
-    staying may cost that much for good, switching back and forth costs nothing but a line in the log.
+    staying may cost that much for good, switching back and forth costs only a line in the log.
     """
     vanilla = next(a for a in alternatives if a.drafter is None)
     best = alternatives[0]
@@ -116,24 +116,16 @@ def _explore(
     context: DecisionContext,
     limits: PolicyLimits,
 ) -> Decision:
-    """Obey the choice, or spend from the budget on what could change it or on a control."""
+    """The choice, or a trial of another setting, paid from the budget."""
     num_tokens = context.num_tokens
     is_cold = all(posteriors[drafter.name].jobs < limits.min_jobs for drafter in able)
-    budget = budget.after(context.batch, num_tokens, limits, is_cold=is_cold, now=context.now)
+    budget = budget.after(context.num_jobs, num_tokens, limits, is_cold=is_cold, now=context.now)
     if budget.unseen is not None and (new := [d.name for d in able if d.name not in budget.unseen]):
         budget = replace(budget, unseen={**budget.unseen, **dict.fromkeys(new, 0.0)})
-    if chosen.drafter is not None:
-        lost = control_due(chosen, budget, limits, num_tokens, context.control_jobs, context.draw)
-        if lost is not None:
-            return replace(
-                _vanilla(Reason.CONTROL, f"control against: {decision.explanation}", decision.alternatives),
-                kept=decision.kept,
-                budget=budget.paid_control(lost).used(None),
-            )
     scored = {drafter.name for drafter in able if drafter.is_scored}
     unknown = [a for a in decision.alternatives if a.drafter not in scored]
     shared_weights = {drafter.name: drafter.shared_weights for drafter in able if drafter.shared_weights}
-    trial = worth_trying(chosen, unknown, posteriors, budget, limits, context.batch, num_tokens, shared_weights)
+    trial = worth_trying(chosen, unknown, posteriors, budget, limits, context.num_jobs, num_tokens, shared_weights)
     if trial is None:
         return replace(decision, budget=budget.used(chosen.drafter))
     tried = trial.alternative
@@ -164,7 +156,7 @@ def _fixed_by_caller(
     able, _ = fit(context, drafters, costs)
     if not able:
         return None
-    weighed = weigh(posteriors, able, costs, context.batch, context.size, context.objective)
+    weighed = _weigh(posteriors, able, costs, context)
     best = next((a for a in weighed if a.drafter is not None), None)
     drafter = next((d for d in able if best and d.name == best.drafter), able[0])
     k = best.num_draft_tokens if best else _usual_length(posteriors[drafter.name], drafter)
@@ -172,7 +164,7 @@ def _fixed_by_caller(
 
 
 def _usual_length(posterior: Posterior, drafter: DrafterState) -> int:
-    """Without costs: as far as a draft is expected to be accepted more often than not."""
+    """The k to use without costs: the longest draft that is accepted whole with a probability of one half or more."""
     through = 1.0
     for i, s in enumerate(posterior.through[: drafter.max_draft_tokens]):
         through *= s
@@ -193,20 +185,10 @@ def _with_unknown(
     }
 
 
-def _with_lengths(
-    decision: Decision,
-    able: Sequence[DrafterState],
-    posteriors: Mapping[str, Posterior],
-    costs: CostTable,
-    context: DecisionContext,
-) -> Decision:
-    if decision.drafter is None or context.batch < 2 or context.objective.aim is not Aim.THROUGHPUT:
-        return decision
-    drafter = next(d for d in able if d.name == decision.drafter)
-    lengths = lengths_by_batch(
-        posteriors[drafter.name], drafter, costs, context.batch, decision.num_draft_tokens, context.size
-    )
-    return replace(decision, num_draft_tokens_by_batch=lengths)
+def _weigh(
+    posteriors: Mapping[str, Posterior], able: Sequence[DrafterState], costs: CostTable, context: DecisionContext
+) -> tuple[Alternative, ...]:
+    return weigh(posteriors, able, costs, context.num_running, context.size, context.objective, context.num_jobs)
 
 
 def _decision(

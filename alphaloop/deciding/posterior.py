@@ -1,4 +1,4 @@
-"""What is believed of one drafter: tokens a round at every k, how sure that is, and what a draft holds."""
+"""The posterior of one drafter: tokens a round at every k, with standard deviations, and tokens proposed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _NODES: Final = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6)
 
 @dataclass(frozen=True, slots=True)
 class Posterior:
-    """What is believed of a drafter for one wanted key; tuples by k from 0 (`tokens`) or by position (the others)."""
+    """The posterior of a drafter for one key; tuples by k from 0 (`tokens`) or by position (the others)."""
 
     profile: Profile
     reach: tuple[float, ...]  #: P(a token is proposed at i | accepted through i - 1)
     jobs: float  #: effective jobs of this task behind it
     design_effect: float
-    kept: float = 1.0  #: share of the older evidence's weight that the last jobs left it
-    #: P(a token is proposed at i | proposed through i - 1), whatever becomes of them; empty: as `reach`. Drafters that
-    #: look before they propose go further where they are right, so what a draft holds does not follow from `reach`.
+    kept: float = 1.0  #: share of older evidence's weight that the recent window left
+    #: P(a token is proposed at i | proposed through i - 1), accepted or not; empty: as `reach`. Drafters that check
+    #: their own certainty draft further where they are right, so the length of a draft does not follow from `reach`.
     offered: tuple[float, ...] = ()
     tokens: tuple[float, ...] = field(init=False)  #: expected tokens a round at k
     common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together
@@ -56,7 +56,7 @@ class Posterior:
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """α_i: what is accepted of what is proposed."""
+        """α_i: accepted over proposed."""
         return tuple(min(1.0, s / r) if r > 0 else 0.0 for s, r in zip(self.through, self.reach, strict=True))
 
     @property

@@ -1,10 +1,10 @@
-"""A normal belief about how far drafts go, in logits by position, and how counts change it.
+"""A normal posterior of how far drafts go, in logits by position, and its update by counts.
 
     logit s_i = m_i + b_i·δ + ε_i      δ ~ N(0, common_var), ε_i ~ N(0, own_var_i)
 
-s_i = reach_i · α_i is the probability that a round which got through position i - 1 gets through i: from these all
-tokens a round follow, and one count, accepts over chances, tells of both factors. δ moves all positions together: a
-task whose first three positions go well is expected to do well at the fourth, where nothing was seen yet.
+s_i = reach_i · α_i is the probability that a round which got through position i - 1 gets through i. All tokens a round
+follow from these, and one count, accepts over chances, estimates the product. δ moves all positions together: a task
+with high acceptance at the first three positions is expected to have high acceptance at the fourth too.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Counts:
     chances: tuple[float, ...]
 
     def scaled(self, factor: float) -> Counts:
-        """As if so many times as much had been seen."""
+        """The same rates from so many times as much evidence."""
         return Counts(tuple(a * factor for a in self.accepts), tuple(c * factor for c in self.chances))
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Normal belief of logit s_i by position: mean, and the factor model above."""
+    """Normal distribution of logit s_i by position: mean, and the factor model above."""
 
     mean: tuple[float, ...]
     common_var: float
@@ -42,7 +42,7 @@ class Profile:
 
     @classmethod
     def around(cls, probabilities: Sequence[float], spread: float) -> Profile:
-        """Before anything was seen: these s_i, give or take `spread` logits."""
+        """A prior: these s_i, with a standard deviation of `spread` logits."""
         size, own = len(probabilities), (spread * _OWN_SHARE) ** 2
         return cls(tuple(map(logit, probabilities)), spread**2, (own,) * size, (1.0,) * size)
 

@@ -1,33 +1,35 @@
-"""Decides history again under other rules: what would have been chosen, job by job. Pure; writes nothing.
+"""Replay: history is decided again under other rules, job by job. Pure; writes nothing.
 
-Jobs come in the order in which they ended, and every batch is asked about with what was known before it. Two things
-cannot be otherwise, and whoever reads the result must know them: evidence is what history decoded, not what the other
-rules would have decoded; and where nobody noted which jobs made up a batch, batches are put together again from jobs
-that followed each other.
+Jobs come in the order in which they ended, and are decided with the evidence from before. Two things differ from a run
+under the other rules, and whoever reads the result must know them: evidence is what history decoded, not what the other
+rules would have decoded; and jobs count as decided at the moment they ended.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.budgets import BudgetsInMemory
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
-from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.incumbents import ChoicesInMemory
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Objective
-from alphaloop.deciding.policy import decide
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding, Purpose
 
-#: What was decided by the job or by the moment, and is not known of history beyond that.
+#: A worker adds up a drafter's tasks anew every minute. For days of history that would take minutes.
+PAIR_LASTS: Final = timedelta(minutes=10)
+#: Reasons that follow from the job or from the engine's state, of which history says no more.
 _GIVEN: Final = frozenset(
     {Reason.PROBE, Reason.SWITCHED_OFF, Reason.NO_MEMORY, Reason.FIRST_TOKENS, Reason.CANNOT_SERVE}
 )
@@ -57,7 +59,7 @@ class PastJob:
     decoded_at: datetime
     evidence: EvidenceSums
     is_evidence: bool
-    decode_batch_id: UUID | None = None  #: None: nobody noted it
+    decode_batch_id: UUID | None = None  #: the same for jobs that were decided together; None: not recorded
 
     @property
     def engine(self) -> EngineName:
@@ -65,23 +67,14 @@ class PastJob:
         return EngineName(self.device, self.key.engine, self.key.target_revision)
 
     @property
-    def choice(self) -> DraftSetting:
+    def setting(self) -> DraftSetting:
         """What it was decoded with."""
         return DraftSetting(self.key.drafter or None, self.num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRules:
-    """What a configuration says of a task."""
-
-    max_tokens: float = 256.0
-    decoding: Decoding = Decoding.AUTO
-    objective: Objective = field(default_factory=Objective)
-
-
-@dataclass(frozen=True, slots=True)
 class Rules:
-    """A configuration, as far as decisions go. Tasks without rules have the defaults."""
+    """The part of a configuration that decisions depend on. Tasks without rules have the defaults."""
 
     limits: PolicyLimits
     tasks: Mapping[str, TaskRules]
@@ -91,115 +84,63 @@ class Rules:
         return self.tasks.get(task) or TaskRules()
 
 
-class _Kind(NamedTuple):
-    """Batches among which a choice goes on, as a worker keeps it."""
-
-    task: str
-    sampling_bucket: str
-    prompt_bucket: str
-    batch: int
-
-
-@dataclass(slots=True)
-class _Batch:
-    decision: Decision
-    left: int
-
-
 class Replay:
-    """One engine's jobs, decided again under `rules`. `drafters` may be exchanged while it goes on."""
+    """The jobs of one engine, decided again under `rules`. `drafters` may be exchanged between two decisions."""
 
     def __init__(
         self,
+        engine: EngineName,
         snapshot: EvidenceSnapshot,
         costs: CostTable,
         rules: Rules,
-        rng: random.Random,
         *,
         was: Rules | None = None,
     ) -> None:
-        """`was` are the rules of then, which say what a forced mode came from: the task, or the job itself."""
+        """`was` are the rules of then, which tell whether a forced mode came from the task or from the job itself."""
         self.drafters: Sequence[DrafterState] = ()
         self.num_batches = 0
-        self._snapshot = snapshot
-        self._costs = costs
-        self._rules = rules
-        self._was = was or rules
-        self._rng = rng
-        self._open: dict[tuple[object, ...], _Batch] = {}
-        self._noted: dict[UUID, Decision] = {}
-        self._noted_at: datetime | None = None
-        self._kept: dict[_Kind, DraftSetting | None] = {}
-        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+        self._rules, self._was = rules, was or rules
+        self._session = DecisionSession(
+            engine.target_revision,
+            engine.engine,
+            snapshot,
+            posteriors=Posteriors(snapshot, rules.limits, pair_lasts=PAIR_LASTS),
+            choices=ChoicesInMemory(),
+            budgets=BudgetsInMemory(snapshot, lambda: self.drafters),
+            costs=lambda: costs,
+            drafters=lambda: self.drafters,
+            limits=rules.limits,
+            num_slots=0,
+        )
 
-    def decide(self, job: PastJob) -> Decision | None:
-        """What the rules choose for the batch of `job`; None where they have no say in it."""
+    def decide(self, jobs: Sequence[PastJob]) -> tuple[Decision | None, ...]:
+        """The rules' decision for each of `jobs`, which were decided together; None where the rules have no say.
+
+        The jobs are of one task and sampling bucket.
+        """
+        is_free = [self._is_free(job) for job in jobs]
+        free = [job for job, its in zip(jobs, is_free, strict=True) if its]
+        if not free:
+            return (None,) * len(jobs)
+        task = free[0].key.task
+        rules = self._rules.of(task)
+        self.num_batches += 1
+        decisions = iter(
+            self._session.decide(
+                Subject(task, free[0].key.sampling_bucket),
+                [JobFacts(job.num_prompt_tokens, rules.max_tokens, job.key.segment) for job in free],
+                rules,
+                num_running=max(len(free), *(job.batch_size for job in free)),
+                now=free[0].decoded_at,
+            )
+        )
+        return tuple(next(decisions) if its else None for its in is_free)
+
+    def scored(self, key: EvidenceKey) -> None:
+        """A drafter was scored on texts that others decoded, so a change would have been seen."""
+        self._session.remember((), scored=[key])
+
+    def _is_free(self, job: PastJob) -> bool:
         if job.purpose != Purpose.TRAFFIC or job.reason in _GIVEN:
-            return None
-        if job.reason == Reason.FORCED and self._was.of(job.key.task).decoding is Decoding.AUTO:
-            return None
-        if job.decode_batch_id is not None:
-            return self._decide_noted(job.decode_batch_id, job)
-        # Jobs of one batch were decoded alike, for one reason.
-        group = (job.key.task, job.key.sampling_bucket, job.choice, job.reason, job.batch_size)
-        batch = self._open.get(group)
-        if batch is None or batch.left == 0:
-            batch = self._open[group] = _Batch(self._decide(job), job.batch_size)
-            self.num_batches += 1
-        batch.left -= 1
-        return batch.decision
-
-    def _decide_noted(self, decode_batch_id: UUID, job: PastJob) -> Decision:
-        if job.decoded_at != self._noted_at:
-            # A batch's jobs are recorded as of one moment: those of earlier ones have all come.
-            self._noted, self._noted_at = {}, job.decoded_at
-        if decode_batch_id not in self._noted:
-            self._noted[decode_batch_id] = self._decide(job)
-            self.num_batches += 1
-        return self._noted[decode_batch_id]
-
-    def seen(self, key: EvidenceKey) -> None:
-        """A drafter was scored without decoding: a change would have been noticed."""
-        subject = key.task, key.sampling_bucket
-        if subject in self._budgets:
-            self._budgets[subject] = self._budgets[subject].used(key.drafter)
-
-    def _decide(self, job: PastJob) -> Decision:
-        key, at, task = job.key, job.decoded_at, self._rules.of(job.key.task)
-        kind = _Kind(key.task, key.sampling_bucket, key.prompt_bucket, job.batch_size)
-        wanted = replace(key, drafter="", draft_revision="")
-        limits, subject = self._rules.limits, (key.task, key.sampling_bucket)
-        posteriors = {d.name: self._snapshot.posterior(wanted, d, at, limits) for d in self.drafters}
-        usual = self._snapshot.lengths(key.task, self.drafters, at)
-        context = DecisionContext(
-            task=key.task,
-            batch=job.batch_size,
-            expected_tokens=min(task.max_tokens, usual.output_tokens or task.max_tokens),
-            draw=self._rng.random(),
-            decoding=task.decoding,
-            prompt_tokens=float(job.num_prompt_tokens),
-            objective=task.objective,
-            control_jobs=self._snapshot.lengths(key.task, (), at).jobs,
-            known_output_jobs=usual.jobs,
-        )
-        decision = decide(
-            posteriors,
-            self.drafters,
-            self._costs,
-            context,
-            limits,
-            incumbent=self._kept.get(kind),
-            budget=self._budget(subject),
-        )
-        if decision.kept is not None:
-            self._kept[kind] = decision.kept
-        if decision.budget is not None:
-            self._budgets[subject] = decision.budget
-        return decision
-
-    def _budget(self, subject: tuple[str, str]) -> ExplorationBudget:
-        if subject not in self._budgets:
-            task = subject[0]
-            used = [d.name for d in self.drafters if self._snapshot.knows(Place(task, d.name, d.revision))]
-            self._budgets[subject] = ExplorationBudget(unseen=dict.fromkeys(used, 0.0) or None)
-        return self._budgets[subject]
+            return False
+        return job.reason != Reason.FORCED or self._was.of(job.key.task).decoding is not Decoding.AUTO

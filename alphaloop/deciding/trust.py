@@ -1,10 +1,9 @@
-"""How far counts are trusted: jobs are the unit of variance, and what the last jobs contradict is discounted.
+"""The weight of counts: jobs are the unit of variance, and contradicted older evidence is discounted.
 
 * Trials inside a job are correlated. The intraclass correlation ρ is estimated from the second-order sums (Cochran
   1977, §6.4) around a prior, and counts are divided by the design effect 1 + (m - 1)·ρ at m chances a job (Kish 1965).
-* The past stays true until the last jobs say otherwise. What is older and contradicted by them is cut to the
-  information that a change as large as the one seen would leave: a power prior (Ibrahim and Chen 2000), its power
-  taken from the data.
+* Older evidence that the recent window contradicts is cut to the information that a change of that size would leave:
+  a power prior (Ibrahim and Chen 2000), its power taken from the data.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Final
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.profile import Counts
 
-#: Prior intraclass correlation of jobs, and with how many jobs' weight it is believed.
+#: Prior intraclass correlation of jobs, and the weight of that prior in jobs.
 _PRIOR_CORRELATION: Final = 0.05
 _PRIOR_CORRELATION_JOBS: Final = 8.0
 
 
 def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: float, z: float) -> float:
-    """What share of the older evidence is left by the last jobs; each leaf (lately, all) is compared within.
+    """The share of older evidence that the recent window leaves; each leaf (recent, all) is compared within itself.
 
     So a new mix of leaves is no contradiction. With d the difference in logits and v its variance, older evidence of
     information H keeps 1 / (1 + H · max(0, d² - z²·v)).
@@ -45,13 +44,13 @@ def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: flo
             before += older * m * rate * (1 - rate)
     if information <= 0 or before <= 0:
         return 1.0
-    # Past a logit and a half the linear step overshoots; what is then left of the past is nothing either way.
+    # Beyond a logit and a half the linear step overshoots; then nothing is left of older evidence either way.
     excess = (score / information) ** 2 - z**2 * (1 / information + 1 / before)
     return 1 / (1 + before * max(0.0, excess))
 
 
 def design_effect(leaves: Iterable[EvidenceSums]) -> float:
-    """By how much jobs that differ inflate the variance of all positions together; leaves are compared within.
+    """The factor by which differences between jobs inflate the variance; each leaf is compared within itself.
 
     Position by position, so that jobs of different k do not look different for it: the residuals Σ w²(a - s·c)² exceed
     the binomial Σ w²·c·s(1 - s) by (m_i - 1)·ρ at m_i chances a job.

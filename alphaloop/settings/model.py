@@ -8,7 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.messages.job import Decoding
 from alphaloop.settings.section import Section, Share
 
@@ -70,6 +72,15 @@ class TaskSettings(Section):
         None, gt=0
     )  #: from the start of decoding; only one of the two targets can be given
 
+    def rules(self) -> TaskRules:
+        """What decisions know of the task's settings."""
+        objective = Objective()
+        if self.target_time_per_token_ms is not None:
+            objective = Objective(Aim.TIME_PER_TOKEN, self.target_time_per_token_ms)
+        elif self.target_time_to_first_token_ms is not None:
+            objective = Objective(Aim.TIME_TO_FIRST_TOKEN, self.target_time_to_first_token_ms)
+        return TaskRules(float(self.max_tokens), self.decoding, objective)
+
     @model_validator(mode="after")
     def _one_target(self) -> Self:
         if self.target_time_per_token_ms is not None and self.target_time_to_first_token_ms is not None:
@@ -114,10 +125,11 @@ class WorkerSettings(Section):
 class PolicySettings(Section):
     """`[policy]` of configs/worker.toml; the same dials as alphaloop.deciding.limits.PolicyLimits."""
 
-    explore_share: Share = 0.02  #: of all tokens, what exploration and control may be expected to cost together
-    control_share: Share = 0.005  #: of it, for control
-    control_jobs: float = Field(30.0, gt=0)  #: jobs decoded vanilla for comparison, beyond which controls become rare
-    first_jobs: float = Field(8.0, ge=0)  #: what a new task may lose to exploration before it earned anything, in jobs
+    explore_share: Share = 0.02  #: of all tokens, what exploration may be expected to cost
+    control_share: Share = Field(
+        0.02
+    )  #: share of a task's device time that switchback slices decode vanilla, so that the speed-up is measured
+    first_jobs: float = Field(8.0, ge=0)  #: first credit of a new task for exploration, in jobs
     min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer is cold
     min_speedup: float = Field(1.01, ge=1.0)  #: expected gain over vanilla below which speculation is not worth it
     switch_gain: float = Field(0.02, ge=0)  #: a rival that is expected to be so much faster is taken at once

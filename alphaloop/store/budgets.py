@@ -1,4 +1,4 @@
-"""What tasks may still lose to exploration and controls: one budget for all workers, which outlives each of them."""
+"""Exploration budgets: one a task for all workers, kept over restarts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.store.database import Database
 from alphaloop.tables import exploration_budgets
 
-_SUMS: Final = ("balance", "control", "accrued", "spent")
+_SUMS: Final = ("balance", "accrued", "spent")
 
 
 class BudgetSubject(NamedTuple):
@@ -25,13 +25,13 @@ class BudgetSubject(NamedTuple):
 
 
 class BudgetStore:
-    """The table of budgets. How long a drafter was not used is no part of it: history knows that."""
+    """The table of budgets. How long a drafter was not used is not in it: history tells that."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def read(self, subject: BudgetSubject) -> ExplorationBudget | None:
-        """What is left; None where nothing was ever earned."""
+        """What is left; None where there was no credit so far."""
         columns = exploration_budgets.c
         query = select(*(columns[name] for name in _SUMS)).where(
             *(columns[name] == value for name, value in subject._asdict().items())

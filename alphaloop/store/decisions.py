@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import Connection, func, insert, select
 
 from alphaloop.deciding import decision as deciding
-from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.deciding.decision import NOT_A_CHOICE, Decision
 from alphaloop.store.choice_figures import ChoiceFigures, figures_of
 from alphaloop.store.database import Database
 from alphaloop.tables import decisions
-
-#: A batch decoded this way says nothing about what the policy would choose.
-NOT_A_CHOICE: Final = frozenset(
-    {
-        Reason.EXPLORING,
-        Reason.CONTROL,
-        Reason.PROBE,
-        Reason.FORCED,
-        # These come and go with the jobs that happen to make up a batch.
-        Reason.SWITCHED_OFF,
-        Reason.NO_MEMORY,
-        Reason.FIRST_TOKENS,
-        Reason.CANNOT_SERVE,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

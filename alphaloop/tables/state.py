@@ -72,9 +72,8 @@ exploration_budgets: Final = Table(
     Column("device", Text, primary_key=True, comment="What decodes it"),
     Column("sampling_bucket", Text, primary_key=True, comment="Sampling settings it is for"),
     Column("balance", Double, nullable=False, comment="Tokens that exploration may still be expected to lose"),
-    Column("control", Double, nullable=False, comment="Tokens that controls may still be expected to lose"),
-    Column("accrued", Double, nullable=False, comment="Ever put by, both together"),
-    Column("spent", Double, nullable=False, comment="Ever spent, both together"),
+    Column("accrued", Double, nullable=False, comment="Tokens of credit so far"),
+    Column("spent", Double, nullable=False, comment="Tokens spent so far"),
     instant("changed_at", "When a worker last changed it", server_default=NOW),
-    comment="What a task may still lose to exploration and controls: one for all workers, kept over restarts",
+    comment="What a task may still lose to exploration: one budget for all workers, kept over restarts",
 )

@@ -376,14 +376,13 @@ def create_choices() -> None:
         Column("device", Text(), nullable=False, comment="What decodes it"),
         Column("sampling_bucket", Text(), nullable=False, comment="Sampling settings it is for"),
         Column("balance", Double(), nullable=False, comment="Tokens that exploration may still be expected to lose"),
-        Column("control", Double(), nullable=False, comment="Tokens that controls may still be expected to lose"),
-        Column("accrued", Double(), nullable=False, comment="Ever put by, both together"),
-        Column("spent", Double(), nullable=False, comment="Ever spent, both together"),
+        Column("accrued", Double(), nullable=False, comment="Tokens of credit so far"),
+        Column("spent", Double(), nullable=False, comment="Tokens spent so far"),
         Column("changed_at", INSTANT, server_default=NOW, nullable=False, comment="When a worker last changed it"),
         PrimaryKeyConstraint(
             "task", "target_revision", "device", "sampling_bucket", name=op.f("pk_exploration_budgets")
         ),
-        comment="What a task may still lose to exploration and controls: one for all workers, kept over restarts",
+        comment="What a task may still lose to exploration: one budget for all workers, kept over restarts",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
-from alphaloop.store.decisions import NOT_A_CHOICE
+from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import OpenEvent
 from alphaloop.switchback.task_speedup import TaskSpeedup

@@ -1,4 +1,4 @@
-"""What a worker remembers, beside another worker's outcomes and a real PostgreSQL."""
+"""A worker's evidence cache, beside another worker's outcomes and a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import SUMS
+from alphaloop.deciding.evidence_source import Place
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore, Look
@@ -28,6 +30,8 @@ pytestmark = pytest.mark.postgres
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
+LOOKUP = DrafterState("lookup", "draft-1", 4)
+PLACE = Place("code", LOOKUP.name, LOOKUP.revision)
 _NUMBERS = count()
 
 
@@ -88,24 +92,22 @@ def test_own_outcomes_count_at_once_and_as_the_database_counts_them(
     later = NOW + timedelta(hours=1)
     other = new_worker(database)
     other.refresh()
-    assert_same(worker.leaves("code", "lookup", later), other.leaves("code", "lookup", later))
+    assert_same(worker.leaves(PLACE, later), other.leaves(PLACE, later))
 
 
 def test_what_others_add_is_there_after_a_look_and_moves_the_version(
     database: Database, worker: EvidenceCache, rng: random.Random
 ) -> None:
     worker.refresh()
-    later, before = NOW + timedelta(hours=1), worker.version("code", "lookup")
+    later, before = NOW + timedelta(hours=1), worker.version(PLACE)
     record(database, batch(rng, 0))
-    assert worker.leaves("code", "lookup", later) == {}
+    assert worker.leaves(PLACE, later) == {}
     worker.refresh()
-    assert worker.version("code", "lookup") > before
-    assert sum(evidence.all.jobs for evidence in worker.leaves("code", "lookup", later).values()) == pytest.approx(
-        3, rel=0.02
-    )
-    standing = worker.version("code", "lookup")
+    assert worker.version(PLACE) > before
+    assert sum(evidence.all.jobs for evidence in worker.leaves(PLACE, later).values()) == pytest.approx(3, rel=0.02)
+    standing = worker.version(PLACE)
     worker.refresh()
-    assert worker.version("code", "lookup") == standing
+    assert worker.version(PLACE) == standing
 
 
 class Interrupted(AcceptanceStateStore):
@@ -135,14 +137,14 @@ def test_a_look_that_began_before_outcomes_of_ours_does_not_take_them_back(
     store.meanwhile = lambda: worker.add(one for done in record(database, ours) for one in done.evidence)
     worker.refresh()
     later = NOW + timedelta(hours=1)
-    (evidence,) = worker.leaves("code", "lookup", later).values()
+    (evidence,) = worker.leaves(PLACE, later).values()
     assert evidence.all.jobs == pytest.approx(3, rel=0.02)
     store.meanwhile = lambda: None
     worker.refresh()
     other = new_worker(database)
     other.refresh()
-    assert_same(worker.leaves("code", "lookup", later), other.leaves("code", "lookup", later))
-    (evidence,) = worker.leaves("code", "lookup", later).values()
+    assert_same(worker.leaves(PLACE, later), other.leaves(PLACE, later))
+    (evidence,) = worker.leaves(PLACE, later).values()
     assert evidence.all.jobs == pytest.approx(4, rel=0.02)
 
 
@@ -159,7 +161,7 @@ def test_flags_are_seen_and_taken_back(database: Database, worker: EvidenceCache
         assert worker.is_stale("lookup", "draft-1") is is_stale
 
 
-def test_lengths_are_those_of_the_tasks_jobs_as_they_weigh(database: Database, worker: EvidenceCache) -> None:
+def test_lengths_are_those_of_the_tasks_weighted_jobs(database: Database, worker: EvidenceCache) -> None:
     record(
         database,
         [
@@ -169,13 +171,13 @@ def test_lengths_are_those_of_the_tasks_jobs_as_they_weigh(database: Database, w
         ],
     )
     worker.refresh()
-    lengths = worker.lengths("code", ["", "lookup"], NOW)
+    lengths = worker.lengths("code", [LOOKUP], NOW)
     assert lengths.jobs == pytest.approx(1.5)
     assert lengths.output_tokens == pytest.approx((0.5 * 100 + 40) / 1.5)
-    assert worker.lengths("sql", [""], NOW).output_tokens is None
+    assert worker.lengths("sql", [LOOKUP], NOW).output_tokens is None
 
 
-def test_only_tasks_of_late_tell_of_a_drafter(
+def test_only_recent_tasks_count_for_a_drafter(
     database: Database, worker: EvidenceCache, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_TASKS", 3)
@@ -183,9 +185,9 @@ def test_only_tasks_of_late_tell_of_a_drafter(
         record(database, batch(rng, 60 * number, task=task, num_jobs=number + 1))
     worker.refresh()
     later = NOW + timedelta(minutes=240)
-    found = sorted(sums.jobs for sums in worker.of_tasks("lookup", later))
+    found = sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later))
     assert found == pytest.approx([3, 4, 5], rel=0.1)
     worker.add(one for done in record(database, batch(rng, 240, task="a", num_jobs=2)) for one in done.evidence)
-    assert sorted(sums.jobs for sums in worker.of_tasks("lookup", later)) == pytest.approx([3, 4, 7], rel=0.1)
-    assert worker.last_used("a", "lookup") == later
-    assert worker.last_used("a", "unknown") is None
+    assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later)) == pytest.approx([3, 4, 7], rel=0.1)
+    assert worker.last_used(PLACE._replace(task="a")) == later
+    assert worker.last_used(Place("a", "unknown", "r1")) is None

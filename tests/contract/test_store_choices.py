@@ -12,15 +12,15 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint
+from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.choice_figures import ChoiceFigures, Weighed
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import NOT_A_CHOICE, DecisionLog, LoggedSetting
+from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 
 pytestmark = pytest.mark.postgres

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -15,6 +15,8 @@ import pytest
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.incumbents import IncumbentKey, Incumbents
+from alphaloop.deciding.job_facts import Subject
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode, Origin, parse_job
@@ -32,9 +34,10 @@ from alphaloop.store.outcomes import Outcome, OutcomeStore
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import claim_request, outcome, simulated_counts, vanilla_counts
 from worker.costs.live import open_costs
+from worker.deciding.choice_log import StoredChoices
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
-from worker.deciding.incumbents import BatchKind, Budgets, Incumbents
+from worker.deciding.shared_budgets import SharedBudgets
 from worker.engine import PreparedJob, Sampling
 from worker.jobs.lanes import LaneKey, lane_of
 
@@ -48,10 +51,15 @@ _NUMBERS = count()
 
 
 class Worker:
-    """What assembly.py makes of a decider, and what it remembers."""
+    """What assembly.py makes of a decider and its evidence."""
 
     def __init__(
-        self, database: Database, seed: int, limits: PolicyLimits = NO_EXPLORATION, *, accrued_every_s: float = 0.0
+        self,
+        database: Database,
+        limits: PolicyLimits = NO_EXPLORATION,
+        *,
+        accrued_every_s: float = 0.0,
+        now: Callable[[], datetime] | None = None,
     ) -> None:
         self.now_s = 1000.0
         identity = ENGINE.identity
@@ -64,8 +72,8 @@ class Worker:
             half_life=HALF_LIFE,
         )
         self.evidence_cache.refresh()
-        self.incumbents = Incumbents(DecisionLog(database), identity, "w")
-        self.budgets = Budgets(
+        self.choices = StoredChoices(DecisionLog(database), identity, "w")
+        self.store = SharedBudgets(
             BudgetStore(database),
             HistoryStore(database),
             self.evidence_cache,
@@ -77,12 +85,13 @@ class Worker:
         self.decider = Decider(
             ENGINE,
             self.evidence_cache,
-            self.incumbents,
-            self.budgets,
-            costs=open_costs(WorkerSettings(calibration_samples=1), ENGINE, CostStore(database)),
+            self.choices,
+            self.store,
+            costs=open_costs(
+                WorkerSettings(calibration_samples=1), ENGINE, CostStore(database), clock=lambda: self.now_s
+            ),
             limits=limits,
-            now=lambda: datetime.now(UTC),
-            rng=random.Random(seed),
+            now=now or (lambda: datetime.now(UTC)),
         )
 
     def decide(self, task: str, num_jobs: int = 2) -> Decision:
@@ -90,6 +99,12 @@ class Worker:
         decision, *others = self.decider.decide_each(key, jobs, TaskSettings())
         assert all(other == decision for other in others)
         return decision
+
+    def budget(self, task: str = "code", sampling_bucket: str = "greedy") -> ExplorationBudget:
+        """The session's, as of its last decision."""
+        budget = self.decider.session.budget(Subject(task, sampling_bucket))
+        assert budget is not None
+        return budget
 
 
 def asked(
@@ -154,12 +169,10 @@ def record(database: Database, *runs: DecodeRun) -> list[Outcome]:
     return recorded
 
 
-def test_a_new_worker_decides_its_first_batch_from_what_others_measured(
-    database: Database, seed: int, rng: random.Random
-) -> None:
+def test_a_new_worker_decides_its_first_batch_from_what_others_measured(database: Database, rng: random.Random) -> None:
     """Two tasks that nothing but history tells apart, and a third without any."""
     record(database, *(run("code", rng, 0.95) for _ in range(20)), *(run("chat", rng, 0.02) for _ in range(20)))
-    worker = Worker(database, seed)
+    worker = Worker(database)
     code, chat, cold = (worker.decide(task) for task in ("code", "chat", "sql"))
     assert (code.mode, code.reason) == (Mode.SPECULATIVE, Reason.FASTER)
     assert (chat.mode, chat.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
@@ -181,10 +194,10 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_the_next_batches_ask_the_database_nothing(
-    database: Database, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    database: Database, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
-    worker = Worker(database, seed)
+    worker = Worker(database)
     first = worker.decide("code")
     with unreachable(monkeypatch) as tries:
         again = [worker.decide("code") for _ in range(5)]
@@ -193,9 +206,10 @@ def test_the_next_batches_ask_the_database_nothing(
 
 
 def test_a_first_batch_without_a_database_is_asked_for_again_and_counts_once(
-    database: Database, seed: int, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, undisturbed = (Worker(database, seed, PolicyLimits()) for _ in range(2))
+    now = datetime.now(UTC)
+    worker, undisturbed = (Worker(database, PolicyLimits(), now=lambda: now) for _ in range(2))
     with unreachable(monkeypatch):
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
@@ -205,10 +219,10 @@ def test_a_first_batch_without_a_database_is_asked_for_again_and_counts_once(
 
 
 def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
-    database: Database, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    database: Database, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(database, *(run("code", rng, 0.02) for _ in range(10)))
-    worker = Worker(database, seed)
+    worker = Worker(database)
     assert worker.decide("code").mode is Mode.VANILLA
     outcomes = [outcome("x", run=run("code", rng, 0.97)) for _ in range(80)]
     worker.decider.remember(outcomes)
@@ -222,22 +236,20 @@ def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
     assert [change.after.mode for change in DecisionLog(database).latest("code")] == ["speculative", "vanilla"]
 
 
-def test_own_outcomes_count_for_the_next_batch_before_any_look(
-    database: Database, seed: int, rng: random.Random
-) -> None:
-    worker = Worker(database, seed)
+def test_own_outcomes_count_for_the_next_batch_before_any_look(database: Database, rng: random.Random) -> None:
+    worker = Worker(database)
     worker.decide("code")
     worker.decider.remember(record(database, *(run("code", rng, 0.02) for _ in range(20))))
     decision = worker.decide("code")
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
 
 
-def test_jobs_of_one_batch_are_decided_by_their_groups(database: Database, seed: int, rng: random.Random) -> None:
+def test_jobs_of_one_batch_are_decided_by_their_groups(database: Database, rng: random.Random) -> None:
     """Short prompts are drafted for well, long ones badly; in another task it is one customer against another."""
     record(database, *(run("code", rng, 0.95) for _ in range(40)))
     record(database, *(run("code", rng, 0.02, num_prompt_tokens=3000) for _ in range(40)))
     record(database, *(run("chat", rng, alpha, segment=name) for name, alpha in (("gold", 0.95), ("free", 0.02)) * 40))
-    worker = Worker(database, seed)
+    worker = Worker(database)
     for mixed in (asked("code", 4, lengths=(40, 3000)), asked("chat", 4, segments=("gold", "free"))):
         key, jobs = mixed
         decisions = worker.decider.decide_each(key, jobs, TaskSettings())
@@ -248,71 +260,70 @@ def test_jobs_of_one_batch_are_decided_by_their_groups(database: Database, seed:
     assert others == [first] * 3
 
 
-def test_segments_that_do_not_differ_are_decided_together(database: Database, seed: int, rng: random.Random) -> None:
+def test_segments_that_do_not_differ_are_decided_together(database: Database, rng: random.Random) -> None:
     record(database, *(run("chat", rng, 0.8, segment=name) for name in ("gold", "free") * 20))
     key, jobs = asked("chat", 4, segments=("gold", "free"))
-    first, *others = Worker(database, seed).decider.decide_each(key, jobs, TaskSettings())
+    first, *others = Worker(database).decider.decide_each(key, jobs, TaskSettings())
     assert others == [first] * 3
 
 
-def test_a_restarted_worker_goes_on_with_the_choice_that_was_logged(database: Database, seed: int) -> None:
+def test_a_restarted_worker_goes_on_with_the_choice_that_was_logged(database: Database) -> None:
     identity, log = ENGINE.identity, DecisionLog(database)
-    kind = BatchKind("code", "greedy", "<=256", 2)
-    assert Incumbents(log, identity, "w").incumbent(kind) is None
+    key = IncumbentKey.of("code", "greedy", "<=256", 2)
+
+    def incumbents(owner: str) -> Incumbents:
+        return Incumbents(StoredChoices(log, identity, owner))
+
+    assert incumbents("w").of(key) is None
     chosen = Decision(
         Mode.SPECULATIVE, LOOKUP.name, LOOKUP.revision, 3, Reason.FASTER, "", kept=DraftSetting(LOOKUP.name, 3)
     )
-    before = Incumbents(log, identity, "w")
-    before.keep(kind, chosen)
-    explored = Decision(Mode.VANILLA, None, None, 0, Reason.CONTROL, "", kept=DraftSetting(LOOKUP.name, 3))
-    before.keep(kind, explored)
-    assert before.incumbent(kind) == Incumbents(log, identity, "w2").incumbent(kind) == DraftSetting(LOOKUP.name, 3)
-    assert Incumbents(log, identity, "w2").incumbent(kind._replace(task="chat")) is None
+    before = incumbents("w")
+    before.keep(key, chosen)
+    explored = Decision(Mode.VANILLA, None, None, 0, Reason.EXPLORING, "", kept=DraftSetting(LOOKUP.name, 3))
+    before.keep(key, explored)
+    assert before.of(key) == incumbents("w2").of(key) == DraftSetting(LOOKUP.name, 3)
+    assert incumbents("w2").of(key._replace(task="chat")) is None
     assert len(log.latest("code")) == 1
 
 
-def test_a_restarted_worker_knows_how_long_a_drafter_was_not_used(
-    database: Database, seed: int, rng: random.Random
-) -> None:
+def test_a_restarted_worker_knows_how_long_a_drafter_was_not_used(database: Database, rng: random.Random) -> None:
     now = datetime.now(UTC)
     runs = [run("code", rng, 0.2, at=now - timedelta(hours=30))]
     runs += [run("code", rng, None, at=now - timedelta(hours=hour)) for hour in range(3, 10)]
     record(database, *runs)
-    budgets = Worker(database, seed).budgets
-    assert budgets.of("code", "greedy").unseen == {LOOKUP.name: 7.0}
-    assert budgets.of("chat", "greedy").unseen is None
-    assert budgets.of("code", "t<=1.0").unseen == {LOOKUP.name: 0.0}
+    worker = Worker(database)
+    assert worker.budget("code").unseen == {LOOKUP.name: 7.0}
+    assert worker.budget("chat").unseen is None
+    assert worker.budget("code", "t<=1.0").unseen == {LOOKUP.name: 0.0}
 
 
-def test_what_was_saved_up_outlives_a_worker_and_is_spent_once(
-    database: Database, seed: int, rng: random.Random
-) -> None:
+def test_what_was_saved_up_outlives_a_worker_and_is_spent_once(database: Database, rng: random.Random) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
     saving = PolicyLimits(explore_share=0.05, control_share=0.0)
-    first, second = Worker(database, seed, saving), Worker(database, seed, saving)
+    first, second = Worker(database, saving), Worker(database, saving)
     for _ in range(3):
         first.decide("code")
-    saved = first.budgets.of("code", "greedy")
+    saved = first.budget()
     assert saved.balance == saved.accrued > 0
-    assert Worker(database, seed, saving).budgets.of("code", "greedy").balance == pytest.approx(saved.balance)
+    assert Worker(database, saving).budget().balance == pytest.approx(saved.balance)
     # One that runs beside the first spends from the same budget; the first learns of it with its next batch.
-    spent = second.budgets.of("code", "greedy").paid(saved.balance)
-    second.budgets.keep("code", "greedy", spent)
+    second.store.keep("code", "greedy", second.store.open("code", "greedy").paid(saved.balance))
     first.decide("code")
-    left = first.budgets.of("code", "greedy")
+    left = first.budget()
     assert left.balance == pytest.approx(left.accrued - saved.balance)
     assert left.spent == pytest.approx(saved.balance)
 
 
 def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
-    database: Database, seed: int, rng: random.Random
+    database: Database, rng: random.Random
 ) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
     limits = PolicyLimits(explore_share=0.05, control_share=0.0)
-    worker = Worker(database, seed, limits, accrued_every_s=5.0)
+    worker = Worker(database, limits, accrued_every_s=5.0)
 
     def stored() -> ExplorationBudget:
-        return Worker(database, seed, limits).budgets.of("code", "greedy")
+        return Worker(database, limits).budget()
 
     worker.decide("code")
     first = stored().accrued
@@ -324,48 +335,58 @@ def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
     worker.decide("code")
     assert stored().accrued == pytest.approx(5 * first)
     worker.decide("code")
-    worker.budgets.keep("code", "greedy", worker.budgets.of("code", "greedy").paid(1.0))
+    assert stored().accrued == pytest.approx(5 * first)
+    worker.store.keep("code", "greedy", worker.budget().paid(1.0))
     assert (stored().accrued, stored().spent) == pytest.approx((6 * first, 1.0))
-    worker.decide("code")
+
+
+def test_credit_is_written_when_a_worker_ends(database: Database, rng: random.Random) -> None:
+    record(database, *(run("code", rng, 0.95) for _ in range(10)))
+    limits = PolicyLimits(explore_share=0.05, control_share=0.0)
+    worker = Worker(database, limits, accrued_every_s=5.0)
+    for _ in range(3):
+        worker.decide("code")
+    accrued = worker.budget().accrued
+    assert Worker(database, limits).budget().accrued == pytest.approx(accrued / 3)
     worker.decider.save()
-    assert stored().accrued == pytest.approx(7 * first)
+    assert Worker(database, limits).budget().accrued == pytest.approx(accrued)
 
 
-def test_a_cold_task_has_its_first_credit_once(database: Database, seed: int) -> None:
+def test_a_cold_task_has_its_first_credit_once(database: Database) -> None:
     limits = PolicyLimits(control_share=0.0)
     num_tokens = 100.0
     credit = limits.first_jobs * num_tokens
     for _ in range(3):
-        worker = Worker(database, seed, limits)
+        worker = Worker(database, limits)
         worker.decide("code")
-        accrued = worker.budgets.of("code", "greedy").accrued
+        accrued = worker.budget().accrued
         assert credit < accrued < 1.5 * credit
 
 
 def test_a_budget_that_cannot_be_stored_is_stored_with_the_next_batch(
-    database: Database, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    database: Database, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
     limits = PolicyLimits(control_share=0.0)
-    worker = Worker(database, seed, limits)
+    worker = Worker(database, limits)
     worker.decide("code")
     with unreachable(monkeypatch) as tries:
         worker.decide("code")
     assert tries
-    stored = Worker(database, seed, limits).budgets.of("code", "greedy")
-    assert stored.accrued < worker.budgets.of("code", "greedy").accrued
+    stored = Worker(database, limits).budget()
+    assert stored.accrued < worker.budget().accrued
     worker.decide("code")
-    stored = Worker(database, seed, limits).budgets.of("code", "greedy")
-    assert stored.accrued == pytest.approx(worker.budgets.of("code", "greedy").accrued)
+    stored = Worker(database, limits).budget()
+    assert stored.accrued == pytest.approx(worker.budget().accrued)
 
 
-def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, seed: int, rng: random.Random) -> None:
+def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, rng: random.Random) -> None:
     now = datetime.now(UTC)
     record(database, run("code", rng, 0.2, at=now - timedelta(hours=30)), run("code", rng, None))
-    worker = Worker(database, seed)
-    assert worker.budgets.of("code", "greedy").unseen == {LOOKUP.name: 1.0}
+    worker = Worker(database)
+    assert worker.budget().unseen == {LOOKUP.name: 1.0}
     plain = run("code", rng, None)
     scored = run("code", rng, 0.5)
     shadow = ShadowRun(scored.key, 4, scored.counts, 40, 50, now)
     worker.decider.remember([Outcome("x", 1, "succeeded", b"{}", "results", {}, plain, (shadow,))])
-    assert worker.budgets.of("code", "greedy").unseen == {LOOKUP.name: 0.0}
+    assert worker.budget().unseen == {LOOKUP.name: 0.0}

@@ -36,7 +36,11 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
     )
     assert len(points) == len(calibrated.points)
     for point in points:
-        assert point.correction == pytest.approx(2.0 if point.drafter is None else 1.0)
+        if point.drafter is None:
+            assert point.correction == pytest.approx(2.0)
+        else:
+            # Nothing measures the drafter, so its level moves towards the target's, a little in so few rounds.
+            assert 1.0 <= point.correction < 1.5
 
     def refuse(drafter: str | None, batch: int, width: int, context: int) -> float:
         raise AssertionError("what is stored is not measured again")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from alphaloop.commands.events import Advance, Note, Report, Stage, Tell
+from alphaloop.commands.events import Event, Note, Report, Stage, Tell
 from alphaloop.commands.orders import MeasureOrder
+from alphaloop.job_lines import JobLine
 from alphaloop.settings import Settings
 from worker.commands.stopping import INTERRUPTED, stopped_by_signals
 from worker.measuring.candidates import choose_candidates, choose_drafters
-from worker.measuring.prompts import Line, draw, prepare, read_lines
+from worker.measuring.prompts import draw, prepare, read_lines
 from worker.measuring.session import Plan, Session, refuse_few
 
 
@@ -26,7 +27,9 @@ def measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     return _measure(order, settings, lines, notes, tell)
 
 
-def _measure(order: MeasureOrder, settings: Settings, lines: Sequence[Line], notes: Sequence[str], tell: Tell) -> int:
+def _measure(
+    order: MeasureOrder, settings: Settings, lines: Sequence[JobLine], notes: Sequence[str], tell: Tell
+) -> int:
     tell(Stage(name="loading the models"))
     # Imported here, because torch takes four seconds to load and a wrong option should be told at once.
     from worker.decoding.load import load_engine
@@ -39,15 +42,12 @@ def _measure(order: MeasureOrder, settings: Settings, lines: Sequence[Line], not
     plan = Plan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
     parts, records, more_notes = records_of(settings, engine)
 
-    def on_stage(name: str, total: int) -> None:
-        tell(Stage(name=name, total=total or None))
-
-    def on_decoded(num: int) -> None:
-        tell(Advance(num=num))
+    def on_event(event: Event) -> None:
+        tell(event)
         watch.look()
 
     with stopped_by_signals() as should_stop:
-        session = Session(engine, plan, should_stop=should_stop, on_stage=on_stage, on_decoded=on_decoded)
+        session = Session(engine, plan, should_stop=should_stop, tell=on_event)
         session.run()
         if session.measured.turns:
             report = session.report(records, lambda: watch.footprint(parts), [*notes, *more_notes])

@@ -227,7 +227,9 @@ def _is_news(now: CostPoint, then: CostPoint) -> bool:
     return has_moved or abs(math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)) >= _DOUBT_NEWS
 
 
-def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> LiveCosts:
+def open_costs(
+    settings: WorkerSettings, engine: Engine, store: CostStore, *, clock: Callable[[], float] = time.monotonic
+) -> LiveCosts:
     """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first."""
     identity = engine.identity
     revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
@@ -256,4 +258,5 @@ def open_costs(settings: WorkerSettings, engine: Engine, store: CostStore) -> Li
         save_every_s=settings.correction_save_s,
         timed=timed,
         save=lambda corrected: store.save_corrections(*key, corrected),
+        clock=clock,
     )

@@ -1,66 +1,56 @@
-"""What is asked about a batch: whose evidence speaks for it, how many jobs, and how long they are."""
+"""The decision context of prepared jobs: subject, facts and the engine's conditions."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
+from typing import Protocol
 
-from alphaloop.acceptance import EvidenceKey, prompt_bucket
-from alphaloop.deciding.decision import DecisionContext
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject
 from alphaloop.messages import Decoding, Purpose
-from alphaloop.settings import TaskSettings
-from worker.deciding.evidence_cache import JobLengths
-from worker.engine import EngineIdentity, PreparedJob
-from worker.jobs.lanes import LaneKey
+from worker.engine import Engine, PreparedJob
 
 
-def evidence_key(key: LaneKey, jobs: Sequence[PreparedJob], identity: EngineIdentity) -> EvidenceKey:
-    """Whose evidence speaks for jobs taken together, but for the drafter: of their mean prompt, of most's segment."""
-    num_prompt_tokens = fmean(len(job.token_ids) for job in jobs)
-    segments = Counter(job.job.segment or "" for job in jobs)
-    return EvidenceKey(
+class DecisionKey(Protocol):
+    """What jobs have in common that are decided together."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def sampling_bucket(self) -> str: ...
+    @property
+    def decoding(self) -> str: ...
+    @property
+    def purpose(self) -> str: ...
+    @property
+    def probe_drafter(self) -> str: ...
+    @property
+    def probe_num_draft_tokens(self) -> int: ...
+    @property
+    def switched_off(self) -> str: ...
+
+
+def subject_of(key: DecisionKey) -> Subject:
+    """The key as a session takes it; empty fields are None."""
+    return Subject(
         key.task,
-        identity.target_revision,
-        identity.engine,
         key.sampling_bucket,
-        prompt_bucket(round(num_prompt_tokens)),
-        max(segments, key=lambda name: (segments[name], name)),
+        Decoding(key.decoding),
+        Purpose(key.purpose),
+        key.probe_drafter or None,
+        key.probe_num_draft_tokens or None,
+        key.switched_off or None,
     )
 
 
-def alike(jobs: Sequence[PreparedJob], *, by_segment: bool) -> list[list[int]]:
-    """Indices of the jobs about which the same is believed: by prompt bucket, and by segment where these differ."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for index, job in enumerate(jobs):
-        segment = (job.job.segment or "") if by_segment else ""
-        found.setdefault((prompt_bucket(len(job.token_ids)), segment), []).append(index)
-    return list(found.values())
+def facts_of(job: PreparedJob) -> JobFacts:
+    """What a decision may know of the job."""
+    return JobFacts(len(job.token_ids), job.sampling.max_tokens, job.job.segment or "", job.job.deadline)
 
 
-def question(
-    key: LaneKey,
-    jobs: Sequence[PreparedJob],
-    task: TaskSettings,
-    lengths: JobLengths,
-    *,
-    control_jobs: float,
-    draw: float,
-) -> DecisionContext:
-    """The batch as the policy sees it. `lengths` and `control_jobs` are what is remembered of its task."""
-    limit = fmean(job.sampling.max_tokens for job in jobs)
-    usual = lengths.output_tokens
-    asked = Decoding(key.decoding)
-    return DecisionContext(
-        task=key.task,
-        batch=len(jobs),
-        expected_tokens=limit if usual is None else min(limit, usual),
-        draw=draw,
-        purpose=Purpose(key.purpose),
-        decoding=task.decoding if asked is Decoding.AUTO else asked,
-        probe_drafter=key.probe_drafter or None,
-        probe_num_draft_tokens=key.probe_num_draft_tokens or None,
-        prompt_tokens=fmean(len(job.token_ids) for job in jobs),
-        control_jobs=control_jobs,
-        known_output_jobs=lengths.jobs,
-    )
+def conditions_of(engine: Engine, jobs: Sequence[PreparedJob], num_running: int) -> EngineConditions:
+    """What `engine` allows for `jobs`, at least one, while `num_running` sequences share a round."""
+    longest = max(len(job.token_ids) + job.sampling.max_tokens for job in jobs)
+    widest = 1 + max((drafter.max_draft_tokens for drafter in engine.drafters), default=0)
+    needs_memory = any(drafter.cache_bytes_per_token for drafter in engine.drafters)
+    free = engine.memory().left_for_drafts(num_running, longest, widest) if needs_memory else None
+    return EngineConditions(free, engine.unserved(jobs))

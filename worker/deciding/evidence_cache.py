@@ -1,4 +1,4 @@
-"""What is remembered of the tasks that this worker may serve: read once, then kept up with what everybody adds."""
+"""The evidence of all tasks in memory: read once from the database, then kept up with what all workers add."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import nlargest
-from typing import Final, TypeAlias
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
+from alphaloop.deciding.evidence_snapshot import MAX_TASKS, num_jobs, place_of
+from alphaloop.deciding.evidence_source import JobLengths, Place
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.drafts import DraftRegistry
-
-#: Tasks that tell what a drafter is worth for a new one: those of late are enough, and their number bounds the time.
-MAX_TASKS: Final = 300
-
-#: Evidence of one drafter in one task: task, drafter.
-_Place: TypeAlias = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class JobLengths:
-    """Tokens of a task's jobs; `jobs` as they weigh now."""
-
-    jobs: float
-    output_tokens: float | None  #: mean; None without jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +25,10 @@ class _Held:
 
 
 class EvidenceCache:
-    """Rows of acceptance_state for one target, one engine and the drafters here, and which of these may not serve.
+    """Rows of acceptance_state for one target, one engine and the drafters here, and which drafts are stale.
 
-    `refresh` reads what changed, from any thread; `add` counts this worker's own outcomes at once; everything else
-    answers without the database.
+    An `EvidenceSource`. `refresh` reads changes from the database, from any thread; `add` counts this worker's own
+    outcomes at once; everything else answers from memory.
     """
 
     def __init__(
@@ -60,15 +48,15 @@ class EvidenceCache:
         self._lock = threading.RLock()
         self._seen: int | None = None
         self._stale: frozenset[tuple[str, str]] = frozenset()
-        self._unread: dict[_Place, list[StateRow]] = {}  # as they came: most tasks are not asked for
-        self._held: dict[_Place, dict[EvidenceKey, _Held]] = {}
-        self._totals: dict[_Place, EvidenceSums] = {}
-        self._versions: dict[_Place, int] = {}
+        self._unread: dict[Place, list[StateRow]] = {}  # as they were read: most tasks are never asked for
+        self._held: dict[Place, dict[EvidenceKey, _Held]] = {}
+        self._totals: dict[Place, EvidenceSums] = {}
+        self._versions: dict[Place, int] = {}
 
     def refresh(self) -> None:
-        """Read which drafts are stale, and the rows that changed since the last look; the first time, all of them.
+        """Read which drafts are stale, and the rows that changed since the last read; the first time, all of them.
 
-        Raises StoreError; what is known then stays as it was.
+        Raises StoreError, and the cache stays as it was.
         """
         target_revision, engine, drafters = self._served
         stale = frozenset(self._registry.stale(target_revision))
@@ -93,33 +81,33 @@ class EvidenceCache:
             by_key.setdefault(key, []).append(job)
         with self._lock:
             for key, its in by_key.items():
-                place = _place(key)
+                place = place_of(key)
                 held = self._open(place)
                 added = together(its, self._half_life)
                 before = held.get(key) or _Held(0, KeyEvidence.empty(added.as_of))
                 held[key] = _Held(before.num_jobs + len(its), before.evidence.with_job(added, self._half_life))
-                self._changed(place)
+                self._changed(place, num_jobs(its))
 
-    def version(self, task: str, drafter: str) -> int:
-        """Another number whenever anything changed about a drafter in a task."""
-        return self._versions.get((task, drafter), 0)
+    def version(self, place: Place) -> int:
+        """A number that grows by the number of jobs whenever evidence is added there."""
+        return self._versions.get(place, 0)
 
-    def leaves(self, task: str, drafter: str, now: datetime) -> dict[EvidenceKey, KeyEvidence]:
-        """What is remembered of a drafter in a task, by key, as of `now`."""
+    def leaves(self, place: Place, now: datetime) -> dict[EvidenceKey, KeyEvidence]:
+        """The evidence there, by key, faded to `now`."""
         with self._lock:
-            held = self._open((task, drafter)).items()
+            held = self._open(place).items()
             return {key: one.evidence.faded(max(now, one.evidence.all.as_of), self._half_life) for key, one in held}
 
-    def last_used(self, task: str, drafter: str) -> datetime | None:
-        """When the task last saw the drafter at work; None if never."""
+    def last_used(self, place: Place) -> datetime | None:
+        """When the last job there ended; None without any."""
         with self._lock:
-            place = (task, drafter)
             return self._last_used(place) if self._open(place) else None
 
-    def of_tasks(self, drafter: str, now: datetime) -> list[EvidenceSums]:
-        """The sums of a drafter in each task of late, as of `now`."""
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
+        """The drafter's sums in each task that used it recently, faded to `now`."""
         with self._lock:
-            places = [place for place in self._unread.keys() | self._held.keys() if place[1] == drafter]
+            mine = (drafter.name, drafter.revision)
+            places = [place for place in self._unread.keys() | self._held.keys() if place[1:] == mine]
             if len(places) > MAX_TASKS:
                 places = nlargest(MAX_TASKS, places, key=self._last_used)
             return [
@@ -128,50 +116,53 @@ class EvidenceCache:
                 if total is not None
             ]
 
-    def lengths(self, task: str, drafters: Iterable[str], now: datetime) -> JobLengths:
-        """How long the task's jobs are, those with these drafters (the empty name is vanilla) taken together."""
-        jobs = tokens = 0.0
+    def lengths(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> JobLengths:
+        """How long the task's jobs are, vanilla ones and those with these drafters together."""
+        jobs = output = prompt = 0.0
+        places = (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters))
         with self._lock:
-            for drafter in drafters:
-                for held in self._open((task, drafter)).values():
+            for place in places:
+                for held in self._open(place).values():
                     sums = held.evidence.all
-                    weight = 0.5 ** ((now - sums.as_of) / self._half_life)
+                    weight = 0.5 ** (max(now - sums.as_of, timedelta(0)) / self._half_life)
                     jobs += weight * sums.jobs
-                    tokens += weight * sums.output_tokens
-        return JobLengths(jobs, tokens / jobs if jobs > 0 else None)
+                    output += weight * sums.output_tokens
+                    prompt += weight * sums.prompt_tokens
+        return JobLengths(jobs, output / jobs if jobs > 0 else None, prompt / jobs if jobs > 0 else None)
 
     def _begin_with(self, rows: Iterable[StateRow]) -> None:
         self._unread, self._held, self._totals = {}, {}, {}
         for row in rows:
-            self._unread.setdefault((row.task, row.pair.drafter), []).append(row)
+            self._unread.setdefault(_place_of(row), []).append(row)
         for place in self._unread.keys() | self._versions.keys():
-            self._changed(place)
+            self._changed(place, 1)
 
     def _take(self, row: StateRow) -> None:
-        place = (row.task, row.pair.drafter)
-        held, key = self._open(place), row.key
-        # An outcome of ours may have been counted here after the row was read; the next look finds both together.
+        key, place = row.key, _place_of(row)
+        held = self._open(place)
+        # This worker may have counted an outcome here after the row was read; the next read finds both.
         if key in held and held[key].num_jobs > row.num_jobs:
             return
+        num_more = row.num_jobs - held[key].num_jobs if key in held else row.num_jobs
         held[key] = _Held(row.num_jobs, row.evidence)
-        self._changed(place)
+        self._changed(place, max(1, num_more))
 
-    def _open(self, place: _Place) -> dict[EvidenceKey, _Held]:
+    def _open(self, place: Place) -> dict[EvidenceKey, _Held]:
         if place not in self._held:
             rows = self._unread.pop(place, [])
             self._held[place] = {row.key: _Held(row.num_jobs, row.evidence) for row in rows}
         return self._held[place]
 
-    def _changed(self, place: _Place) -> None:
-        self._versions[place] = self._versions.get(place, 0) + 1
+    def _changed(self, place: Place, num_more: int) -> None:
+        self._versions[place] = self._versions.get(place, 0) + num_more
         self._totals.pop(place, None)
 
-    def _last_used(self, place: _Place) -> datetime:
+    def _last_used(self, place: Place) -> datetime:
         if rows := self._unread.get(place):
             return max(row.as_of for row in rows)
         return max(held.evidence.all.as_of for held in self._held[place].values())
 
-    def _total(self, place: _Place) -> EvidenceSums | None:
+    def _total(self, place: Place) -> EvidenceSums | None:
         if place not in self._totals:
             leaves = [held.evidence.all for held in self._open(place).values()]
             if not leaves:
@@ -180,5 +171,6 @@ class EvidenceCache:
         return self._totals[place]
 
 
-def _place(key: EvidenceKey) -> _Place:
-    return key.task, key.drafter
+def _place_of(row: StateRow) -> Place:
+    """As `place_of`, without the key: most rows are never asked for their key."""
+    return Place(row.task, row.pair.drafter, row.pair.draft_revision)

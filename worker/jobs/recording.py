@@ -86,15 +86,16 @@ class Recorder:
         outcomes = [one.outcome for one in group]
         messages = self._retry.until_done("record", lambda: self._store.record(outcomes, owner=self._owner))
         self._leases.let_go(one.claimed.job_id for one in group)
+        won = {(message.key or b"").decode(): message.value for message in messages}
+        winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
+        # Before the results are out: a job that answers one of them is decided with this evidence.
+        self._recorded.extend(one.outcome for one in winners)
         self._publishing.put(
             Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake)
         )
-        won = {(message.key or b"").decode(): message.value for message in messages}
-        for one in group:
-            if won.get(one.claimed.job_id) == one.outcome.result:
-                self._recorded.append(one.outcome)
-                job = one.claimed.ready.job
-                self._metrics.recorded(one.outcome, job.task, job.purpose.value)
+        for one in winners:
+            job = one.claimed.ready.job
+            self._metrics.recorded(one.outcome, job.task, job.purpose.value)
         self._metrics.fenced(len(group) - len(won))
         return len(won)
 

@@ -91,7 +91,7 @@ class Steering:
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
         """What every sequence would do without a trial, and what the subjects' treatments are."""
         num_running = len(jobs)
-        self._wanted = {job.job_id: job.decision.setting_at(num_running) for job in jobs}
+        self._wanted = {job.job_id: job.decision.setting_while(num_running) for job in jobs}
         votes: dict[str, Counter[Treatment]] = {}
         for job in jobs:
             setting = self._wanted[job.job_id]

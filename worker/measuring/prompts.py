@@ -10,14 +10,13 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from alphaloop.commands.orders import MeasureOrder
 from alphaloop.errors import ConfigError, MessageError
-from alphaloop.job_lines import BadLine, JobReader, Overrides
-from alphaloop.messages import Job, Purpose
+from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
+from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, TaskSettings
 from worker.engine import Engine, PreparedJob
 from worker.intake.validation import sampling_of
@@ -30,15 +29,7 @@ NO_TASK: Final = "prompts"
 NUM_SHOWN: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A job and its place, `file:line`."""
-
-    where: str
-    job: Job
-
-
-def read_lines(order: MeasureOrder, settings: Settings) -> list[Line]:
+def read_lines(order: MeasureOrder, settings: Settings) -> list[JobLine]:
     """Every job of the order's file, `-` being standard input. Raises ConfigError with the first wrong lines."""
     task, file = order.task, order.prompts
     if task is not None and settings.tasks and task not in settings.tasks:
@@ -55,10 +46,10 @@ def read_lines(order: MeasureOrder, settings: Settings) -> list[Line]:
     items = list(reader.read(_content(file).splitlines(), name))
     if wrong := [item for item in items if isinstance(item, BadLine)]:
         raise _refusal([(bad.where, bad.error) for bad in wrong], len(items))
-    return [Line(item.where, item.job) for item in items if not isinstance(item, BadLine)]
+    return [item for item in items if isinstance(item, JobLine)]
 
 
-def draw(lines: Sequence[Line], at_most: int, rng: random.Random) -> tuple[list[Line], list[str]]:
+def draw(lines: Sequence[JobLine], at_most: int, rng: random.Random) -> tuple[list[JobLine], list[str]]:
     """Distinct prompts, `at_most` of them at random, and what a person should know of it. Raises ConfigError.
 
     The same body twice is one prompt: bounds rest on prompts being independent of each other.
@@ -80,7 +71,7 @@ def draw(lines: Sequence[Line], at_most: int, rng: random.Random) -> tuple[list[
     return distinct, notes
 
 
-def prepare(lines: Sequence[Line], engine: Engine, tasks: Mapping[str, TaskSettings]) -> list[PreparedJob]:
+def prepare(lines: Sequence[JobLine], engine: Engine, tasks: Mapping[str, TaskSettings]) -> list[PreparedJob]:
     """Every job tokenized, with its task's settings where it says nothing itself. Raises ConfigError."""
     prepared: list[PreparedJob] = []
     wrong: list[tuple[str, MessageError]] = []

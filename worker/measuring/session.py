@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from alphaloop.commands.events import Advance, Stage, Tell
 from alphaloop.errors import ConfigError, DecodeFailed
 from alphaloop.payoff.bounds import min_values
 from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness
@@ -65,7 +66,7 @@ def refuse_few(num_prompts: int, batch: int, num_candidates: int) -> None:
 
 
 class Session:
-    """Runs a plan. `on_stage` is told what happens next and how many texts it has, `on_decoded` of texts done."""
+    """Runs a plan, and tells its stages and the texts done."""
 
     def __init__(
         self,
@@ -73,14 +74,13 @@ class Session:
         plan: Plan,
         *,
         should_stop: Callable[[], bool],
-        on_stage: Callable[[str, int], None] = lambda name, total: None,
-        on_decoded: Callable[[int], None] = lambda num: None,
+        tell: Tell = lambda event: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
         self._plan = plan
         self._runner = Runner(engine, plan.prepared, should_stop=should_stop, clock=clock)
-        self._on_stage, self._on_decoded = on_stage, on_decoded
+        self._tell = tell
         self.measured = Measured([VANILLA, *plan.candidates])
         self.failure: DecodeFailed | None = None  #: what ended it early
 
@@ -90,11 +90,11 @@ class Session:
         rng = random.Random(plan.seed)
         blocks = divide(len(plan.prepared), plan.batch, rng)
         try:
-            self._on_stage("warming up", 0)
+            self._tell(Stage(name="warming up"))
             self._runner.warm_up(blocks[0], plan.candidates)
-            self._on_stage("measuring", plan.num_texts)
+            self._tell(Stage(name="measuring", total=plan.num_texts))
             order = turns(blocks, plan.candidates, plan.num_repeats, rng)
-            self._runner.run(order, self.measured, self._on_decoded)
+            self._runner.run(order, self.measured, lambda num: self._tell(Advance(num=num)))
         except Interrupted:
             self.measured.is_interrupted = True
         except DecodeFailed as error:
@@ -103,7 +103,7 @@ class Session:
 
     def report(self, records: Records, footprint: Callable[[], Footprint], notes: Sequence[str]) -> Report:
         """Compare the texts, look into temperature where prompts are sampled, and judge. There must be a turn."""
-        self._on_stage("comparing texts", 0)
+        self._tell(Stage(name="comparing texts"))
         exactness = self._exactness()
 
         def made(greedy: Mapping[str, GreedySample]) -> Report:
@@ -141,7 +141,7 @@ class Session:
         sampled = [number for number in seen if prepared[number].sampling.temperature > 0][:NUM_GREEDY]
         if not sampled or self.measured.is_interrupted:
             return {}
-        self._on_stage("sampling against greedy", 0)
+        self._tell(Stage(name="sampling against greedy"))
         jobs = [
             replace(prepared[number], sampling=replace(prepared[number].sampling, temperature=0.0))
             for number in sampled

@@ -1,4 +1,4 @@
-"""Gathers what a decision rests on, now or at an earlier moment, and takes it."""
+"""Gathers what a decision rests on, now or at an earlier moment, and takes the decision."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.cli.explaining.measured import Measured, measured
 from alphaloop.cli.explaining.sources import Evidence, evidence
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import splits_by_segment
-from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.policy import decide
+from alphaloop.deciding.incumbents import IncumbentKey
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
@@ -29,13 +29,11 @@ from alphaloop.store.past import PastStore
 from alphaloop.store.traffic import TrafficStore
 
 NUM_CHANGES: Final = 5
-#: Nothing is explored without a budget, whatever is drawn.
-_NO_EXPLORATION: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: a batch of a task, at a moment; `is_now` says that the moment is the present."""
+    """What is asked: a job of a task while `batch` sequences run, at a moment; `is_now`: the moment is the present."""
 
     task: str
     segment: str
@@ -61,7 +59,7 @@ class Explanation:
     decision: Decision
     measured: Measured
     window: timedelta  #: that `measured` looks back
-    explore_share: float  #: the budget for exploration and control
+    explore_share: float  #: what exploration and control slices may cost together
     changes: Sequence[DecisionChange]
 
 
@@ -79,25 +77,24 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
     costs = CostStore(database).load(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
     snapshot = _snapshot(database, settings, engine, revisions, question)
     limits, log = settings.policy.limits(), DecisionLog(database)
-    context = _context(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), question)
-    bucket = prompt_bucket(round(context.prompt_tokens or 0))
-    wanted = EvidenceKey(
-        task, engine.target_revision, engine.engine, question.sampling_bucket, bucket, question.segment
+    last = _LastChoice(log.last_choice(task, engine.target_revision, engine.device, question.sampling_bucket, until=at))
+    posteriors = Posteriors(snapshot, limits)
+    session = DecisionSession(
+        engine.target_revision,
+        engine.engine,
+        snapshot,
+        posteriors=posteriors,
+        choices=last,
+        budgets=None,
+        costs=lambda: costs,
+        drafters=lambda: drafters,
+        limits=limits,
+        num_slots=settings.worker.batch_size,
     )
-    found = {
-        drafter.name: evidence(
-            snapshot,
-            wanted,
-            drafter,
-            at,
-            limits,
-            is_split=splits_by_segment(snapshot.leaves(Place(task, drafter.name, drafter.revision), at)),
-        )
-        for drafter in drafters
-    }
-    where = task, engine.target_revision, engine.device, question.sampling_bucket
-    incumbent = log.last_choice(*where, until=at)
-    posteriors = {name: its.posterior for name, its in found.items()}
+    subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), question)
+    (decision,) = session.decide(subject, jobs, rules, num_running=question.batch, now=at)
+    wanted = session.evidence_key(subject, jobs)
+    found = {drafter.name: evidence(snapshot, posteriors, wanted, drafter, at, limits) for drafter in drafters}
     window = timedelta(days=settings.worker.history_days)
     ways = TrafficStore(database).ways(
         task, engine.target_revision, engine.engine, engine.device, question.sampling_bucket, at - window, at
@@ -105,14 +102,14 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
     return Explanation(
         question=question,
         engine=engine,
-        context=context,
-        prompt_bucket=bucket,
+        context=session.context(subject, jobs, rules, num_running=question.batch, now=at),
+        prompt_bucket=wanted.prompt_bucket,
         drafters=drafters,
         evidence=found,
         segments=frozenset(snapshot.segments(task)),
         costs=costs,
-        incumbent=incumbent,
-        decision=decide(posteriors, drafters, costs, context, limits, incumbent=incumbent),
+        incumbent=last.setting,
+        decision=decision,
         measured=measured(ways),
         window=window,
         explore_share=settings.policy.explore_share,
@@ -153,30 +150,25 @@ def _snapshot(
     return EvidenceSnapshot(half_life, past)
 
 
-def _context(
+def _asked(
     snapshot: EvidenceSnapshot, drafters: Sequence[DrafterState], task: TaskSettings, question: Question
-) -> DecisionContext:
-    """The batch as a worker would ask about it: jobs as they usually are in the task."""
+) -> tuple[Subject, list[JobFacts], TaskRules]:
+    """A job as the task's jobs usually are."""
     usual = snapshot.lengths(question.task, drafters, question.at)
-    alike = snapshot.lengths(question.task, drafters, question.at, question.sampling_bucket)
-    limit = float(task.max_tokens)
-    return DecisionContext(
-        task=question.task,
-        batch=question.batch,
-        expected_tokens=limit if usual.output_tokens is None else min(limit, usual.output_tokens),
-        draw=_NO_EXPLORATION,
-        decoding=task.decoding,
-        prompt_tokens=alike.prompt_tokens or usual.prompt_tokens,
-        objective=objective_of(task),
-        control_jobs=snapshot.lengths(question.task, (), question.at).jobs,
-        known_output_jobs=usual.jobs,
-    )
+    alike = snapshot.lengths(question.task, drafters, question.at, sampling_bucket=question.sampling_bucket)
+    rules = task.rules()
+    job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, question.segment)
+    return Subject(question.task, question.sampling_bucket), [job], rules
 
 
-def objective_of(task: TaskSettings) -> Objective:
-    """The task's own target; deadlines belong to jobs."""
-    if task.target_time_per_token_ms is not None:
-        return Objective(Aim.TIME_PER_TOKEN, task.target_time_per_token_ms)
-    if task.target_time_to_first_token_ms is not None:
-        return Objective(Aim.TIME_TO_FIRST_TOKEN, task.target_time_to_first_token_ms)
-    return Objective()
+class _LastChoice:
+    """A choice log of which only the last choice at that time is known. Nothing is written."""
+
+    def __init__(self, setting: DraftSetting | None) -> None:
+        self.setting = setting
+
+    def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
+        return self.setting
+
+    def record(self, key: IncumbentKey, decision: Decision) -> bool:
+        return True

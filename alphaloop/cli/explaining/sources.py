@@ -1,4 +1,4 @@
-"""What a belief rests on: α_i with bounds, and how much of it comes from where."""
+"""What a posterior rests on: α_i with bounds, and the share of each source."""
 
 from __future__ import annotations
 
@@ -9,56 +9,58 @@ from datetime import datetime
 
 from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot, Place
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.evidence_source import Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, infer
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.profile import logistic
 
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """Shares of what is known of α_1, adding up to 1: by how much each source narrowed what was assumed before it."""
+    """Shares of the precision of α_1, adding up to 1: by how much each source narrowed the posterior before it."""
 
     same_jobs: float  #: of this task, sampling, prompt length and segment
     same_task: float  #: the task's other jobs
     other_tasks: float
-    assumed: float  #: `policy.prior_alpha`: nobody has seen it
+    assumed: float  #: of the prior, `policy.prior_alpha`
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is believed of one drafter, and what was seen of it."""
+    """The posterior of one drafter, and the counts behind it."""
 
     posterior: Posterior
     acceptance: tuple[Interval, ...]  #: α_i
     borrowed: Borrowed
-    seen: EvidenceSums  #: of the whole task, as it weighs
-    jobs_alike: float  #: of those, under the very key
-    is_split: bool  #: whether segments are believed to differ
+    seen: EvidenceSums  #: of the whole task, weighted
+    jobs_alike: float  #: weighted jobs of those with the same key
+    is_split: bool  #: whether segments differ beyond chance
 
 
 def evidence(
     snapshot: EvidenceSnapshot,
+    posteriors: Posteriors,
     wanted: EvidenceKey,
     drafter: DrafterState,
     now: datetime,
     limits: PolicyLimits,
-    *,
-    is_split: bool,
 ) -> Evidence:
-    """What is remembered and believed of `drafter` for `wanted` at `now`."""
+    """The posterior of `drafter` for `wanted` at `now`, and what it rests on."""
     key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
     leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
-    posterior = snapshot.posterior(wanted, drafter, now, limits)
+    posterior = posteriors.of(wanted, drafter, now)
     until = max((evidence.all.as_of for evidence in leaves.values()), default=now)
     seen = sum(
         (evidence.all.faded(until, snapshot.half_life) for evidence in leaves.values()), start=EvidenceSums(until)
     )
     alike = leaves[key].all.jobs if key in leaves else 0.0
-    borrowed = _borrowed(snapshot, leaves, key, posterior, drafter, now, limits)
+    borrowed = _borrowed(leaves, key, posterior, drafter, posteriors.pair(drafter, now), limits)
+    is_split = posteriors.splits_by_segment(wanted.task, [drafter], now)
     return Evidence(posterior, acceptance(posterior), borrowed, seen, alike, is_split)
 
 
@@ -73,24 +75,22 @@ def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
 
 
 def _borrowed(
-    snapshot: EvidenceSnapshot,
     leaves: Mapping[EvidenceKey, KeyEvidence],
     key: EvidenceKey,
     posterior: Posterior,
     drafter: DrafterState,
-    now: datetime,
+    pair: PairPosterior,
     limits: PolicyLimits,
 ) -> Borrowed:
-    """From the precision of logit s_1 as the sources come in: nothing, other tasks, this task, the very jobs."""
+    """From the precision of logit s_1 as the sources come in: the prior, other tasks, this task, jobs of this key."""
     unknown = PairPosterior.of_drafter(drafter, limits)
-    pair = snapshot.pair(drafter, now, limits)
     others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
     stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
     precisions: list[float] = []
     for stage in stages:
         profile = stage.profile
         precision = 1 / (profile.loading[0] ** 2 * profile.common_var + profile.own_var[0])
-        # What is seen may also show that groups differ more than was thought; then it narrowed nothing.
+        # A source may also show that groups differ more than the prior says. Then it narrows nothing.
         precisions.append(max(precision, precisions[-1] if precisions else 0.0))
     nothing, tasks, task, all_of_it = precisions
     return Borrowed(

@@ -1,24 +1,24 @@
-"""Reads history in order, a day at a time, and has it decided again and compared."""
+"""Reads history in order, a day at a time, decides it again and compares."""
 
 from __future__ import annotations
 
 import heapq
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.cli.explaining.explanation import objective_of, serving
+from alphaloop.cli.explaining.explanation import serving
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.hindsight import Case, Compared, Hindsight, Tally
-from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules, TaskRules
+from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -55,7 +55,7 @@ class Replayed:
     tasks: dict[str, Compared] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)  #: jobs by the reason that they would have had
     num_batches: int = 0
-    num_given: int = 0  #: probes, controls, and what jobs or circumstances had fixed
+    num_given: int = 0  #: probes, controls, and jobs that the job or the engine had fixed
     left_out: Counter[str] = field(default_factory=Counter)  #: jobs by why nothing can be said of them
     num_days: int = 0
 
@@ -71,24 +71,22 @@ def replay_history(
 ) -> Replayed:
     """Decide the window again under `would`; `tell` is called with days done and jobs read. Only reads.
 
-    What is held in memory grows with the number of keys and of kinds of batches, not with that of jobs.
+    Memory grows with the number of evidence keys and incumbents, not with the number of jobs.
     """
     found, past, rules = Replayed(window), PastStore(database), rules_of(would)
     engines = _Engines(database, was, would, rules, window, seed)
+    num_told = 0
     for number, (begin, end) in enumerate(window.days()):
         engines.begin_day(end)
         cases: dict[EngineName, dict[Case, Tally]] = {}
         runs = past.runs(begin, end, task=window.task)
-        shadows = list(past.shadows(begin, end, task=window.task))
-        for _, key, evidence, run in heapq.merge(_events(runs), _scored(shadows), key=lambda event: event[0]):
-            if run is None:
-                engines.add(key, evidence, is_shadow=True)
-                continue
-            _replay_job(_job(run), engines, cases, found)
-            if run.is_evidence:
-                engines.add(key, evidence)
-            if sum(found.reasons.values()) % 500 == 0:
-                tell(number, sum(found.reasons.values()))
+        shadows = past.shadows(begin, end, task=window.task)
+        events = heapq.merge(_events(runs), _scored(list(shadows)), key=itemgetter(0))
+        for _, moment in groupby(events, key=itemgetter(0)):
+            _replay_moment(list(moment), engines, cases, found)
+            if (num_jobs := sum(found.reasons.values())) >= num_told + 500:
+                num_told = num_jobs
+                tell(number, num_jobs)
         engines.compare(cases, end, found)
         tell(number + 1, sum(found.reasons.values()))
         found.num_days = number + 1
@@ -97,18 +95,12 @@ def replay_history(
 
 
 def rules_of(settings: Settings) -> Rules:
-    """What the settings say of decisions."""
-    return Rules(
-        settings.policy.limits(),
-        {
-            name: TaskRules(float(task.max_tokens), task.decoding, objective_of(task))
-            for name, task in settings.tasks.items()
-        },
-    )
+    """The part of the settings that decisions depend on."""
+    return Rules(settings.policy.limits(), {name: task.rules() for name, task in settings.tasks.items()})
 
 
 class _Engines:
-    """The engines that history knows and costs are known of, and what is remembered under them."""
+    """The engines that history and the cost store know, and their evidence."""
 
     def __init__(
         self, database: Database, was: Settings, would: Settings, rules: Rules, window: Window, seed: int
@@ -121,7 +113,7 @@ class _Engines:
             EngineName(e.device, e.engine, e.target_revision): e.host for e in EngineStore(database).measured()[::-1]
         }
         self._replays: dict[EngineName, Replay] = {}
-        self._recollections: dict[tuple[str, str], tuple[EvidenceSnapshot, EvidenceSnapshot]] = {}
+        self._snapshots: dict[tuple[str, str], tuple[EvidenceSnapshot, EvidenceSnapshot]] = {}
         self._hindsights: dict[tuple[str, str], Hindsight] = {}
         self._costs: dict[EngineName, tuple[Sequence[DrafterState], CostTable]] = {}
         self._day_ends = window.since
@@ -142,50 +134,51 @@ class _Engines:
         if name not in self._hosts:
             return None
         if name not in self._replays:
-            deciding, _ = self._evidence_cache(name.target_revision, name.engine)
+            deciding, _ = self._snapshot_pair(name.target_revision, name.engine)
             _, costs = self._measured(name)
-            replay = Replay(
-                deciding, costs, self._rules, random.Random(f"{self._seed} {name}"), was=rules_of(self._was)
-            )
+            replay = Replay(name, deciding, costs, self._rules, was=rules_of(self._was))
             self._serve(name, replay)
             self._replays[name] = replay
         return self._replays[name]
 
-    def add(self, key: EvidenceKey, evidence: EvidenceSums, *, is_shadow: bool = False) -> None:
-        """Count what was seen, under engines that are replayed."""
-        name = key.target_revision, key.engine
-        if not any((known.target_revision, known.engine) == name for known in self._hosts):
-            return
-        deciding, inferred = self._evidence_cache(*name)
-        deciding.add(key, evidence)
-        if inferred is not deciding:
-            inferred.add(key, evidence)
-        if is_shadow:
-            for engine, replay in self._replays.items():
-                if (engine.target_revision, engine.engine) == name:
-                    replay.seen(key)
+    def add(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> None:
+        """Count jobs that ended together, under engines that are replayed."""
+        by_engine: dict[tuple[str, str], list[tuple[EvidenceKey, EvidenceSums]]] = {}
+        for key, evidence in jobs:
+            by_engine.setdefault((key.target_revision, key.engine), []).append((key, evidence))
+        known = {(name.target_revision, name.engine) for name in self._hosts}
+        for name, its in by_engine.items():
+            if name in known:
+                for snapshot in dict.fromkeys(self._snapshot_pair(*name)):
+                    snapshot.add(its)
+
+    def scored(self, key: EvidenceKey) -> None:
+        """A drafter was scored on texts that others decoded."""
+        for engine, replay in self._replays.items():
+            if (engine.target_revision, engine.engine) == (key.target_revision, key.engine):
+                replay.scored(key)
 
     def compare(self, cases: dict[EngineName, dict[Case, Tally]], at: datetime, found: Replayed) -> None:
-        """Add a day's cases as they are known at its end."""
+        """Add a day's cases with the evidence at its end."""
         for name, its in cases.items():
             subject = name.target_revision, name.engine
             if subject not in self._hindsights:
-                _, inferred = self._evidence_cache(*subject)
+                _, inferred = self._snapshot_pair(*subject)
                 self._hindsights[subject] = Hindsight(inferred, self._was.policy.limits(), self._seed)
             drafters, costs = self._measured(name)
             left = self._hindsights[subject].compare(its, drafters, costs, at, found.tasks)
             found.left_out["no cost was measured of how they were, or would have been, decoded"] += left
 
     def is_known(self, job: PastJob) -> bool:
-        """Whether costs were measured of what it was decoded with."""
+        """Whether costs were measured of the job's drafter."""
         drafters, _ = self._measured(job.engine)
         mine = job.key.drafter, job.key.draft_revision
         return not job.key.drafter or mine in {(drafter.name, drafter.revision) for drafter in drafters}
 
-    def _evidence_cache(self, target_revision: str, engine: str) -> tuple[EvidenceSnapshot, EvidenceSnapshot]:
-        """For deciding, as fast as the replayed settings forget, and for hindsight, as today's do."""
+    def _snapshot_pair(self, target_revision: str, engine: str) -> tuple[EvidenceSnapshot, EvidenceSnapshot]:
+        """For deciding, with the half-life of the replayed settings, and for hindsight, with that of today's."""
         subject = target_revision, engine
-        if subject not in self._recollections:
+        if subject not in self._snapshots:
             halves = [timedelta(days=s.worker.history_half_life_days) for s in (self._would, self._was)]
             made = [
                 EvidenceSnapshot(
@@ -193,8 +186,8 @@ class _Engines:
                 )
                 for half in dict.fromkeys(halves)
             ]
-            self._recollections[subject] = made[0], made[-1]
-        return self._recollections[subject]
+            self._snapshots[subject] = made[0], made[-1]
+        return self._snapshots[subject]
 
     def _measured(self, name: EngineName) -> tuple[Sequence[DrafterState], CostTable]:
         """The newest revision of every drafter of today's or the replayed settings, and their costs."""
@@ -216,28 +209,47 @@ class _Engines:
         replay.drafters = [drafter for drafter in there if (drafter.name, drafter.revision) in newest]
 
     def _serving(self, settings: Settings, name: EngineName, at: datetime) -> list[DrafterState]:
-        """Without kin: hours do not hold what rounds of one showed of another, so each is tried for itself."""
+        """Without shared weights: hourly sums lack the counts that one drafter's rounds gave another."""
         return [replace(one, shared_weights="") for one in serving(self._registry, settings, name.target_revision, at)]
 
 
-def _replay_job(job: PastJob, engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed) -> None:
-    replay = engines.replay(job.engine)
+def _replay_moment(
+    events: Sequence[_Event], engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed
+) -> None:
+    """Decide the jobs that ended at one moment by the evidence from before, then count them."""
+    ended = [_job(run) for _, _, _, run in events if run is not None]
+    batches: dict[object, list[PastJob]] = {}
+    for number, job in enumerate(ended):
+        # Jobs whose batch was not recorded are decided one by one.
+        name = number if job.decode_batch_id is None else job.decode_batch_id
+        batches.setdefault((name, job.engine, job.key.task, job.key.sampling_bucket), []).append(job)
+    for batch in batches.values():
+        _replay_batch(batch, engines, cases, found)
+    engines.add((key, evidence) for _, key, evidence, run in events if run is None or run.is_evidence)
+    for _, key, _, run in events:
+        if run is None:
+            engines.scored(key)
+
+
+def _replay_batch(
+    jobs: Sequence[PastJob], engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed
+) -> None:
+    replay = engines.replay(jobs[0].engine)
     if replay is None:
-        found.left_out["an engine that was never measured"] += 1
+        found.left_out["an engine that was never measured"] += len(jobs)
         return
-    decision = replay.decide(job)
-    if decision is None:
-        found.num_given += 1
-        return
-    if not engines.is_known(job):
-        found.left_out["a draft revision that is not the newest, or not configured"] += 1
-        return
-    found.reasons[decision.reason] += 1
-    would = DraftSetting(decision.drafter, decision.num_draft_tokens)
-    wanted = replace(job.key, drafter="", draft_revision="")
-    case = Case(wanted, job.batch_size, job.choice, would)
-    tally = cases.setdefault(job.engine, {}).setdefault(case, Tally())
-    tally.add(job.num_tokens, job.num_prompt_tokens, job.device_s)
+    for job, decision in zip(jobs, replay.decide(jobs), strict=True):
+        if decision is None:
+            found.num_given += 1
+            continue
+        if not engines.is_known(job):
+            found.left_out["a draft revision that is not the newest, or not configured"] += 1
+            continue
+        found.reasons[decision.reason] += 1
+        wanted = replace(job.key, drafter="", draft_revision="")
+        case = Case(wanted, job.batch_size, job.setting, decision.setting)
+        tally = cases.setdefault(job.engine, {}).setdefault(case, Tally())
+        tally.add(job.num_tokens, job.num_prompt_tokens, job.device_s)
 
 
 def _job(run: DecodeRun) -> PastJob:

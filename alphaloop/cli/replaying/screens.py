@@ -15,10 +15,10 @@ from alphaloop.deciding.hindsight import Compared, total
 
 _MAX_WAYS: Final = 3
 HONESTLY: Final = (
-    "Measured is what the device took. Both other columns are computed alike, from the α that was known at the end of "
-    "each day and from today's costs, so only their difference counts; its bounds are those of α. What would have been "
-    "decoded in another way was not: evidence is what history decoded, exploration that history paid for is had for "
-    "nothing, and k does not change within a batch."
+    "Measured is what the device took. Both other columns are computed alike, from the posteriors at the end of each "
+    "day and from today's costs, so only their difference counts; its bounds are those of α. The replayed settings "
+    "were never decoded: evidence is what history decoded, the exploration that history paid for costs the replay "
+    "nothing, and a job keeps one setting however many sequences run."
 )
 
 
@@ -31,7 +31,7 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
         style="bold",
     )
     if found.num_given:
-        paragraph(f"{found.num_given} more were probes, controls, or fixed by the job or by circumstances.")
+        paragraph(f"{found.num_given} more were probes, controls, or fixed by the job or by the state of the engine.")
     for why, number in found.left_out.items():
         if number:
             paragraph(f"{number} more are left out: {why}.")
@@ -89,7 +89,7 @@ def _compared(its: Compared) -> dict[str, Any]:
         "ratio": asdict(its.ratio) if its.ratio else None,
         "ways": [
             {"was": asdict(was), "would": asdict(would), "num_tokens": tokens}
-            for (was, would), tokens in its.ways.most_common()
+            for (was, would), tokens in its.settings.most_common()
         ],
     }
 
@@ -102,7 +102,7 @@ def _cells(its: Compared) -> list[str]:
 
 
 def _ways(its: Compared) -> str:
-    other = Counter({ways: tokens for ways, tokens in its.ways.items() if ways[0] != ways[1]})
+    other = Counter({ways: tokens for ways, tokens in its.settings.items() if ways[0] != ways[1]})
     told = [
         f"{_named(was)} → {_named(would)} for {_share(tokens, its.num_tokens)} of the tokens"
         for (was, would), tokens in other.most_common(_MAX_WAYS)
@@ -120,8 +120,8 @@ def _time(seconds: float) -> str:
 
 
 def _num_changed_tokens(its: Compared) -> int:
-    return sum(tokens for (was, would), tokens in its.ways.items() if was != would)
+    return sum(tokens for (was, would), tokens in its.settings.items() if was != would)
 
 
-def _named(choice: DraftSetting) -> str:
-    return f"{choice.drafter} k={choice.num_draft_tokens}" if choice.drafter else "vanilla"
+def _named(setting: DraftSetting) -> str:
+    return f"{setting.drafter} k={setting.num_draft_tokens}" if setting.drafter else "vanilla"

@@ -1,27 +1,28 @@
-"""alphaloop's own decision over its own evidence, as a worker takes it: no formula of the policy stands here."""
+"""alphaloop's own decision session over its own evidence: no formula of the policy stands here."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Final, Protocol, TypeAlias
+from datetime import timedelta
+from typing import Final, Protocol
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
+from alphaloop.deciding.budgets import BudgetsInMemory
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import PairPosterior, infer_all
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.incumbents import ChoicesInMemory
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.policy import Decision, DecisionContext, Reason, decide
-from alphaloop.deciding.policy import DraftSetting as Kept
-from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
 from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.stream import Cell
+from benchmarks.policy.stream import MOST_TOKENS, Cell
 from worker.costs.live import LiveCosts
 from worker.engine import Step
 
@@ -31,21 +32,19 @@ HALF_LIFE: Final = timedelta(days=7)
 CORRECTION_HALF_LIFE: Final = 32
 #: Rounds of a batch that correct the costs; a worker takes every one.
 CORRECTING_ROUNDS: Final = 3
-#: What a job may put out at most, while nothing is known of its task.
-MOST_TOKENS: Final = 128.0
-#: How old a belief may be, though nothing new was seen.
-REFRESH: Final = timedelta(hours=6)
-#: New jobs of a drafter after which its beliefs are made anew: a share of those known, at most so many. A worker does
-#: it after every batch.
+TARGET: Final = "t1"
+ENGINE: Final = "simulated"
+#: How long posteriors stay without new evidence: a worker's minute would take most of the simulator's time.
+POSTERIOR_LASTS: Final = timedelta(hours=6)
+PAIR_LASTS: Final = timedelta(hours=3)
+#: New jobs of a drafter after which its evidence is added: a share of the jobs known, at most so many. A worker adds
+#: after every job.
 WAITING_SHARE: Final = 0.05
-MOST_WAITING: Final = 8.0
-#: Batches between two looks at what all tasks say of a drafter.
-PAIR_REFRESH: Final = 25
-_BUDGET: Final = {Reason.CONTROL: Why.CONTROL, Reason.EXPLORING: Why.EXPLORING}
+MAX_WAITING: Final = 8.0
 
 
 class Costs(Protocol):
-    """The costs as they are now believed, and what rounds teach of them."""
+    """The costs as they are now, corrected by rounds."""
 
     @property
     def table(self) -> CostTable:
@@ -56,7 +55,7 @@ class Costs(Protocol):
 
 
 class CalibratedCosts:
-    """Costs that are believed as they were measured, for streams in which they were measured well."""
+    """Costs as they were measured, for streams in which they were measured well."""
 
     def __init__(self, points: Iterable[CostPoint]) -> None:
         self.table: CostTable = CostTable(points)
@@ -66,7 +65,7 @@ class CalibratedCosts:
 
 
 def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> Costs:
-    """The worker's own live costs where the scenario's are wrong; left out elsewhere, to save time."""
+    """The worker's own live costs where the scenario's calibration is wrong; left out elsewhere, to save time."""
     if not scenario.inferred:
         return CalibratedCosts(points)
     return LiveCosts(
@@ -75,153 +74,81 @@ def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> Costs:
 
 
 class Evidence:
-    """What is remembered and believed, by task: a worker's cache over `acceptance_state`. It outlives a restart."""
+    """What a scenario's drafters showed. Like a worker's database, it outlives a restart.
 
-    def __init__(self, scenario: Scenario, limits: PolicyLimits) -> None:
+    Jobs wait until they are worth a new posterior: adding and inferring are most of this rule's time.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
         self.drafters = [
             DrafterState(name, "r1", most, is_scored=name in scenario.scored_free)
             for name, most in scenario.draft_tokens.items()
         ]
         self.scored = [drafter for drafter in self.drafters if drafter.is_scored]
-        self._limits = limits
-        self._memories: dict[str, dict[EvidenceKey, KeyEvidence]] = {}
-        self._lengths: dict[str, EvidenceSums] = {}
-        self._posteriors: dict[tuple[Cell, str], tuple[datetime, Posterior]] = {}
+        self.snapshot = EvidenceSnapshot(HALF_LIFE)
+        self._num_added: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, str], list[tuple[EvidenceKey, EvidenceSums]]] = {}
-        self._pairs: dict[str, PairPosterior] = {}
-        self._pairs_due = 0
-
-    def posteriors(self, cell: Cell, now: datetime) -> dict[str, Posterior]:
-        """Of every drafter; made anew when it was used or scored in this task, or when the old one has aged."""
-        if self._pairs_due <= 0:
-            self._pairs, self._pairs_due = self._of_all_tasks(now), PAIR_REFRESH
-        self._pairs_due -= 1
-        found = {}
-        for drafter in self.drafters:
-            at, posterior = self._posteriors.get((cell, drafter.name), (None, None))
-            if at is None or posterior is None or now - at > REFRESH:
-                evidence_by_key = {
-                    key: evidence.faded(now, HALF_LIFE)
-                    for key, evidence in self._memories.get(cell.task, {}).items()
-                    if key.drafter == drafter.name
-                }
-                posterior = infer_all(evidence_by_key, _key(cell), [drafter], self._limits, self._pairs)[drafter.name]
-                self._posteriors[cell, drafter.name] = (now, posterior)
-            found[drafter.name] = posterior
-        return found
-
-    def expected_tokens(self, task: str) -> tuple[float, float]:
-        """Mean output of the task's jobs, and how many jobs say so."""
-        sums = self._lengths.get(task)
-        return (MOST_TOKENS, 0.0) if sums is None else (sums.mean_output_tokens or MOST_TOKENS, sums.jobs)
-
-    def vanilla_jobs(self, task: str) -> float:
-        """Jobs of this task that were decoded without a drafter."""
-        return sum(evidence.all.jobs for key, evidence in self._memories.get(task, {}).items() if not key.drafter)
 
     def add(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
-        """The batch's counts, and those of drafters that its texts are replayed to."""
+        """The batch's counts, and those of drafters that are scored on its texts."""
         seen = decoded.evidence(choice.drafter, choice.num_draft_tokens, batch.now)
-        lengths = EvidenceSums(batch.now, jobs=seen.jobs, output_tokens=seen.output_tokens)
-        known = self._lengths.get(batch.cell.task)
-        self._lengths[batch.cell.task] = lengths if known is None else known.faded(batch.now, HALF_LIFE) + lengths
         scored = {d.name: decoded.evidence(d.name, d.max_draft_tokens, batch.now) for d in self.scored}
-        # At its longest it says all that the shorter run says; a worker counts such a job once as well.
+        # A scored text at its longest draft says all that the shorter one says; a worker counts such a job once too.
         for drafter, sums in ({choice.drafter or "": seen} | scored).items():
             self._add(batch, drafter, sums)
 
     def _add(self, batch: Batch, drafter: str, seen: EvidenceSums) -> None:
-        """Jobs wait until they are worth a new belief: adding and believing are most of what this rule costs."""
-        task = batch.cell.task
-        key = replace(_key(batch.cell), drafter=drafter, draft_revision="r1" if drafter else "")
-        waiting = self._waiting.setdefault((task, drafter), [])
+        name = batch.cell.task, drafter
+        key = replace(evidence_key(batch.cell), drafter=drafter, draft_revision="r1" if drafter else "")
+        waiting = self._waiting.setdefault(name, [])
         waiting.append((key, seen))
-        evidence_by_key = self._memories.setdefault(task, {})
-        known = sum(evidence.all.jobs for key, evidence in evidence_by_key.items() if key.drafter == drafter)
-        if sum(jobs.jobs for _, jobs in waiting) < min(MOST_WAITING, WAITING_SHARE * known):
-            return
-        added: dict[EvidenceKey, EvidenceSums] = {}
-        for key, jobs in waiting:
+        num_waiting = sum(jobs.jobs for _, jobs in waiting)
+        if num_waiting >= min(MAX_WAITING, WAITING_SHARE * self._num_added.get(name, 0.0)):
             # Minutes apart, against a half-life of days.
-            jobs = replace(jobs, as_of=batch.now)
-            added[key] = added[key] + jobs if key in added else jobs
-        for key, jobs in added.items():
-            evidence_by_key[key] = evidence_by_key.get(key, KeyEvidence.empty(batch.now)).with_job(jobs, HALF_LIFE)
-        del self._waiting[task, drafter]
-        for stale in [known for known in self._posteriors if known[0].task == task and known[1] == drafter]:
-            del self._posteriors[stale]
-
-    def _of_all_tasks(self, now: datetime) -> dict[str, PairPosterior]:
-        found = {}
-        for drafter in self.drafters:
-            tasks = []
-            for evidence_by_key in self._memories.values():
-                mine = [
-                    m.all.faded(now, HALF_LIFE) for key, m in evidence_by_key.items() if key.drafter == drafter.name
-                ]
-                if mine:
-                    tasks.append(sum(mine[1:], mine[0]))
-            found[drafter.name] = PairPosterior.of_drafter(drafter, self._limits, tasks)
-        return found
-
-
-#: Batches that are decided alike: task, sampling and prompt bucket, batch size.
-_Kind: TypeAlias = tuple[str, str, str, int]
+            self.snapshot.add((key, replace(jobs, as_of=batch.now)) for key, jobs in waiting)
+            self._num_added[name] = self._num_added.get(name, 0.0) + num_waiting
+            del self._waiting[name]
 
 
 class Ours:
-    """The policy with its default limits, asked as `worker.deciding.decider` asks it."""
+    """The policy with its default limits."""
+
+    explores = True
 
     def __init__(self, scenario: Scenario, points: Iterable[CostPoint], seed: int) -> None:
+        self.rng = random.Random(seed)
         self._limits = PolicyLimits()
-        self._evidence = Evidence(scenario, self._limits)
+        self._evidence = Evidence(scenario)
         self._costs = costs_of(scenario, points)
-        self._rng = random.Random(seed)
-        self._kept: dict[_Kind, Kept | None] = {}
-        self._logged: dict[tuple[str, str], Kept | None] = {}
-        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+        self._choices = ChoicesInMemory()
+        self._budgets = BudgetsInMemory(self._evidence.snapshot, lambda: self._evidence.drafters)
+        self._max_tokens = {name: MOST_TOKENS * task.tokens for name, task in scenario.tasks.items()}
+        self._session = self._open()
 
     def choose(self, batch: Batch) -> Choice:
-        """What the policy says."""
-        decision = self.decide(batch, explores=True)
-        return Choice(decision.drafter, decision.num_draft_tokens, _BUDGET.get(decision.reason, Why.CHOSEN))
+        """The session's decision."""
+        decision = self.decide(batch)
+        why = Why.EXPLORING if decision.reason is Reason.EXPLORING else Why.CHOSEN
+        return Choice(decision.drafter, decision.num_draft_tokens, why)
 
-    def decide(self, batch: Batch, *, explores: bool) -> Decision:
-        """The policy's whole answer; what it says to remember is remembered."""
+    def decide(self, batch: Batch) -> Decision:
+        """The session's decision for a whole batch, whose jobs are all of one cell."""
         cell = batch.cell
-        kind, subject = (cell.task, cell.sampling, cell.prompt, batch.num_jobs), (cell.task, cell.sampling)
-        expected, known = self._evidence.expected_tokens(cell.task)
-        context = DecisionContext(
-            task=cell.task,
-            batch=batch.num_jobs,
-            expected_tokens=expected,
-            draw=self._rng.random(),
-            prompt_tokens=cell.prompt_tokens,
-            known_output_jobs=known,
-            control_jobs=self._evidence.vanilla_jobs(cell.task),
+        job = JobFacts(cell.prompt_tokens, self._max_tokens[cell.task], cell.segment)
+        decision, *_ = self._session.decide(
+            Subject(cell.task, cell.sampling),
+            [job] * batch.num_jobs,
+            TaskRules(),
+            num_running=batch.num_jobs,
+            now=batch.now,
         )
-        decision = decide(
-            self._evidence.posteriors(cell, batch.now),
-            self._evidence.drafters,
-            self._costs.table,
-            context,
-            self._limits,
-            incumbent=self._kept.get(kind, self._logged.get(subject)),
-            budget=self._budgets.get(subject, ExplorationBudget()) if explores else None,
-        )
-        if decision.kept is not None:
-            self._kept[kind] = self._logged[subject] = decision.kept
-        if decision.budget is not None:
-            self._budgets[subject] = decision.budget
         return decision
 
     def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
         """Store the batch's counts; its rounds correct the costs."""
         self._evidence.add(batch, choice, decoded)
-        subject = (batch.cell.task, batch.cell.sampling)
-        if subject in self._budgets:
-            for drafter in self._evidence.scored:
-                self._budgets[subject] = self._budgets[subject].used(drafter.name)
+        key = evidence_key(batch.cell)
+        self._session.remember((), scored=[replace(key, drafter=d.name) for d in self._evidence.scored])
         verify_ms, draft_ms = decoded.round_ms
         step = Step(
             finished=(),
@@ -239,29 +166,46 @@ class Ours:
             self._costs.observe(step)
 
     def restart(self) -> None:
-        """Evidence, costs, budgets and the log of choices are stored, by task: what each kind of batch had is lost."""
-        self._kept = {}
+        """Evidence, costs, budgets and the log of choices are stored. The session's incumbents are lost."""
+        self._session = self._open()
+
+    def _open(self) -> DecisionSession:
+        snapshot = self._evidence.snapshot
+        return DecisionSession(
+            TARGET,
+            ENGINE,
+            snapshot,
+            posteriors=Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
+            choices=self._choices,
+            budgets=self._budgets if self.explores else None,
+            costs=lambda: self._costs.table,
+            drafters=lambda: self._evidence.drafters,
+            limits=self._limits,
+            num_slots=0,
+        )
 
 
 class EpsilonOverBeliefs(Ours):
-    """The same beliefs and the same choice, but exploring by chance: any alternative, in a fixed share of batches."""
+    """The same posteriors and the same choice, but exploring by chance: any alternative in a fixed share of batches."""
 
     EPSILON: Final = 0.02
+    explores = False
 
     def choose(self, batch: Batch) -> Choice:
-        """The best believed, or any."""
-        decision = self.decide(batch, explores=False)
-        if self._rng.random() < self.EPSILON and decision.alternatives:
-            tried = self._rng.choice(decision.alternatives)
+        """The choice, or any alternative."""
+        decision = self.decide(batch)
+        if self.rng.random() < self.EPSILON and decision.alternatives:
+            tried = self.rng.choice(decision.alternatives)
             return Choice(tried.drafter, tried.num_draft_tokens, Why.EXPLORING)
         return Choice(decision.drafter, decision.num_draft_tokens)
 
 
-def _key(cell: Cell) -> EvidenceKey:
+def evidence_key(cell: Cell) -> EvidenceKey:
+    """The cell's key, without a drafter."""
     return EvidenceKey(
         task=cell.task,
-        target_revision="t1",
-        engine="simulated",
+        target_revision=TARGET,
+        engine=ENGINE,
         sampling_bucket=cell.sampling,
         prompt_bucket=cell.prompt,
         segment=cell.segment,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.deciding.exploration import ExplorationBudget, Trial, control_due, loss, worth_trying
+from alphaloop.deciding.exploration import ExplorationBudget, Trial, loss, worth_trying
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
@@ -30,7 +30,7 @@ def alternative(name: str, k: int, posterior: Posterior, round_ms: float) -> Alt
 
 
 def rich() -> ExplorationBudget:
-    return ExplorationBudget(balance=1e4, control=1e4, accrued=2e4, unseen={})
+    return ExplorationBudget(balance=1e4, accrued=1e4, unseen={})
 
 
 def test_certainty_ends_exploration() -> None:
@@ -68,7 +68,7 @@ def test_vanilla_and_shorter_drafts_are_no_news() -> None:
     assert worth_trying(three, [three, VANILLA, one], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is None
 
 
-def test_what_the_choice_shows_of_its_kin_is_no_news() -> None:
+def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_alone() -> None:
     posterior = inferred(0.6, 0.5, own_sd=1.5)
     gated = alternative("gated", 3, posterior, 40.0)
     one, three, four = (alternative("draft", k, posterior, ms) for k, ms in ((1, 27.5), (3, 41.0), (4, 43.0)))
@@ -85,7 +85,7 @@ def test_what_the_choice_shows_of_its_kin_is_no_news() -> None:
         assert tried(three, shared_weights=others) is three
     slow = alternative("draft", 1, posterior, 49.0)
     found = worth_trying(VANILLA, [VANILLA, slow], posteriors, rich(), LIMITS, 1, 100.0, shared_weights)
-    assert found is not None, "vanilla shows nothing of anybody"
+    assert found is not None, "vanilla is no evidence of a drafter"
 
 
 def test_a_drafter_that_may_have_become_cheaper_is_worth_a_trial() -> None:
@@ -151,7 +151,7 @@ def test_using_a_drafter_ends_both_counts() -> None:
     assert without_a_clock.unseen_s == budget.unseen_s
 
 
-def test_a_drafter_given_up_is_rechecked_and_less_and_less_often() -> None:
+def test_an_unused_drafter_is_rechecked_less_and_less_often() -> None:
     def interval(jobs: float) -> int:
         posterior = inferred(0.3, 0.02, jobs=jobs)
         rival = alternative("draft", 1, posterior, 42.0)
@@ -167,18 +167,7 @@ def test_a_drafter_given_up_is_rechecked_and_less_and_less_often() -> None:
     assert old == pytest.approx(3 * young, rel=0.1)  # √((500 + 4000) / 500)
 
 
-def test_controls_come_back_when_what_they_showed_has_faded() -> None:
-    chosen = Alternative("draft", 2, 2.0, 40.0, 1.5, 1.4, 1.6)
-    saved = ExplorationBudget(control=60.0, accrued=60.0, unseen={})
-    assert control_due(chosen, saved, LIMITS, 100.0, 10.0, draw=0.2) == pytest.approx(50.0)
-    assert control_due(chosen, saved, LIMITS, 100.0, 10.0, draw=0.6) is None
-    assert control_due(chosen, saved, LIMITS, 100.0, 40.0, draw=0.2) is None
-    assert control_due(chosen, ExplorationBudget(control=49.0, unseen={}), LIMITS, 100.0, 0.0, draw=0.2) is None
-
-
-BATCH = st.tuples(
-    st.integers(1, 8), st.floats(1, 400), st.floats(0.3, 3), st.sampled_from(["explore", "control", "obey"])
-)
+BATCH = st.tuples(st.integers(1, 8), st.floats(1, 400), st.floats(0.3, 3), st.sampled_from(["explore", "obey"]))
 
 
 @given(batches=st.lists(BATCH, max_size=60), is_cold=st.booleans(), share=st.floats(0, 0.2))
@@ -193,9 +182,6 @@ def test_a_budget_is_never_exceeded(batches: list[tuple[int, float, float, str]]
         budget = budget.after(num_jobs, num_tokens, limits, is_cold=is_cold)
         if what == "explore" and price * num_tokens <= budget.balance:
             budget = budget.paid(price * num_tokens).used("draft")
-        if what == "control" and price * num_tokens <= budget.control:
-            budget = budget.paid_control(price * num_tokens)
         assert budget.balance >= -1e-6
-        assert budget.control >= -1e-6
         assert budget.spent <= budget.accrued + 1e-6
         assert budget.accrued <= share * decoded + first + 1e-6

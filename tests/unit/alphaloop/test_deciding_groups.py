@@ -42,8 +42,8 @@ def group(num_jobs: int, draft: float, lookup: float = 0.05) -> Group:
     return Group(num_jobs, {"draft": inferred(draft), "lookup": inferred(lookup, 3)})
 
 
-def context(batch: int, **more: object) -> DecisionContext:
-    return DecisionContext("code", batch, 200.0, 0.7, **more)  # type: ignore[arg-type]
+def context(num_jobs: int, **more: object) -> DecisionContext:
+    return DecisionContext("code", num_jobs, num_jobs, 200.0, **more)  # type: ignore[arg-type]
 
 
 def test_a_group_that_drafts_badly_makes_room_for_one_that_drafts_well() -> None:
@@ -71,7 +71,7 @@ def test_a_group_whose_prompts_a_draft_would_have_to_read_stays_without_it() -> 
         ]
     )
     without, free, dear = (
-        Together(groups, [DRAFTER, OTHER], costs, size)
+        Together(groups, [DRAFTER, OTHER], costs, size, 8)
         for costs, size in ((table, None), (table, JobSize(1000.0, 200.0)), (reads, JobSize(1000.0, 200.0)))
     )
     drafting = (DraftSetting("draft", 4), DraftSetting("draft", 2))
@@ -95,17 +95,21 @@ def test_what_is_fixed_for_the_batch_is_fixed_for_its_groups(more: dict[str, obj
     assert {decision.mode for decision in decisions} == {Mode.VANILLA}
 
 
-def test_a_control_is_a_control_for_all() -> None:
-    budget = ExplorationBudget(control=1e6, accrued=1e6, unseen={})
+def test_a_trial_is_a_trial_for_all() -> None:
+    budget = ExplorationBudget(balance=1e6, accrued=1e6, unseen={"draft": 1e6})
     decisions = decide_groups(
-        [group(6, 0.9), group(2, 0.5)],
-        [DRAFTER],
-        costs(0.5),
-        DecisionContext("code", 8, 200.0, 0.1),
-        LIMITS,
-        budget=budget,
+        [group(6, 0.35), group(2, 0.05, 0.9)], [DRAFTER, OTHER], costs(3.0), context(8), LIMITS, budget=budget
     )
-    assert {decision.reason for decision in decisions} == {Reason.CONTROL}
+    assert {(decision.reason, decision.drafter) for decision in decisions} == {(Reason.EXPLORING, "draft")}
+
+
+def test_one_job_beside_many_is_decided_at_the_cost_of_many() -> None:
+    """A draft for two jobs pays while two run, and does not while 32 run, which are taken to be mixed alike."""
+    groups, table = [group(1, 0.8), group(1, 0.6)], costs(3.0)
+    alone = decide_groups(groups, [DRAFTER], table, context(2), LIMITS)
+    beside = decide_groups(groups, [DRAFTER], table, DecisionContext("code", 32, 2, 200.0), LIMITS)
+    assert {decision.mode for decision in alone} == {Mode.SPECULATIVE}
+    assert sum(decision.num_draft_tokens for decision in beside) < sum(d.num_draft_tokens for d in alone)
 
 
 @given(
@@ -117,7 +121,7 @@ def test_climbing_ends_near_the_best_of_all_combinations_and_never_below_the_com
     alphas: tuple[float, ...], sizes: tuple[int, int], per_position_ms: float
 ) -> None:
     groups = [group(sizes[0], alphas[0], alphas[1]), group(sizes[1], alphas[2], alphas[3])]
-    together = Together(groups, [DRAFTER, OTHER], costs(per_position_ms), None)
+    together = Together(groups, [DRAFTER, OTHER], costs(per_position_ms), None, sum(sizes))
     common = together.best_common(DraftSetting())
     apart, gain = together.climb(common)
     choices = [

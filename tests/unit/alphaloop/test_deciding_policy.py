@@ -51,7 +51,9 @@ def choose(posteriors: dict[str, Posterior] | None = None, **changes: Any) -> De
     table = changes.pop("costs", costs())
     limits = changes.pop("limits", LIMITS)
     asked = {name: changes.pop(name) for name in ("incumbent", "budget") if name in changes}
-    context = DecisionContext("code", 1, 200.0, 0.7)
+    if (num_running := changes.pop("num_running", None)) is not None:
+        changes |= {"num_running": num_running, "num_jobs": changes.get("num_jobs", num_running)}
+    context = DecisionContext("code", 1, 1, 200.0)
     return decide(posteriors or {}, drafters, table, replace(context, **changes), limits, **asked)
 
 
@@ -118,7 +120,7 @@ def test_without_a_budget_nothing_is_explored() -> None:
     unsure = {"lookup": inferred(0.1, sd=1.5, jobs=1.0)}
     limits = PolicyLimits(explore_share=0.0, control_share=0.0)
     none_given = choose(unsure, costs=costs(draft_ms=9.0))
-    none_allowed = choose(unsure, costs=costs(draft_ms=9.0), limits=limits, budget=ExplorationBudget(), draw=0.0)
+    none_allowed = choose(unsure, costs=costs(draft_ms=9.0), limits=limits, budget=ExplorationBudget())
     for decision in (none_given, none_allowed):
         assert decision.mode is Mode.VANILLA
         assert decision.reason is not Reason.EXPLORING
@@ -133,17 +135,6 @@ def test_what_is_uncertain_is_explored_and_what_is_certain_is_not() -> None:
     assert unsure.budget.spent > 0
     sure = choose({"lookup": inferred(0.10, sd=0.02, jobs=500.0)}, costs=table, budget=ExplorationBudget())
     assert (sure.mode, sure.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
-
-
-def test_controls_are_drawn_while_few_are_known_and_paid_for() -> None:
-    rich = ExplorationBudget(control=1e5, accrued=1e5, unseen={})
-    decision = choose({"lookup": inferred(0.9)}, draw=0.4, budget=rich)
-    assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.CONTROL)
-    assert decision.kept == DraftSetting("lookup", 8)
-    assert decision.budget is not None
-    assert decision.budget.spent == pytest.approx(200 * (decision.alternatives[0].speedup - 1))
-    assert choose({"lookup": inferred(0.9)}, draw=0.6, budget=rich).reason is Reason.FASTER
-    assert choose({"lookup": inferred(0.9)}, draw=0.4, budget=rich, control_jobs=3000.0).reason is Reason.FASTER
 
 
 def test_a_running_choice_stays_while_the_gain_is_within_its_noise() -> None:
@@ -173,7 +164,7 @@ def test_a_small_uncertain_gain_does_not_move_vanilla() -> None:
 
 
 @given(alphas=st.lists(st.floats(0.58, 0.62), min_size=20, max_size=20))
-def test_noise_of_the_beliefs_size_does_not_make_it_flap(alphas: list[float]) -> None:
+def test_noise_of_the_posteriors_size_does_not_make_it_flap(alphas: list[float]) -> None:
     incumbent, changes = None, 0
     for alpha in alphas:
         decision = choose({"lookup": inferred(alpha, sd=0.15)}, incumbent=incumbent)
@@ -208,7 +199,7 @@ def test_every_guard_has_its_own_reason_and_says_why() -> None:
     heavy = replace(LOOKUP, cache_bytes_per_token=1 << 20)
     memory = choose(history, drafters=(heavy,), free_cache_bytes=512 << 20, max_sequence_tokens=600.0)
     assert memory.reason is Reason.NO_MEMORY
-    assert "1 jobs x 600 tokens x 1048576 bytes = 600 MiB, 512 MiB are free" in memory.explanation
+    assert "1 sequences x 600 tokens x 1048576 bytes = 600 MiB, 512 MiB are free" in memory.explanation
     assert choose(history, drafters=(heavy,), free_cache_bytes=601 << 20, max_sequence_tokens=600.0).mode is (
         Mode.SPECULATIVE
     )
@@ -216,7 +207,9 @@ def test_every_guard_has_its_own_reason_and_says_why() -> None:
     for output, needed in ((200.0, 300), (550.0, 600)):
         asked = {"max_sequence_tokens": 600.0, "max_output_tokens": output}
         short = choose(history, drafters=(hasty,), free_cache_bytes=(needed << 20) - 1, **asked)
-        assert f"1 jobs x {needed} tokens" in short.explanation, "what it does not read of a prompt takes no memory"
+        assert f"1 sequences x {needed} tokens" in short.explanation, (
+            "what it does not read of a prompt takes no memory"
+        )
         assert choose(history, drafters=(hasty,), free_cache_bytes=needed << 20, **asked).mode is Mode.SPECULATIVE
     unable = choose(history, cannot_serve={"lookup": "logit_bias"})
     assert (unable.reason, "logit_bias" in unable.explanation) == (Reason.CANNOT_SERVE, True)
@@ -236,7 +229,7 @@ def test_a_guard_takes_out_one_drafter_and_leaves_the_other() -> None:
 def test_a_probe_uses_the_drafter_and_k_it_names() -> None:
     other = DrafterState("other", "r2", 4)
     drafters = (LOOKUP, other)
-    probe = choose(drafters=drafters, purpose=Purpose.PROBE, probe_drafter="other", probe_num_draft_tokens=2, draw=0.0)
+    probe = choose(drafters=drafters, purpose=Purpose.PROBE, probe_drafter="other", probe_num_draft_tokens=2)
     assert (probe.drafter, probe.draft_revision, probe.num_draft_tokens) == ("other", "r2", 2)
     assert choose(drafters=drafters, purpose=Purpose.PROBE, probe_num_draft_tokens=64).num_draft_tokens == 8
     unknown = choose(drafters=drafters, purpose=Purpose.PROBE, probe_drafter="gone")
@@ -311,26 +304,6 @@ def test_first_tokens_are_not_kept_waiting_for_a_draft_to_read() -> None:
     assert met.mode is Mode.SPECULATIVE
 
 
-def test_a_draining_batch_drafts_further_ahead() -> None:
-    table = CostTable(
-        CostPoint(drafter, batch, width, ms, 5)
-        for drafter, batch, width, ms in [
-            (None, 1, 1, 30.0),
-            (None, 1, 9, 31.0),
-            (None, 8, 1, 40.0),
-            (None, 8, 9, 140.0),
-            ("lookup", 1, 2, 0.5),
-            ("lookup", 8, 2, 1.0),
-        ]
-    )
-    decision = choose({"lookup": inferred(0.7)}, costs=table, batch=8)
-    lengths = decision.num_draft_tokens_by_batch
-    assert len(lengths) == 8
-    assert lengths[7] == decision.num_draft_tokens
-    assert lengths[0] == 8 > lengths[7]
-    assert sorted(lengths, reverse=True) == list(lengths)
-
-
 ALPHAS = st.floats(0.001, 0.999)
 
 
@@ -338,8 +311,8 @@ ALPHAS = st.floats(0.001, 0.999)
     alpha=ALPHAS,
     jobs=st.floats(0, 5000),
     sd=st.floats(0.001, 2),
-    draw=st.floats(0, 1, exclude_max=True),
-    batch=st.integers(1, 64),
+    num_running=st.integers(1, 64),
+    num_jobs=st.integers(1, 8),
     wide_ms=st.floats(1, 1000),
     draft_ms=st.floats(0.001, 1000),
     expected=st.floats(0, 1e6),
@@ -352,8 +325,8 @@ def test_every_decision_is_possible_explained_and_repeatable(
     alpha: float,
     jobs: float,
     sd: float,
-    draw: float,
-    batch: int,
+    num_running: int,
+    num_jobs: int,
     wide_ms: float,
     draft_ms: float,
     expected: float,
@@ -364,14 +337,13 @@ def test_every_decision_is_possible_explained_and_repeatable(
 ) -> None:
     history = {"lookup": inferred(alpha, jobs=jobs, sd=sd)}
     table = costs(wide_ms=wide_ms, draft_ms=draft_ms)
-    context = DecisionContext("code", batch, expected, draw, purpose, decoding)
+    context = DecisionContext("code", num_running, num_jobs, expected, purpose, decoding)
     decision = decide(history, [LOOKUP], table, context, LIMITS, incumbent=incumbent, budget=budget)
     assert decision == decide(history, [LOOKUP], table, context, LIMITS, incumbent=incumbent, budget=budget)
     assert decision.explanation
     speculative = decision.mode is Mode.SPECULATIVE
     assert speculative == (decision.drafter is not None) == (decision.num_draft_tokens > 0)
     assert decision.num_draft_tokens <= LOOKUP.max_draft_tokens
-    assert all(1 <= k <= LOOKUP.max_draft_tokens for k in decision.num_draft_tokens_by_batch)
     for a in decision.alternatives:
         assert a.speedup_low <= a.speedup + 1e-9
         assert a.speedup <= a.speedup_high + 1e-9

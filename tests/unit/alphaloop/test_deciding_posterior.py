@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import PairPosterior, infer, infer_all, splits_by_segment
+from alphaloop.deciding.inference import PairPosterior, infer, splits_by_segment
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.lookup_prior import OFFERED, THROUGH
+from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.profile import Counts, Profile
 from alphaloop.deciding.trust import design_effect
 from alphaloop.settings.models import LookupDrafterSettings
@@ -171,7 +174,7 @@ def test_the_design_effect_is_measured_and_short_drafts_beside_long_ones_are_non
     assert design_effect([mixed.all]) < 4
 
 
-def test_a_drop_is_believed_within_a_dozen_jobs(rng: random.Random) -> None:
+def test_a_drop_shows_within_a_dozen_jobs(rng: random.Random) -> None:
     evidence = evidence_cache(rng, 300, 0.85, spread=0.4)
     before = infer({key(): evidence}, key(), 8, UNKNOWN)
     for _ in range(12):
@@ -182,7 +185,7 @@ def test_a_drop_is_believed_within_a_dozen_jobs(rng: random.Random) -> None:
     assert after.tokens_sd[3] > before.tokens_sd[3]
 
 
-def test_a_rise_is_seen_in_six_late_looks_at_a_drafter_given_up(rng: random.Random) -> None:
+def test_a_rise_shows_in_six_late_rechecks_of_an_unused_drafter(rng: random.Random) -> None:
     evidence = evidence_cache(rng, 40, 0.4, spread=0.3)
     low = infer({key(): evidence}, key(), 8, UNKNOWN)
     later = NOW + timedelta(hours=10)
@@ -192,13 +195,16 @@ def test_a_rise_is_seen_in_six_late_looks_at_a_drafter_given_up(rng: random.Rand
     assert high.through[0] > low.through[0] + 0.1
 
 
-def test_only_the_wanted_pair_counts(rng: random.Random) -> None:
-    evidence = evidence_cache(rng, 30, 0.9)
-    stranger = EvidenceKey("code", "another target", "engine", "greedy", "<=256", "", "draft", "r1")
-    drafters = [DrafterState("draft", "r1", 8), DrafterState("lookup", "r7", 4)]
-    found = infer_all({key(): evidence, stranger: evidence_cache(rng, 30, 0.1)}, key(), drafters, PolicyLimits())
-    assert found["draft"].through[0] == pytest.approx(0.9, abs=0.05)
-    assert (found["lookup"].jobs, found["lookup"].max_draft_tokens) == (0.0, 4)
+def test_only_the_drafters_own_revision_counts(rng: random.Random) -> None:
+    earlier = replace(key(), draft_revision="r0")
+    snapshot = EvidenceSnapshot(HALF_LIFE, {key(): evidence_cache(rng, 30, 0.9), earlier: evidence_cache(rng, 30, 0.1)})
+    posteriors = Posteriors(snapshot, PolicyLimits())
+    draft, lookup = (
+        posteriors.of(key(), drafter, NOW)
+        for drafter in (DrafterState("draft", "r1", 8), DrafterState("lookup", "r7", 4))
+    )
+    assert draft.through[0] == pytest.approx(0.9, abs=0.05)
+    assert (lookup.jobs, lookup.max_draft_tokens) == (0.0, 4)
 
 
 COUNTS = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1)), min_size=1, max_size=8).map(
@@ -207,7 +213,7 @@ COUNTS = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 1)), min_size=1, max
 
 
 @given(counts=COUNTS, spread=st.floats(0.05, 3), start=st.floats(0.01, 0.99))
-def test_a_belief_stays_a_belief(counts: Counts, spread: float, start: float) -> None:
+def test_a_posterior_stays_a_distribution(counts: Counts, spread: float, start: float) -> None:
     prior = Profile.around((start,) * 8, spread)
     after = prior.updated(counts)
     assert all(0 < p < 1 for p in after.probabilities())

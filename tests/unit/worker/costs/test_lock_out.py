@@ -65,7 +65,7 @@ class Worker:
 
     def decode_job(self) -> Decision:
         """Decide and decode one job."""
-        context = DecisionContext("code", 1, float(MEAN_TOKENS), self.rng.random(), control_jobs=30.0)
+        context = DecisionContext("code", 1, 1, float(MEAN_TOKENS))
         decision = decide(
             {"draft": self.posterior},
             [DRAFTER],
@@ -117,7 +117,7 @@ def slow_for_a_moment(seed: int, num_known_jobs: float) -> Worker:
 
 
 def drafts(decision: Decision) -> bool:
-    """Whether the policy would draft, were it not for exploration and controls."""
+    """Whether the policy would draft, were it not for exploration."""
     return decision.kept is not None and decision.kept.drafter is not None
 
 

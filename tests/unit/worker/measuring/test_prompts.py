@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from alphaloop.errors import ConfigError
+from alphaloop.job_lines import JobLine
 from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, load_settings
 from tests.fakes import FakeEngine
 from tests.fixtures.orders import measure_order
 from worker.measuring import prompts
-from worker.measuring.prompts import Line, draw, prepare, read_lines
+from worker.measuring.prompts import draw, prepare, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def written(folder: Path, lines: Sequence[Any]) -> Path:
     return file
 
 
-def read(file: Path, settings: Settings, **options: Any) -> list[Line]:
+def read(file: Path, settings: Settings, **options: Any) -> list[JobLine]:
     return read_lines(measure_order(file, **options), settings)
 
 
@@ -101,7 +102,7 @@ def test_a_misspelt_task_is_refused(tmp_path: Path, settings: Settings) -> None:
         read(written(tmp_path, [{"prompt": "a"}]), settings, task="cod")
 
 
-def lines_of(tmp_path: Path, settings: Settings, texts: Sequence[str]) -> list[Line]:
+def lines_of(tmp_path: Path, settings: Settings, texts: Sequence[str]) -> list[JobLine]:
     return read(written(tmp_path, [{"prompt": text} for text in texts]), settings)
 
 

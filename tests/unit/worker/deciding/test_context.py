@@ -1,4 +1,4 @@
-"""What a decision is told of its batch, and what it makes of it."""
+"""The decision context of prepared jobs: memory, refusals, patterns, targets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, Reason
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.incumbents import ChoicesInMemory
+from alphaloop.deciding.job_facts import Subject, TaskRules
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.policy import decide
-from alphaloop.messages import Origin, parse_job
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
+from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
-from worker.deciding.conditions import objective_of, with_conditions
+from worker.deciding.context import conditions_of, facts_of, subject_of
 from worker.engine import CacheMemory, PreparedJob, Sampling
 from worker.jobs.lanes import lane_of
 
@@ -52,11 +56,34 @@ def prepare(num_prompt: int, deadline_s: float | None = None) -> PreparedJob:
     return PreparedJob(job, (1,) * num_prompt, Sampling(max_tokens=100, temperature=0.0))
 
 
-def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], pattern: str = "") -> Decision:
-    context = DecisionContext("code", len(jobs), 100.0, 0.5)
+def session(engine: FakeEngine) -> DecisionSession:
+    snapshot, limits = EvidenceSnapshot(timedelta(days=3)), PolicyLimits()
+    return DecisionSession(
+        "target",
+        "engine",
+        snapshot,
+        posteriors=Posteriors(snapshot, limits),
+        choices=ChoicesInMemory(),
+        budgets=None,
+        costs=lambda: CostTable([]),
+        drafters=lambda: engine.drafters,
+        limits=limits,
+        num_slots=4,
+    )
+
+
+def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], pattern: str = "", num_running: int = 0) -> Decision:
+    num_running = num_running or len(jobs)
     key = lane_of(jobs[0].job, jobs[0].sampling, pattern)
-    context = with_conditions(context, engine, key, jobs, TaskSettings(), NOW)
-    return decide({}, engine.drafters, CostTable([]), context, PolicyLimits())
+    first, *_ = session(engine).decide(
+        subject_of(key),
+        [facts_of(job) for job in jobs],
+        TaskRules(),
+        num_running=num_running,
+        now=NOW,
+        conditions=conditions_of(engine, jobs, num_running),
+    )
+    return first
 
 
 def test_a_draft_without_room_beside_the_target_is_refused_with_the_arithmetic() -> None:
@@ -66,7 +93,9 @@ def test_a_draft_without_room_beside_the_target_is_refused_with_the_arithmetic()
     assert decided(ShortEngine(enough), jobs).reason is Reason.NO_COSTS, "nothing but the costs is missing"
     short = decided(ShortEngine(enough - 1), jobs)
     assert short.reason is Reason.NO_MEMORY
-    assert "2 jobs x 1000 tokens x 1024 bytes" in short.explanation
+    assert "2 sequences x 1000 tokens x 1024 bytes" in short.explanation
+    crowded = decided(ShortEngine(enough), jobs, num_running=3)
+    assert crowded.reason is Reason.NO_MEMORY, "a third sequence needs room too"
 
 
 def test_prompts_that_no_drafter_can_serve_are_told() -> None:
@@ -95,7 +124,32 @@ def test_a_tasks_target_goes_before_the_earliest_deadline(
     task: dict[str, Any], deadlines_s: list[float | None], expected: Objective
 ) -> None:
     jobs = [prepare(5, seconds) for seconds in deadlines_s]
-    assert objective_of(jobs, TaskSettings.model_validate(task), NOW) == expected
+    context = session(ShortEngine(0)).context(
+        Subject("code", "greedy"),
+        [facts_of(job) for job in jobs],
+        TaskSettings.model_validate(task).rules(),
+        num_running=len(jobs),
+        now=NOW,
+    )
+    assert context.objective == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, Subject("code", "greedy")),
+        ({"decoding": "vanilla"}, Subject("code", "greedy", Decoding.VANILLA)),
+        (
+            {"purpose": "probe", "probe_drafter": "small", "probe_num_draft_tokens": 3},
+            Subject("code", "greedy", purpose=Purpose.PROBE, probe_drafter="small", probe_num_draft_tokens=3),
+        ),
+        ({"purpose": "control"}, Subject("code", "greedy", purpose=Purpose.CONTROL)),
+    ],
+)
+def test_a_keys_empty_fields_are_none(fields: dict[str, Any], expected: Subject) -> None:
+    value = json.dumps({"task": "code", "body": {"prompt": "x"}, **fields}).encode()
+    job = parse_job(value, Origin("test", "jobs.code", 0, 0), task="code")
+    assert subject_of(lane_of(job, Sampling(max_tokens=9, temperature=0.0))) == expected
 
 
 def test_an_engine_without_draft_models_is_not_asked_for_its_memory() -> None:

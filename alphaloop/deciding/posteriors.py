@@ -1,0 +1,93 @@
+"""Posteriors from evidence, each inferred once until enough evidence was added or some time has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence_source import EvidenceSource, Place
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import PairPosterior, infer, splits_by_segment
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posterior import Posterior
+
+#: New evidence changes a posterior little when it is a small share of the jobs behind it. So much of them, or so long a
+#: wait, is due for an update: to infer takes a millisecond, and jobs end hundreds of times a second.
+_NEWS_SHARE: Final = 0.02
+_NEWS_WAITS: Final = timedelta(seconds=1)
+#: Where no evidence was added, only fading moves a posterior.
+_LASTS: Final = timedelta(seconds=60)
+_MAX_HELD: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    version: int
+    at: datetime
+    posterior: Posterior
+
+
+class Posteriors:
+    """Posteriors of drafters, from `evidence`.
+
+    A posterior stays for `lasts` while no evidence is added. The posterior of a drafter over all tasks stays for
+    `pair_lasts`: it moves slowly, and to add up the tasks takes tens of milliseconds.
+    """
+
+    def __init__(
+        self,
+        evidence: EvidenceSource,
+        limits: PolicyLimits,
+        *,
+        lasts: timedelta = _LASTS,
+        pair_lasts: timedelta = _LASTS,
+    ) -> None:
+        self._evidence, self._limits, self._lasts, self._pair_lasts = evidence, limits, lasts, pair_lasts
+        self._held: dict[tuple[EvidenceKey, int], _Held] = {}
+        self._pairs: dict[tuple[str, str, int], tuple[datetime, PairPosterior]] = {}
+        self._splits: dict[Place, tuple[int, bool]] = {}
+
+    def of(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Posterior:
+        """The posterior of `drafter` for `wanted`, whose own drafter is not looked at."""
+        place = Place(wanted.task, drafter.name, drafter.revision)
+        key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
+        version = self._evidence.version(place)
+        held = self._held.get((key, drafter.max_draft_tokens))
+        if held is not None and not self._is_due(held, version, now):
+            return held.posterior
+        if len(self._held) >= _MAX_HELD:
+            self._held.clear()
+        leaves = self._evidence.leaves(place, now)
+        posterior = infer(leaves, key, drafter.max_draft_tokens, self.pair(drafter, now))
+        self._held[key, drafter.max_draft_tokens] = _Held(version, now, posterior)
+        return posterior
+
+    def _is_due(self, held: _Held, version: int, now: datetime) -> bool:
+        age, num_new = now - held.at, version - held.version
+        if not timedelta(0) <= age < self._lasts:
+            return True
+        return num_new != 0 and (num_new >= _NEWS_SHARE * held.posterior.jobs or age >= _NEWS_WAITS)
+
+    def pair(self, drafter: DrafterState, now: datetime) -> PairPosterior:
+        """The posterior of the drafter over all tasks."""
+        name = drafter.name, drafter.revision, drafter.max_draft_tokens
+        held = self._pairs.get(name)
+        if held is not None and timedelta(0) <= now - held[0] < self._pair_lasts:
+            return held[1]
+        pair = PairPosterior.of_drafter(drafter, self._limits, self._evidence.of_tasks(drafter, now))
+        self._pairs[name] = now, pair
+        return pair
+
+    def splits_by_segment(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> bool:
+        """Whether the task's segments differ in acceptance beyond chance for one of the drafters."""
+        return any(self._is_split(Place(task, drafter.name, drafter.revision), now) for drafter in drafters)
+
+    def _is_split(self, place: Place, now: datetime) -> bool:
+        version = self._evidence.version(place)
+        known = self._splits.get(place)
+        if known is None or known[0] != version:
+            known = self._splits[place] = version, splits_by_segment(self._evidence.leaves(place, now))
+        return known[1]

@@ -1,0 +1,253 @@
+"""The decision session: evidence → posteriors → decision context → decision → incumbent and budget. Pure.
+
+The worker, `explain`, `replay` and the simulator decide with this one class. They differ in where evidence comes from,
+where choices are logged and where budgets are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from statistics import fmean
+from typing import Final, NamedTuple
+
+from alphaloop.acceptance import EvidenceKey, prompt_bucket
+from alphaloop.cost import CostTable
+from alphaloop.deciding.budgets import BudgetStore
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_source import EvidenceSource
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.groups import Group, decide_groups
+from alphaloop.deciding.guards import fit
+from alphaloop.deciding.incumbents import ChoiceLog, IncumbentKey, Incumbents
+from alphaloop.deciding.job_facts import (
+    EngineConditions,
+    JobFacts,
+    Subject,
+    TaskRules,
+    alike,
+    main_segment,
+    mean_prompt_tokens,
+)
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.settings_by_running import COMPARED, settings_by_running
+from alphaloop.messages import Decoding
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+#: Settings by running sequences are computed for lengths that are rounded to steps of so much.
+_LENGTH_STEP: Final = 1.25
+#: Real rounds correct the costs all the time, a little. The settings follow after so long at the latest.
+_COSTS_LAST: Final = timedelta(seconds=1)
+_MAX_TABLES: Final = 1000
+
+
+class _Table(NamedTuple):
+    """Settings by running sequences, and what they were computed from."""
+
+    posteriors: tuple[Posterior, ...]
+    costs: CostTable
+    at: datetime
+    settings: tuple[DraftSetting, ...]
+
+    def serves(self, posteriors: tuple[Posterior, ...], costs: CostTable, now: datetime) -> bool:
+        """Whether the settings are still up to date."""
+        is_recent = costs is self.costs or timedelta(0) <= now - self.at < _COSTS_LAST
+        return is_recent and all(one is other for one, other in zip(self.posteriors, posteriors, strict=True))
+
+
+class DecisionSession:
+    """Decides jobs of one target on one engine. One thread owns it.
+
+    `costs` and `drafters` are asked at every decision. Without `budgets` nothing is explored. `num_slots` is how many
+    sequences the engine can run; with 0, every decision keeps one setting.
+    """
+
+    def __init__(
+        self,
+        target_revision: str,
+        engine: str,
+        evidence: EvidenceSource,
+        *,
+        posteriors: Posteriors,
+        choices: ChoiceLog,
+        budgets: BudgetStore | None,
+        costs: Callable[[], CostTable],
+        drafters: Callable[[], Sequence[DrafterState]],
+        limits: PolicyLimits,
+        num_slots: int,
+    ) -> None:
+        self._target_revision, self._engine = target_revision, engine
+        self._evidence, self._posteriors = evidence, posteriors
+        self._incumbents = Incumbents(choices)
+        self._budget_store = budgets
+        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+        self._costs, self._drafters = costs, drafters
+        self._limits, self._num_slots = limits, num_slots
+        self._tables: dict[tuple[object, ...], _Table] = {}
+
+    def decide(
+        self,
+        subject: Subject,
+        jobs: Sequence[JobFacts],
+        rules: TaskRules,
+        *,
+        num_running: int,
+        now: datetime,
+        conditions: EngineConditions | None = None,
+    ) -> tuple[Decision, ...]:
+        """A decision for each of `jobs`, in order: the same for all, or by groups that differ.
+
+        `num_running` sequences will share a round with these jobs, these jobs included. Raises StoreError only before
+        anything has changed, so the caller may ask again.
+        """
+        drafters, costs = self._drafters(), self._costs()
+        is_split = len({job.segment for job in jobs}) > 1 and self._posteriors.splits_by_segment(
+            subject.task, drafters, now
+        )
+        groups = alike(jobs, by_segment=is_split)
+        wanted = [self.evidence_key(subject, [jobs[index] for index in group]) for group in groups]
+        largest = max(range(len(groups)), key=lambda number: len(groups[number]))
+        key = IncumbentKey.of(subject.task, subject.sampling_bucket, wanted[largest].prompt_bucket, num_running)
+        incumbent, budget = self._incumbents.of(key), self.budget(subject)
+        context = self.context(subject, jobs, rules, num_running=num_running, now=now, conditions=conditions)
+        inferred = [
+            Group(len(group), {drafter.name: self._posteriors.of(one, drafter, now) for drafter in drafters})
+            for group, one in zip(groups, wanted, strict=True)
+        ]
+        decisions = decide_groups(inferred, drafters, costs, context, self._limits, incumbent=incumbent, budget=budget)
+        self._keep(subject, key, decisions[largest])
+        by_job: dict[int, Decision] = {}
+        able, _ = fit(context, drafters, costs)
+        for group, its, decision in zip(groups, inferred, decisions, strict=True):
+            settings = self._settings_by_running(decision, its.posteriors, able, costs, context, now)
+            decision = replace(decision, settings_by_running=settings) if settings else decision
+            by_job |= dict.fromkeys(group, decision)
+        return tuple(by_job[index] for index in range(len(jobs)))
+
+    def remember(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]], *, scored: Iterable[EvidenceKey] = ()) -> None:
+        """Count jobs that were recorded together for the next decision.
+
+        `scored` are keys of drafters that were scored on texts which others decoded: a change would have been seen, so
+        they count as used.
+        """
+        self._evidence.add(jobs)
+        for key in scored:
+            subject = key.task, key.sampling_bucket
+            if subject in self._budgets:
+                self._budgets[subject] = self._budgets[subject].used(key.drafter)
+
+    def save(self) -> None:
+        """Keep the budgets; before the session ends."""
+        if self._budget_store is not None:
+            for subject, budget in self._budgets.items():
+                self._budgets[subject] = self._budget_store.save(*subject, budget)
+
+    def evidence_key(self, subject: Subject, jobs: Sequence[JobFacts]) -> EvidenceKey:
+        """The key of the jobs' evidence, without a drafter: the bucket of their mean prompt, the segment of most."""
+        return EvidenceKey(
+            subject.task,
+            self._target_revision,
+            self._engine,
+            subject.sampling_bucket,
+            prompt_bucket(round(mean_prompt_tokens(jobs) or 0)),
+            main_segment(jobs),
+        )
+
+    def budget(self, subject: Subject) -> ExplorationBudget | None:
+        """The budget of the subject's task; None where nothing is explored. The first time, may raise StoreError."""
+        name = subject.task, subject.sampling_bucket
+        if name not in self._budgets and self._budget_store is not None:
+            self._budgets[name] = self._budget_store.open(*name)
+        return self._budgets.get(name)
+
+    def context(
+        self,
+        subject: Subject,
+        jobs: Sequence[JobFacts],
+        rules: TaskRules,
+        *,
+        num_running: int,
+        now: datetime,
+        conditions: EngineConditions | None = None,
+    ) -> DecisionContext:
+        """What a decision for all of `jobs` knows beside evidence and costs."""
+        conditions = conditions or EngineConditions()
+        lengths = self._evidence.lengths(subject.task, self._drafters(), now)
+        limit, prompts = fmean(job.max_tokens for job in jobs), [job.num_prompt_tokens for job in jobs]
+        longest = max((job.num_prompt_tokens or 0) + job.max_tokens for job in jobs)
+        return DecisionContext(
+            task=subject.task,
+            num_running=num_running,
+            num_jobs=len(jobs),
+            expected_tokens=limit if lengths.output_tokens is None else min(limit, lengths.output_tokens),
+            purpose=subject.purpose,
+            decoding=rules.decoding if subject.decoding is Decoding.AUTO else subject.decoding,
+            probe_drafter=subject.probe_drafter,
+            probe_num_draft_tokens=subject.probe_num_draft_tokens,
+            prompt_tokens=mean_prompt_tokens(jobs),
+            objective=_objective(rules, jobs, now),
+            known_output_jobs=lengths.jobs,
+            free_cache_bytes=conditions.free_cache_bytes,
+            max_sequence_tokens=None if None in prompts else float(longest),
+            max_output_tokens=float(max(job.max_tokens for job in jobs)),
+            cannot_serve=conditions.cannot_serve,
+            switched_off=subject.switched_off,
+            now=now,
+        )
+
+    def _keep(self, subject: Subject, key: IncumbentKey, decision: Decision) -> None:
+        if decision.budget is not None and self._budget_store is not None:
+            name = subject.task, subject.sampling_bucket
+            self._budgets[name] = self._budget_store.keep(*name, decision.budget)
+        self._incumbents.keep(key, decision)
+
+    def _settings_by_running(
+        self,
+        decision: Decision,
+        posteriors: Mapping[str, Posterior],
+        able: Sequence[DrafterState],
+        costs: CostTable,
+        context: DecisionContext,
+        now: datetime,
+    ) -> tuple[DraftSetting, ...]:
+        """Computed once for each version of the posteriors and of the costs."""
+        if not self._num_slots or decision.reason not in COMPARED:
+            return ()
+        rounded = replace(
+            context,
+            expected_tokens=_rounded(context.expected_tokens),
+            prompt_tokens=None if context.prompt_tokens is None else _rounded(context.prompt_tokens),
+        )
+        names = tuple(drafter.name for drafter in able)
+        name = (decision.setting, decision.reason, context.objective.aim, context.num_running, rounded.size, names)
+        found = tuple(posteriors[drafter] for drafter in names)
+        known = self._tables.get(name)
+        if known is not None and known.serves(found, costs, now):
+            return known.settings
+        if len(self._tables) >= _MAX_TABLES:
+            self._tables.clear()
+        settings = settings_by_running(decision, posteriors, able, costs, rounded, self._limits, self._num_slots)
+        self._tables[name] = _Table(found, costs, now, settings)
+        return settings
+
+
+def _objective(rules: TaskRules, jobs: Sequence[JobFacts], now: datetime) -> Objective:
+    """The task's target; without one the earliest deadline of the jobs; without one the most tokens a second.
+
+    The task's target goes first because a deadline that is hours away would turn it off.
+    """
+    if rules.objective.aim is not Aim.THROUGHPUT:
+        return rules.objective
+    deadlines = [job.deadline for job in jobs if job.deadline is not None]
+    return Objective(Aim.DEADLINE, (min(deadlines) - now) / _MILLISECOND) if deadlines else Objective()
+
+
+def _rounded(num_tokens: float) -> float:
+    return _LENGTH_STEP ** round(math.log(max(num_tokens, 1.0), _LENGTH_STEP))

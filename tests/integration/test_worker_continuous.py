@@ -1,0 +1,333 @@
+"""The worker never waits for its slowest job: slots are filled at once, and results, cancellations and stops too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.errors import DeliveryFailed, FatalBrokerError, StoreUnavailable
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.topics import CONTROL, RESULTS
+from alphaloop.messages import Result, Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.stepping import SteppedEngine
+from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.integration.test_worker_flow import assert_counts_add_up
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+LONG = 2000  #: tokens, and rounds, of a job that is still running whenever a test looks
+
+
+def job(name: str, max_tokens: int = 4, **fields: object) -> bytes:
+    plain = {"job_id": name, "prompt": f"complete {name}", "max_tokens": max_tokens, "decoding": "vanilla"}
+    return json.dumps({**plain, **fields}).encode()
+
+
+def with_worker(settings: Settings, **changed: object) -> Settings:
+    return settings.model_copy(update={"worker": settings.worker.model_copy(update=changed)})
+
+
+@contextmanager
+def stepped_worker(settings: Settings, engine: SteppedEngine) -> Iterator[RunningWorker]:
+    """A worker whose engine runs freely at the end, so that it can be drained."""
+    with running_worker(settings, engine) as running:
+        try:
+            yield running
+        finally:
+            engine.run_freely()
+
+
+def wait_until_claimed_ahead(running: RunningWorker) -> None:
+    """Until the loop finds claimed jobs whenever a slot becomes free, or nothing waits any more."""
+    feed = running.components.feed
+    until(lambda: len(feed.ready) >= 4 or feed.num_waiting == len(feed.ready), "jobs are claimed ahead")
+
+
+def by_id(records: list[Record]) -> dict[str, Result]:
+    return {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
+
+
+def results_of(client: Client, *job_ids: str) -> dict[str, Result]:
+    """Everything on the topic, once there is a result of each of these jobs."""
+    return by_id(client.read([RESULTS], lambda records: set(job_ids) <= by_id(records).keys()))
+
+
+def num_running_rows(database: Database) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE status = 'running'")).scalar_one())
+
+
+def committed(settings: Settings, topic: str = "jobs.code") -> int | None:
+    """The offset from which the next worker reads partition 0."""
+    consumer = Consumer(settings.kafka, group_id=settings.kafka.group_id)
+    try:
+        return consumer.committed([TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
+    finally:
+        consumer.close()
+
+
+def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_the_slowest(
+    worker_settings: Settings, database: Database
+) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
+    shorts = [f"short-{number}" for number in range(15)]
+    client.send("code", [job("long", LONG), *(job(name, 2 + len(name) % 4) for name in shorts)], partition=0)
+    with stepped_worker(worker_settings, engine) as running:
+        engine.wait_at_round()
+        until(lambda: running.components.intake.num_in_flight == 16, "all jobs were delivered")
+        while set(engine.wait_at_round()) != {"long"}:
+            wait_until_claimed_ahead(running)
+            num_claimed = len(running.components.feed.ready)
+            num_before = len(set(shorts) & {name for round_ in engine.rounds for name in round_} | set(engine.running))
+            engine.allow()
+            now = engine.wait_at_round()
+            assert len(now) == 4 or num_before == len(shorts) or num_claimed == 0, "a slot stayed empty"
+        assert engine.rounds[-1] != ("long",)
+        results = results_of(client, *shorts)
+        assert "long" not in results
+        assert set(engine.running) == {"long"}
+    assert results_of(client, "long")["long"].status is Status.SUCCEEDED
+    assert_counts_add_up(database, num_jobs=16)
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["alone", "under a full buffer"])
+def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
+    is_full: bool, worker_settings: Settings
+) -> None:
+    settings = with_worker(worker_settings, max_buffered=4)
+    client, engine = Client(settings), SteppedEngine(num_slots=2)
+    client.send("code", [job("job-0", LONG), job("job-1", LONG)], partition=0)
+    with stepped_worker(settings, engine) as running:
+        engine.wait_at_round()
+        while len(engine.wait_at_round()) < 2:
+            wait_until_claimed_ahead(running)
+            engine.allow()
+        if is_full:
+            client.send("code", [job(f"more-{number}") for number in range(60)], partition=0)
+            partitions = running.components.intake._partitions
+            until(lambda: all(held.is_paused for held in partitions.values()), "the partitions are paused")
+        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-0"}')
+        until(lambda: "job-0" in running.components.leases.cancelled(), "the cancellation was read")
+        num_before = len(engine.rounds)
+        engine.allow()
+        assert "job-0" not in engine.wait_at_round(lambda now: "job-0" not in now)
+        assert len(engine.rounds) - num_before <= 2
+        assert results_of(client, "job-0")["job-0"].status is Status.CANCELLED
+        assert "job-1" in engine.running
+
+
+def test_a_claimed_job_that_is_cancelled_before_it_starts_is_never_decoded(worker_settings: Settings) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=1)
+    client.send("code", [job("job-0"), job("job-1"), job("job-2")], partition=0)
+    with stepped_worker(worker_settings, engine) as running:
+        assert engine.wait_at_round() == ("job-0",)
+        until(lambda: running.components.leases.holds("job-1"), "the next job is claimed")
+        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
+        until(lambda: "job-1" in running.components.leases.cancelled(), "the cancellation was read")
+        engine.run_freely()
+        results = results_of(client, "job-0", "job-1", "job-2")
+    assert {name: result.status for name, result in results.items()} == {
+        "job-0": Status.SUCCEEDED,
+        "job-1": Status.CANCELLED,
+        "job-2": Status.SUCCEEDED,
+    }
+    assert not any("job-1" in round_ for round_ in engine.rounds)
+
+
+def test_a_job_whose_message_comes_twice_is_decoded_once(worker_settings: Settings, database: Database) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=2)
+    client.send("code", [job("job-0")], partition=0)
+    with stepped_worker(worker_settings, engine) as running:
+        engine.wait_at_round()
+        client.send("code", [job("job-0"), job("job-1")], partition=0)
+        until(lambda: running.components.leases.holds("job-1"), "the second message was read")
+        engine.run_freely()
+        records = client.read([RESULTS], lambda records: len(records) >= 3)
+        fenced = running.components.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
+    copies = {record.value for record in records if record.key == b"job-0"}
+    assert (len(copies), by_id(records)["job-0"].attempt, fenced) == (1, 1, 0.0)
+    assert len([round_ for round_ in engine.rounds if "job-0" in round_]) == 4
+    assert_counts_add_up(database, num_jobs=2)
+
+
+def test_a_stop_decodes_what_runs_and_gives_back_what_was_claimed_ahead(
+    worker_settings: Settings, database: Database
+) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
+    names = [f"job-{number}" for number in range(30)]
+    client.send("code", [job(name, 20) for name in names], partition=0)
+    with stepped_worker(worker_settings, engine) as running:
+        while len(engine.wait_at_round()) < 4:
+            wait_until_claimed_ahead(running)
+            engine.allow()
+        started = engine.running
+        until(lambda: len(running.components.feed.ready) == 8, "eight jobs are claimed ahead")
+        assert num_running_rows(database) == 12
+        running.stop.set()
+    assert {name for round_ in engine.rounds for name in round_} == set(started) == set(names[:4])
+    results = results_of(client, *started)
+    assert {name: result.status for name, result in results.items()} == dict.fromkeys(started, Status.SUCCEEDED)
+    assert num_running_rows(database) == 0
+    assert committed(worker_settings) == 4
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        results = results_of(client, *names)
+    assert {result.attempt for result in results.values()} == {1}
+    assert_counts_add_up(database, num_jobs=30)
+
+
+def test_in_a_hurry_everything_is_given_back_unburnt(worker_settings: Settings, database: Database) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
+    names = [f"job-{number}" for number in range(20)]
+    client.send("code", [job(name, LONG) for name in names[:4]] + [job(name) for name in names[4:]], partition=0)
+    with stepped_worker(worker_settings, engine) as running:
+        while len(engine.wait_at_round()) < 4:
+            wait_until_claimed_ahead(running)
+            engine.allow()
+        until(lambda: len(running.components.feed.ready) == 8, "eight jobs are claimed ahead")
+        running.stop.set()
+        running.hurry.set()
+    assert num_running_rows(database) == 0
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 0
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        results = results_of(client, *names)
+    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
+
+
+def test_a_job_of_another_task_does_not_wait_for_the_backlog(worker_settings: Settings) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
+    client.send("code", [job(f"code-{number}", 5) for number in range(200)], partition=0)
+    with stepped_worker(worker_settings, engine) as running:
+        for _ in range(20):  # what a job of this task takes is known by then
+            engine.wait_at_round()
+            wait_until_claimed_ahead(running)
+            engine.allow()
+        client.send("sql", [job("other", 5)], partition=0)
+        until(lambda: "sql" in running.components.feed.waiting(), "the other task's job waits")
+        num_before = len(engine.rounds)
+        while "other" not in engine.wait_at_round():
+            wait_until_claimed_ahead(running)
+            engine.allow()
+        num_rounds = len(engine.rounds) - num_before
+    # Before it go 8 jobs that are claimed ahead, and a quantum of device time: 1 s, which are 8 jobs of 5 rounds / 4.
+    assert num_rounds <= 30
+
+
+def test_a_database_that_is_away_stops_no_round_and_loses_nothing(
+    worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
+    names = [f"job-{number}" for number in range(12)]
+    client.send("code", [job("long", LONG), *(job(name, 3) for name in names)], partition=0)
+    with stepped_worker(worker_settings, engine) as running:
+        while len(engine.wait_at_round()) < 4:
+            wait_until_claimed_ahead(running)
+            engine.allow()
+        until(lambda: len(running.components.feed.ready) >= 8, "jobs are claimed ahead")
+
+        def away(self: Database) -> NoReturn:
+            raise StoreUnavailable("nobody answers")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "begin", away)
+            while set(engine.wait_at_round()) != {"long"}:
+                engine.allow()
+            decoded = {name for round_ in engine.rounds for name in round_} - {"long"}
+            assert len(decoded) >= 11, "what was claimed before is decoded"
+            assert len(running.components.recorder) > 0
+        assert "long" not in results_of(client, *decoded)
+        engine.run_freely()
+        results = results_of(client, *names)
+    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
+    assert_counts_add_up(database, num_jobs=13)
+
+
+def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
+    worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 2)
+    monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 2)
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
+    names = [f"job-{number}" for number in range(80)]
+    with stepped_worker(worker_settings, engine) as running:
+        parts, producer = running.components, running._producer
+
+        def refuse(timeout_s: float) -> NoReturn:
+            raise DeliveryFailed("nobody answers")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(producer, "flush", refuse)
+            client.send("code", [job(name, 2) for name in names], partition=0)
+            engine.run_freely()
+            until(
+                lambda: len(parts.publishing._queue) == 2 and len(parts.recorder._waiting) == 2,
+                "the queues behind the loop are full",
+            )
+            num_started = len({name for round_ in engine.rounds for name in round_})
+            # At most four publications of two outcomes each, two in the recorder's hands, two that wait, what ended
+            # in one round and waits for room, and what runs.
+            assert 4 <= num_started <= 4 * 2 + 2 + 2 + 4 + 4
+        results = results_of(client, *names)
+    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
+    assert_counts_add_up(database, num_jobs=80)
+
+
+def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: Settings) -> None:
+    settings = with_worker(worker_settings, max_buffered_bytes=1 << 20)
+    client, engine = Client(settings), SteppedEngine(num_slots=2)
+    large = [job(f"job-{number}", 2, prompt="x" * 100_000) for number in range(60)]
+    most = {"buffered": 0, "waiting": 0, "claimed": 0}
+    with stepped_worker(settings, engine) as running:
+        parts = running.components
+
+        def measure() -> bool:
+            held = sum(ready.num_bytes for _, ready in parts.feed._held)
+            now = {
+                "buffered": parts.intake._buffered_bytes,
+                "waiting": parts.feed._queue.num_bytes + held,
+                "claimed": parts.feed.ready.num_bytes,
+            }
+            most.update({name: max(most[name], now[name]) for name in now})
+            return all(held.is_paused for held in parts.intake._partitions.values()) and most["waiting"] >= 1 << 20
+
+        client.send("code", large, partition=0)
+        until(measure, "memory is full and the partitions are paused")
+        engine.run_freely()
+        until(lambda: bool(measure() or parts.feed.num_waiting == 0) and len(engine.rounds) >= 30, "it goes on")
+        results_of(client, *(f"job-{number}" for number in range(60)))
+    limit = (1 << 20) + len(max(large, key=len))
+    assert max(most.values()) <= limit
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["at rest", "while the loop waits for room"])
+def test_a_thread_that_dies_ends_the_worker(
+    is_full: bool, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_full:
+        monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 1)
+        monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 1)
+    client = Client(worker_settings)
+    client.send("code", [job(f"job-{number}", 2) for number in range(40)], partition=0)
+    running = RunningWorker(worker_settings, FakeEngine(num_slots=4), seed=1)
+    parts = running.components
+
+    def die(timeout_s: float) -> NoReturn:
+        if is_full:
+            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publishing._queue) >= 1, "all is full")
+        raise FatalBrokerError("fenced")
+
+    monkeypatch.setattr(running._producer, "flush", die)
+    running.start()
+    until(lambda: running.error is not None, "the worker ended by itself")
+    with pytest.raises(FatalBrokerError, match="fenced"):
+        running.close()
+    assert all(neighbour.end(0.0) for neighbour in parts.neighbours), "no thread is left"

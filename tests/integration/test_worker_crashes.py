@@ -1,0 +1,211 @@
+"""The order in which an outcome is recorded (decision 0003), turned by hand, and a crash after each of its points."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import Result
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.outbox import Outbox
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+JOBS = TopicPartition("jobs.code", 0)
+VALUE = json.dumps({"job_id": "job-1", "prompt": "complete this function", "max_tokens": 6}).encode()
+LAST = json.dumps({"job_id": "last", "prompt": "and this one", "max_tokens": 2}).encode()
+
+
+class MortalConsumer(Consumer):
+    """A consumer whose process may die: a dead one commits nothing any more."""
+
+    is_dead = False
+
+    def commit(self, offsets: Any) -> None:
+        if self.is_dead:
+            raise BrokerUnavailable("this process is dead")
+        super().commit(offsets)
+
+
+class Crash(Exception):
+    """Stands for kill -9."""
+
+
+def crash(*_: object, **__: object) -> NoReturn:
+    raise Crash
+
+
+class HandTurnedWorker(RunningWorker):
+    """A worker without threads, except the one that polls Kafka."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.engine = FakeEngine(num_slots=4)
+        super().__init__(settings, self.engine, seed=1)
+        self.components.intake.start()
+
+    def claim(self) -> None:
+        feed = self.components.feed
+        until(lambda: bool(feed.turn() or len(feed.ready)), "the job is claimed")
+
+    def decode(self) -> None:
+        while not self.worker.run_once(0.0).num_ended:
+            pass
+
+    def record(self) -> None:
+        assert self.components.recorder.turn(0.0) == 1
+
+    def publish(self) -> None:
+        assert self.components.publisher.turn(0.0) == 1
+
+    def commit(self) -> None:
+        """Leaving the group commits what is finished."""
+        self.close()
+
+
+@contextmanager
+def hand_turned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[HandTurnedWorker]:
+    """A worker that is dropped at the end: what it had in hand is lost, and so is what it did not commit."""
+    with monkeypatch.context() as patched:
+        patched.setattr("worker.assembly.Consumer", MortalConsumer)
+        worker = HandTurnedWorker(settings)
+    try:
+        yield worker
+    finally:
+        MortalConsumer.is_dead = True
+        worker.close()
+        MortalConsumer.is_dead = False
+
+
+@pytest.fixture
+def broker(worker_settings: Settings) -> Iterator[Consumer]:
+    """Asks Kafka what is stored and committed."""
+    consumer = Consumer(worker_settings.kafka, group_id=worker_settings.kafka.group_id)
+    yield consumer
+    consumer.close()
+
+
+def num_results(broker: Consumer, settings: Settings) -> int:
+    partitions = [TopicPartition(RESULTS, number) for number in range(settings.kafka.num_partitions)]
+    return sum(high - low for low, high in map(broker.watermarks, partitions))
+
+
+def job_state(database: Database) -> tuple[str, int] | None:
+    with database.begin() as connection:
+        row = connection.execute(text("SELECT status, attempt FROM jobs WHERE job_id = 'job-1'")).one_or_none()
+        return None if row is None else (row[0], row[1])
+
+
+def test_each_point_is_reached_only_after_the_one_before(
+    worker_settings: Settings, database: Database, broker: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, outbox = Client(worker_settings), Outbox(database)
+
+    def seen() -> tuple[tuple[str, int] | None, int, int]:
+        return job_state(database), outbox.num_pending(), num_results(broker, worker_settings)
+
+    with hand_turned(worker_settings, monkeypatch) as worker:
+        parts, intake = worker.components, worker.components.intake
+        client.send("code", [VALUE], partition=0)
+        until(lambda: intake.num_in_flight == 1, "the message was delivered")
+        assert seen() == (None, 0, 0), "taken"
+        worker.claim()
+        assert (seen(), worker.engine.num_steps) == ((("running", 1), 0, 0), 0), "claimed"
+        assert worker.worker.num_waiting == 1
+        worker.decode()
+        assert (seen(), len(parts.recorder)) == ((("running", 1), 0, 0), 1), "decoded"
+        assert worker.worker.num_waiting == 0
+        worker.record()
+        assert (seen(), len(parts.publishing)) == ((("succeeded", 1), 1, 0), 1), "recorded"
+        assert intake.num_in_flight == 1
+        with monkeypatch.context() as patched:
+            patched.setattr(Outbox, "delete", crash)
+            with pytest.raises(Crash):
+                worker.publish()
+        assert (seen(), intake.num_in_flight) == ((("succeeded", 1), 1, 1), 1), "published, the outbox not cleared"
+        (record,) = client.read([RESULTS], lambda records: len(records) >= 1)
+        assert Result.decode(record.value or b"").job_id == "job-1"
+
+
+def test_a_whole_turn_ends_with_its_offset_committed(
+    worker_settings: Settings, database: Database, broker: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(worker_settings)
+    with hand_turned(worker_settings, monkeypatch) as worker:
+        client.send("code", [VALUE], partition=0)
+        worker.claim()
+        worker.decode()
+        worker.record()
+        worker.publish()
+        assert (job_state(database), Outbox(database).num_pending()) == (("succeeded", 1), 0)
+        until(lambda: worker.components.intake.num_in_flight == 0, "the delivery is finished")
+        until(lambda: broker.committed([JOBS])[JOBS] == 1, "the offset is committed")
+    assert num_results(broker, worker_settings) == 1
+
+
+def up_to(*names: str) -> Callable[[HandTurnedWorker], None]:
+    def turn(worker: HandTurnedWorker) -> None:
+        for name in names:
+            getattr(worker, name)()
+
+    return turn
+
+
+#: Decision 0003: what was done before the crash, what is made to fail, and the attempt whose outcome is recorded.
+CRASHES: dict[str, tuple[tuple[str, ...], str | None, int]] = {
+    "1 claim": (("claim",), None, 2),
+    "2 decode": (("claim", "decode"), None, 2),
+    "3 record": (("claim", "decode", "record"), None, 1),
+    "4 publish": (("claim", "decode", "record", "publish"), "alphaloop.store.outbox.Outbox.delete", 1),
+    "5 confirm": (("claim", "decode", "record", "publish"), "worker.intake.polling.Intake.finish", 1),
+    "6 complete": (("claim", "decode", "record", "publish"), None, 1),
+    "7 commit": (("claim", "decode", "record", "publish", "commit"), None, 1),
+}
+
+
+@pytest.mark.parametrize("point", list(CRASHES))
+def test_after_a_crash_there_is_one_outcome_and_its_result_is_published(
+    point: str, worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, failing, attempt = CRASHES[point]
+    client = Client(worker_settings)
+    client.send("code", [VALUE], partition=0)
+    with hand_turned(worker_settings, monkeypatch) as dying, monkeypatch.context() as patched:
+        MortalConsumer.is_dead = point != "7 commit"
+        if failing:
+            patched.setattr(failing, crash)
+        with suppress(Crash):
+            up_to(*done)(dying)
+    with database.begin() as connection:
+        connection.execute(text("UPDATE jobs SET lease_expires_at = now() WHERE status = 'running'"))
+
+    engine = FakeEngine(num_slots=4)
+    with running_worker(worker_settings, engine):
+        client.send("code", [LAST], partition=0)
+
+        def has_both(records: list[Record]) -> bool:
+            return {b"job-1", b"last"} <= {record.key for record in records}
+
+        records = client.read([RESULTS], has_both)
+    values = {record.value for record in client.read([RESULTS], has_both) if record.key == b"job-1"}
+    assert len(values) == 1, "what is published again is the recorded outcome, byte for byte"
+    (value,) = values
+    assert (Result.decode(value or b"").attempt, job_state(database)) == (attempt, ("succeeded", attempt))
+    with database.begin() as connection:
+        runs = dict(connection.execute(text("SELECT job_id, count(*) FROM decode_runs GROUP BY job_id")).all())  # type: ignore[arg-type]
+    assert runs == {"job-1": 1, "last": 1}
+    num_published = sum(record.key == b"job-1" for record in records)
+    assert num_published <= (2 if point in ("4 publish", "5 confirm", "6 complete") else 1)
+    if point == "7 commit":
+        assert engine.num_steps == 2, "nothing is left to do but the last job"

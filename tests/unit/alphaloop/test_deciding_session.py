@@ -1,0 +1,189 @@
+"""The decision session: what it keeps between decisions, and when it looks at evidence and costs again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.cost import CostPoint, CostTable
+from alphaloop.deciding.budgets import BudgetsInMemory
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.incumbents import ChoicesInMemory, IncumbentKey
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject, TaskRules
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
+from alphaloop.messages import Decoding
+
+NOW, HALF_LIFE = datetime(2026, 9, 1, tzinfo=UTC), timedelta(days=3)
+LOOKUP = DrafterState("lookup", "r1", 6)
+CODE = Subject("code", "greedy")
+SECOND = timedelta(seconds=1)
+
+
+def costs(per_position_ms: float = 3.0) -> CostTable:
+    """A pass takes 20 ms, and so much for each position of each sequence; a draft almost nothing."""
+    points = [CostPoint(None, b, w, 20 + per_position_ms * b * w, 5) for b in (1, 2, 4, 8) for w in (1, 7)]
+    return CostTable([*points, *(CostPoint("lookup", b, w, 0.1, 5) for b in (1, 8) for w in (2, 7))])
+
+
+def seen(
+    alpha: float, num_jobs: int = 1, *, segment: str = "", at: datetime = NOW
+) -> list[tuple[EvidenceKey, EvidenceSums]]:
+    """Jobs of 100 rounds at k = 3, every position accepted with α."""
+    accepts = tuple(round(100 * alpha**i) for i in (1, 2, 3))
+    counts = AcceptanceCounts(101, 1, 0, (100,) * 3, (100, *accepts[:2]), accepts)
+    key = EvidenceKey("code", "t", "e", "greedy", "<=256", segment, LOOKUP.name, LOOKUP.revision)
+    return [(key, EvidenceSums.of_job(counts, 3, at, 100, 20))] * num_jobs
+
+
+@dataclass
+class Made:
+    """A session, and what it stands on."""
+
+    limits: PolicyLimits = field(default_factory=PolicyLimits)
+    explores: bool = False
+    evidence: EvidenceSnapshot = field(default_factory=lambda: EvidenceSnapshot(HALF_LIFE))
+    choices: ChoicesInMemory = field(default_factory=ChoicesInMemory)
+    table: CostTable = field(default_factory=costs)
+    drafters: Sequence[DrafterState] = (LOOKUP,)
+
+    def __post_init__(self) -> None:
+        self.session = DecisionSession(
+            "t",
+            "e",
+            self.evidence,
+            posteriors=Posteriors(self.evidence, self.limits),
+            choices=self.choices,
+            budgets=BudgetsInMemory(self.evidence, lambda: self.drafters) if self.explores else None,
+            costs=lambda: self.table,
+            drafters=lambda: self.drafters,
+            limits=self.limits,
+            num_slots=8,
+        )
+
+    def decide(self, num_running: int = 1, *, now: datetime = NOW, rules: TaskRules | None = None) -> Decision:
+        jobs = [JobFacts(20, 200)]
+        (decision,) = self.session.decide(CODE, jobs, rules or TaskRules(), num_running=num_running, now=now)
+        return decision
+
+
+def test_an_incumbent_stays_in_its_load_and_outlives_its_session_in_the_log() -> None:
+    made = Made()
+    made.session.remember(seen(0.6, 3))
+    alone = made.decide(1)
+    crowded = made.decide(8)
+    assert alone.num_draft_tokens > crowded.num_draft_tokens
+    assert made.choices.last_choice("code", "greedy") == crowded.setting
+    # A rival that is a little better, but not beyond its noise, does not replace what runs.
+    near = next(a for a in alone.alternatives if a.drafter and a.num_draft_tokens != alone.num_draft_tokens)
+    assert alone.alternatives[0].speedup / near.speedup < 1.02
+    began = ChoicesInMemory()
+    began.record(IncumbentKey.of("code", "greedy", "<=256", 1), replace(alone, num_draft_tokens=near.num_draft_tokens))
+    again = Made(evidence=made.evidence, choices=began).decide(1)
+    assert again.setting == DraftSetting("lookup", near.num_draft_tokens)
+    assert "stays" in again.explanation
+
+
+@given(st.integers(1, 1000))
+def test_loads_are_powers_of_two(num_running: int) -> None:
+    load = IncumbentKey.of("code", "greedy", "<=256", num_running).load
+    assert load // 2 < num_running <= load
+    assert load & (load - 1) == 0
+
+
+def test_a_little_new_evidence_waits_a_second_and_much_does_not() -> None:
+    made = Made()
+    made.session.remember(seen(0.9, 200))
+
+    def expected(now: datetime) -> float:
+        return max(a.tokens_per_round for a in made.decide(now=now).alternatives)
+
+    before = expected(NOW)
+    made.session.remember(seen(0.0, 2))
+    assert expected(NOW + SECOND / 2) == before
+    later = expected(NOW + SECOND)
+    assert later < before
+    made.session.remember(seen(0.0, 40))
+    assert expected(NOW + SECOND) < later
+
+
+def test_settings_by_running_follow_evidence_at_once_and_costs_within_a_second() -> None:
+    made = Made()
+    made.session.remember(seen(0.8, 20))
+    first = made.decide(8)
+    assert first.setting_while(1).num_draft_tokens > first.setting_while(8).num_draft_tokens
+    made.table = costs(0.0)
+    kept = replace(made.decide(8, now=NOW), settings_by_running=())
+    assert made.decide(1).settings_by_running == (), "passes cost the same however many run"
+    made.table = costs(3.0)
+    assert made.decide(8, now=NOW + 2 * SECOND).settings_by_running == first.settings_by_running
+    assert kept.drafter == "lookup"
+
+
+def test_segments_are_decided_apart_only_where_they_differ() -> None:
+    for alpha, is_apart in ((0.02, True), (0.9, False)):
+        made = Made(table=costs(6.0))
+        made.session.remember([*seen(0.9, 20, segment="gold"), *seen(alpha, 20, segment="free")])
+        jobs = [JobFacts(20, 200, name) for name in ("gold", "free", "gold", "free")]
+        decisions = made.session.decide(CODE, jobs, TaskRules(), num_running=4, now=NOW)
+        assert decisions[0] == decisions[2]
+        assert decisions[1] == decisions[3]
+        assert (decisions[0].setting != decisions[1].setting) == is_apart
+
+
+def test_a_budget_counts_the_jobs_of_the_decision_and_not_those_that_run() -> None:
+    made = Made(explores=True, limits=PolicyLimits(first_jobs=0.0))
+    made.decide(8)
+    budget = made.session.budget(CODE)
+    assert budget is not None
+    assert budget.accrued == pytest.approx(0.02 * 200)
+
+
+def test_a_drafter_that_was_scored_counts_as_used() -> None:
+    made = Made(explores=True)
+    made.session.remember(seen(0.0, 30))
+    for _ in range(3):
+        assert made.decide(8).reason is Reason.NOT_FASTER
+    unseen = made.session.budget(CODE)
+    made.session.remember((), scored=[seen(0.0)[0][0]])
+    scored = made.session.budget(CODE)
+    assert unseen is not None
+    assert scored is not None
+    assert (unseen.unseen, scored.unseen) == ({"lookup": 3.0}, {"lookup": 0.0})
+
+
+def test_rules_conditions_and_deadlines_reach_the_context() -> None:
+    made = Made()
+    jobs = [JobFacts(30, 100, deadline=NOW + 9 * SECOND), JobFacts(50, 200, deadline=NOW + 4 * SECOND)]
+    conditions = EngineConditions(1 << 20, {"lookup": "logit_bias"})
+
+    def context(rules: TaskRules) -> object:
+        return made.session.context(CODE, jobs, rules, num_running=5, now=NOW, conditions=conditions)
+
+    found = made.session.context(CODE, jobs, TaskRules(), num_running=5, now=NOW, conditions=conditions)
+    assert (found.num_running, found.num_jobs, found.expected_tokens, found.prompt_tokens) == (5, 2, 150.0, 40.0)
+    assert (found.max_sequence_tokens, found.max_output_tokens, found.free_cache_bytes) == (250.0, 200.0, 1 << 20)
+    assert found.objective == Objective(Aim.DEADLINE, 4000.0)
+    target = Objective(Aim.TIME_PER_TOKEN, 50.0)
+    assert context(TaskRules(objective=target)) == replace(found, objective=target)
+    assert context(TaskRules(decoding=Decoding.VANILLA)) == replace(found, decoding=Decoding.VANILLA)
+    asked = Subject("code", "greedy", Decoding.SPECULATIVE)
+    forced = made.session.context(asked, jobs, TaskRules(decoding=Decoding.VANILLA), num_running=5, now=NOW)
+    assert forced.decoding is Decoding.SPECULATIVE, "a job's own wish goes first"
+
+
+def test_without_a_known_prompt_the_time_to_read_it_is_left_out() -> None:
+    made = Made()
+    context = made.session.context(CODE, [JobFacts(None, 100)], TaskRules(), num_running=1, now=NOW)
+    assert (context.prompt_tokens, context.size, context.max_sequence_tokens) == (None, None, None)

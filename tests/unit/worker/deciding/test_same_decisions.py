@@ -1,0 +1,222 @@
+"""One history, three ways to the decision session: the worker's decider, replay and the simulator's rule."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+
+import numpy as np
+import pytest
+
+from alphaloop.acceptance import prompt_bucket
+from alphaloop.cost import CostPoint, CostTable
+from alphaloop.deciding.budgets import BudgetsInMemory
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSums, together
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.incumbents import ChoicesInMemory
+from alphaloop.deciding.job_facts import TaskRules
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules
+from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.settings import TaskSettings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.drafts import DraftRegistry
+from benchmarks.policy.play import Batch, Choice, Decoded
+from benchmarks.policy.rounds import Counts, Outcomes
+from benchmarks.policy.rules.ours import HALF_LIFE, Ours
+from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
+from benchmarks.policy.stream import Cell
+from tests.fakes import FakeEngine
+from tests.fixtures.runs import decode_run, outcome, simulated_counts, vanilla_counts
+from worker.costs.live import LiveCosts
+from worker.deciding.decider import Decider
+from worker.deciding.evidence_cache import EvidenceCache
+from worker.engine import PreparedJob, Sampling
+from worker.jobs.lanes import lane_of
+
+BEGIN: Final = datetime(2026, 3, 1, tzinfo=UTC)
+#: Longer than any of the three keeps a posterior: they differ in that alone.
+STEP: Final = timedelta(hours=7)
+LIMITS: Final = PolicyLimits()
+DRAFTERS: Final = (DrafterState("lookup", "r1", 6), DrafterState("draft", "r1", 4))
+NUM_JOBS: Final = 8
+TASK_TOKENS: Final = 40
+#: What the simulator allows a job of such a task.
+MAX_TOKENS: Final = 100
+DEVICE: Final = Device(
+    target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 8: (12.0, 22.0, 40.0)}),
+    drafters={
+        "lookup": Surface(widths=(2, 8), by_batch={1: (0.1, 0.1), 8: (0.2, 0.2)}),
+        "draft": Surface(widths=(2, 8), by_batch={1: (1.5, 9.0), 8: (2.0, 10.0)}),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Past:
+    """Jobs that were decided together, and how history decoded them."""
+
+    task: str
+    at: datetime
+    runs: tuple[DecodeRun, ...]
+
+
+def histories(rng: random.Random, num_batches: int, *, is_mixed: bool) -> list[Past]:
+    """Two tasks. Gold's drafts are accepted, free's are not. Mixed batches hold both segments and prompt lengths."""
+    found = []
+    for number in range(num_batches):
+        task, at = rng.choice(["code", "chat"]), BEGIN + number * STEP
+        drafter, k = rng.choice([("", 0), ("lookup", 3), ("lookup", 6), ("draft", 2)])
+        same = rng.choice(["gold", "free"]), rng.choice([120, 600])
+        runs = []
+        for index in range(NUM_JOBS):
+            segment, prompt = (("gold", "free")[index % 2], (120, 600)[index // 4]) if is_mixed else same
+            alpha = (0.85 if segment == "gold" else 0.1) * (1.0 if task == "code" else 0.8)
+            counts = simulated_counts(rng, [alpha] * k, 15) if drafter else vanilla_counts(30)
+            run = decode_run(
+                counts,
+                task=task,
+                drafter=drafter,
+                revision="r1",
+                mode=Mode.SPECULATIVE if drafter else Mode.VANILLA,
+                segment=segment,
+                prompt_bucket=prompt_bucket(prompt),
+                at=at,
+            )
+            runs.append(replace(run, num_prompt_tokens=prompt, batch_size=NUM_JOBS))
+        found.append(Past(task, at, tuple(runs)))
+    return found
+
+
+def by_worker(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[tuple[Decision, ...]]:
+    engine, now = FakeEngine(drafters=DRAFTERS, num_slots=NUM_JOBS), BEGIN
+    cache = EvidenceCache(
+        cast(AcceptanceStateStore, None),  # nobody else adds evidence, so the cache never reads
+        cast(DraftRegistry, None),
+        target_revision=engine.identity.target_revision,
+        engine=engine.identity.engine,
+        drafters={drafter.name: drafter.revision for drafter in DRAFTERS},
+        half_life=HALF_LIFE,
+    )
+    costs = LiveCosts(points, half_life=32, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0)
+    budgets = BudgetsInMemory(EvidenceSnapshot(HALF_LIFE), lambda: DRAFTERS)
+    decider = Decider(engine, cache, ChoicesInMemory(), budgets, costs=costs, limits=LIMITS, now=lambda: now)
+    for number, past in enumerate(history):
+        now = past.at
+        jobs = [prepared(run, number, index) for index, run in enumerate(past.runs)]
+        key = lane_of(jobs[0].job, jobs[0].sampling)
+        yield decider.decide_each(key, jobs, TaskSettings(max_tokens=MAX_TOKENS))
+        decider.remember(outcome(f"{number}-{index}", run=run) for index, run in enumerate(past.runs))
+
+
+def prepared(run: DecodeRun, number: int, index: int) -> PreparedJob:
+    value = json.dumps({"task": run.key.task, "body": {"prompt": "x"}, "segment": run.key.segment}).encode()
+    job = parse_job(value, Origin("test", f"jobs.{run.key.task}", 0, number * NUM_JOBS + index), task=run.key.task)
+    return PreparedJob(job, (1,) * run.num_prompt_tokens, Sampling(max_tokens=MAX_TOKENS, temperature=0.0))
+
+
+def by_replay(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[tuple[Decision | None, ...]]:
+    snapshot = EvidenceSnapshot(HALF_LIFE)
+    rules = Rules(LIMITS, {task: TaskRules(max_tokens=MAX_TOKENS) for task in ("code", "chat")})
+    key = history[0].runs[0].key
+    replay = Replay(EngineName("cpu", key.engine, key.target_revision), snapshot, CostTable(points), rules)
+    replay.drafters = DRAFTERS
+    for past in history:
+        yield replay.decide([past_job(run) for run in past.runs])
+        snapshot.add((run.key, run.evidence) for run in past.runs)
+
+
+def past_job(run: DecodeRun) -> PastJob:
+    return PastJob(
+        run.key,
+        run.device,
+        run.purpose,
+        run.num_draft_tokens,
+        run.reason,
+        run.num_prompt_tokens,
+        run.num_tokens,
+        run.batch_size,
+        run.device_s,
+        run.decoded_at,
+        run.evidence,
+        run.is_evidence,
+    )
+
+
+def by_simulator(history: Sequence[Past]) -> Iterator[Decision]:
+    scenario = Scenario(
+        name="test",
+        story="",
+        kind="stationary",
+        device="test",
+        tasks={
+            name: Task(drafters={d.name: Acceptance(alpha=(0.5,)) for d in DRAFTERS}, tokens=TASK_TOKENS)
+            for name in ("code", "chat")
+        },
+        draft_tokens={drafter.name: drafter.max_draft_tokens for drafter in DRAFTERS},
+        phases=(Phase(jobs=1),),
+        scored_free=(),
+    )
+    rule = Ours(scenario, DEVICE.points(), seed=1)
+    for past in history:
+        run = past.runs[0]
+        cell = Cell(past.task, run.key.segment, run.key.sampling_bucket, run.key.prompt_bucket, run.num_prompt_tokens)
+        batch = Batch(cell, len(past.runs), past.at)
+        yield rule.decide(batch)
+        rule.observe(batch, Choice(run.key.drafter or None, run.num_draft_tokens), decoded(past))
+
+
+def decoded(past: Past) -> Decoded:
+    """Its evidence is the history's. Its times are not looked at: the simulator's costs are calibrated."""
+    ones = np.ones((1, len(past.runs)), dtype=np.int64)
+    by_position = ones[..., None]
+    counts = Counts(ones, ones, ones, by_position, by_position, by_position)
+    ms = np.ones(1)
+    sums = together([run.evidence for run in past.runs], HALF_LIFE)
+
+    def evidence(drafter: str | None, k: int, now: datetime) -> EvidenceSums:
+        assert ((drafter or ""), k, now) == (past.runs[0].key.drafter, past.runs[0].num_draft_tokens, past.at)
+        return sums
+
+    return Decoded(Outcomes(ms, ms, ms, lambda: counts), 0, (1,) * len(past.runs), evidence)
+
+
+def plain(decision: Decision | None) -> Decision:
+    """Without the settings by running sequences, which only a worker needs."""
+    assert decision is not None
+    return replace(decision, settings_by_running=())
+
+
+def test_worker_replay_and_simulator_decide_alike(rng: random.Random) -> None:
+    history = histories(rng, 80, is_mixed=False)
+    points = DEVICE.points()
+    ways = zip(by_worker(history, points), by_replay(history, points), by_simulator(history), strict=True)
+    decisions = []
+    for worker, replay, simulator in ways:
+        assert [plain(one) for one in worker] == [plain(one) for one in replay] == [simulator] * NUM_JOBS
+        decisions.append(simulator)
+    assert {Reason.EXPLORING, Reason.FASTER} <= {decision.reason for decision in decisions}
+
+
+def test_worker_and_replay_decide_groups_alike(rng: random.Random) -> None:
+    history = histories(rng, 60, is_mixed=True)
+    points = DEVICE.points()
+    num_apart = 0
+    for worker, replay in zip(by_worker(history, points), by_replay(history, points), strict=True):
+        assert [plain(one) for one in worker] == [plain(one) for one in replay]
+        num_apart += len({decision.setting for decision in worker}) > 1
+    assert num_apart > 10
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_session_decides_the_same_history_the_same_way_again(rng: random.Random, is_mixed: bool) -> None:
+    history = histories(rng, 20, is_mixed=is_mixed)
+    points: Any = DEVICE.points()
+    assert list(by_worker(history, points)) == list(by_worker(history, points))

@@ -1,0 +1,198 @@
+"""Group commit: what waits shares one transaction, and only what won its record counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from alphaloop.errors import StoreError, StoreUnavailable
+from alphaloop.store.outbox import OutboxMessage
+from alphaloop.store.outcomes import Outcome
+from tests.fixtures.claimed import FinishedDeliveries, claimed_job, ended_job
+from worker.jobs import recording
+from worker.jobs.leases import LeaseKeeper
+from worker.jobs.publishing import Publication, PublishingQueue, Recorded
+from worker.jobs.recording import EndedJob, Recorder
+from worker.metrics import WorkerMetrics
+from worker.retry import Retry
+
+WAIT_S = 10.0
+
+
+class Ledger:
+    """Records as OutcomeStore does: an outcome wins where its attempt is the one that holds the claim."""
+
+    def __init__(self) -> None:
+        self.transactions: list[list[str]] = []
+        self.attempts: dict[str, int] = {}  #: jobs whose claim is at another attempt than the first
+        self.errors: list[Exception] = []
+        self.before_record: Callable[[], None] = lambda: None
+        self._recorded: set[str] = set()
+
+    def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
+        assert owner == "w"
+        self.before_record()
+        if self.errors:
+            raise self.errors.pop(0)
+        self.transactions.append([outcome.job_id for outcome in outcomes])
+        won = []
+        for outcome in outcomes:
+            held = self.attempts.get(outcome.job_id, 1)
+            if outcome.attempt == held and outcome.job_id not in self._recorded:
+                self._recorded.add(outcome.job_id)
+                key = outcome.job_id.encode()
+                won.append(OutboxMessage(len(self._recorded), outcome.topic, key, outcome.result, {}))
+        return won
+
+
+class Held:
+    def renew(self, attempts, *, owner, lease_s):
+        return set(attempts)
+
+    def cancelled(self, job_ids):
+        return set()
+
+
+class Recording:
+    """A recorder with everything around it."""
+
+    def __init__(self, *, max_items: int = 100, max_bytes: int = 1 << 20) -> None:
+        self.store, self.hurry = Ledger(), threading.Event()
+        self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
+        self.publishing = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=self.hurry.is_set)
+        self.metrics = WorkerMetrics()
+        self.intake = FinishedDeliveries()
+        self.recorder = Recorder(
+            self.store,  # type: ignore[arg-type]
+            self.intake,  # type: ignore[arg-type]
+            self.leases,
+            self.publishing,
+            self.metrics,
+            owner="w",
+            retry=Retry(self.hurry),
+            max_items=max_items,
+            max_bytes=max_bytes,
+            is_hurried=self.hurry.is_set,
+        )
+
+    def published(self) -> list[Publication]:
+        return self.publishing.take(0.0)
+
+
+def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
+    return [ended_job(claimed_job(job_id, offset=int(job_id[1:])), num_bytes=num_bytes) for job_id in job_ids]
+
+
+def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> None:
+    one = Recording()
+    one.leases.hold({"j1": 1, "j2": 1, "j3": 1})
+    one.recorder.put(ended("j1"))
+    one.recorder.put(ended("j2"))
+    assert one.recorder.turn(0.0) == 2
+    assert one.store.transactions == [["j1", "j2"]]
+    (recorded,) = one.published()
+    assert isinstance(recorded, Recorded)
+    assert [message.key for message in recorded.messages] == [b"j1", b"j2"]
+    assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
+    assert (one.leases.holds("j1"), one.leases.holds("j3")) == (False, True)
+    assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1", "j2"]
+    assert one.recorder.take_recorded() == []
+    assert one.recorder.turn(0.0) == 0
+
+
+def test_while_one_group_is_committed_the_next_one_gathers() -> None:
+    one = Recording()
+    is_committing, may_commit = threading.Event(), threading.Event()
+
+    def commit_slowly() -> None:
+        is_committing.set()
+        assert may_commit.wait(WAIT_S)
+
+    one.store.before_record = commit_slowly
+    with ThreadPoolExecutor(1) as pool:
+        one.recorder.put(ended("j1"))
+        turn = pool.submit(one.recorder.turn, WAIT_S)
+        assert is_committing.wait(WAIT_S)
+        for job_id in ("j2", "j3", "j4"):
+            one.recorder.put(ended(job_id))
+        assert len(one.recorder) == 4, "the group in hand is not recorded yet"
+        may_commit.set()
+        turn.result(WAIT_S)
+        one.recorder.turn(0.0)
+    assert one.store.transactions == [["j1"], ["j2", "j3", "j4"]]
+
+
+def test_a_group_is_bounded_in_count_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(recording, "MOST_BYTES_AT_ONCE", 1000)
+    one = Recording()
+    one.recorder.put(ended("j1", "j2", "j3", "j4"))
+    one.recorder.put(ended("j5", "j6", num_bytes=950))
+    while one.recorder.turn(0.0):
+        pass
+    assert one.store.transactions == [["j1", "j2", "j3"], ["j4"], ["j5"], ["j6"]]
+
+
+def test_an_outcome_whose_claim_was_lost_is_dropped_and_its_delivery_still_finished() -> None:
+    one = Recording()
+    one.store.attempts = {"j2": 2}
+    one.recorder.put(ended("j1", "j2"))
+    assert one.recorder.turn(0.0) == 1
+    (recorded,) = one.published()
+    assert isinstance(recorded, Recorded)
+    assert [message.key for message in recorded.messages] == [b"j1"]
+    assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
+    assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1"]
+    assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 1.0
+
+
+def test_of_two_attempts_of_one_job_in_a_group_one_counts() -> None:
+    one = Recording()
+    one.store.attempts = {"j1": 2}
+    one.recorder.put([ended_job(claimed_job("j1", attempt=attempt)) for attempt in (1, 2)])
+    assert one.recorder.turn(0.0) == 1
+    assert [outcome.attempt for outcome in one.recorder.take_recorded()] == [2]
+    assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 1.0
+
+
+def test_a_database_that_is_away_is_waited_for_with_the_leases_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.retry.FIRST_WAIT_S", 0.0)
+    one = Recording()
+    one.leases.hold({"j1": 1})
+    held_while_away = []
+    one.store.before_record = lambda: held_while_away.append(one.leases.holds("j1"))
+    one.store.errors = [StoreUnavailable(), StoreUnavailable()]
+    one.recorder.put(ended("j1"))
+    assert one.recorder.turn(0.0) == 1
+    assert held_while_away == [True, True, True]
+    assert len(one.published()) == 1
+
+
+@pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("refused"), False)])
+def test_what_cannot_be_recorded_ends_the_thread_and_publishes_nothing(error: StoreError, is_hurried: bool) -> None:
+    one = Recording()
+    one.leases.hold({"j1": 1})
+    if is_hurried:
+        one.hurry.set()
+    one.store.errors = [error]
+    one.recorder.put(ended("j1"))
+    with pytest.raises(type(error)):
+        one.recorder.turn(0.0)
+    assert one.published() == []
+    assert one.recorder.take_recorded() == []
+    assert one.leases.holds("j1")
+
+
+def test_a_full_recorder_makes_the_loop_wait_until_the_worker_hurries() -> None:
+    one = Recording(max_items=1)
+    one.recorder.put(ended("j1"))
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(one.recorder.put, ended("j2", "j3"))
+        one.recorder.turn(WAIT_S)
+        one.hurry.set()
+        put.result(WAIT_S)
+    one.recorder.turn(0.0)
+    assert [job_id for group in one.store.transactions for job_id in group] == ["j1", "j2", "j3"]

@@ -1,0 +1,272 @@
+"""One turn of the loop over an engine without a model: what starts, in which order, and what a stop does."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from alphaloop.deciding.policy import Decision
+from alphaloop.errors import DecodeFailed, StoreUnavailable
+from alphaloop.settings import TaskSettings
+from tests.fakes import FakeEngine
+from tests.fixtures.claimed import NOW, VANILLA, claimed_job
+from worker.engine import PreparedJob
+from worker.jobs.bounded_queue import BoundedQueue
+from worker.jobs.claiming import ClaimedJob
+from worker.jobs.lanes import LaneKey
+from worker.jobs.recording import EndedJob
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
+from worker.retry import Retry
+
+
+class MemoryEngine(FakeEngine):
+    """Has room for sequences that may put out `num_tokens` together; refuses to admit `refused`."""
+
+    def __init__(self, num_tokens: int = 10**6, *, refused: str = "", **given: Any) -> None:
+        super().__init__(**given)
+        self._num_tokens, self._refused = num_tokens, refused
+
+    def has_room(self, prepared: PreparedJob) -> bool:
+        taken = sum(sequence.prepared.sampling.max_tokens for sequence in self._running)
+        return super().has_room(prepared) and taken + prepared.sampling.max_tokens <= self._num_tokens
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        if prepared.job.job_id == self._refused or not self.has_room(prepared):
+            raise DecodeFailed("no cache for this one")
+        super().admit(prepared, decision)
+
+    @property
+    def running(self) -> list[str]:
+        return [sequence.prepared.job.job_id for sequence in self._running]
+
+
+class Feed:
+    """The loop's side of the feed."""
+
+    def __init__(self) -> None:
+        self.ready: BoundedQueue[ClaimedJob] = BoundedQueue(max_items=99, max_bytes=10**9, num_bytes_of=lambda _: 1)
+        self.num_waiting = 0
+        self.lanes: Counter[LaneKey] = Counter()
+        self.charged: Counter[str] = Counter()
+
+    def started(self) -> None:
+        pass
+
+    def ended(self, lanes: Sequence[LaneKey]) -> None:
+        self.lanes.update(lanes)
+
+    def charge(self, device_s_by_task: Mapping[str, float]) -> None:
+        self.charged.update(device_s_by_task)
+
+
+class Turning:
+    """A worker whose neighbours are played by the test: what they were given is kept."""
+
+    def __init__(self, engine: FakeEngine, *claimed: ClaimedJob) -> None:
+        self.engine, self.feed = engine, Feed()
+        self.ended: list[EndedJob] = []
+        self.decided: list[int] = []
+        self.released: list[dict[str, int]] = []
+        self.asked_to_end: set[str] = set()
+        self.release_error: Exception | None = None
+        self.stop, self.hurry = threading.Event(), threading.Event()
+        self.feed.ready.put(claimed)
+        nothing = lambda *_, **__: None  # noqa: E731
+        thread = SimpleNamespace(end=nothing)
+        recorder = Recording(self.ended)
+        parts = SimpleNamespace(
+            owner="w",
+            engine=engine,
+            feed=self.feed,
+            feed_thread=thread,
+            recorder=recorder,
+            publishing=recorder,
+            leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
+            decider=SimpleNamespace(decide_each=self._decide, remember=nothing, save=nothing),
+            costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),
+            validation=SimpleNamespace(task=lambda name: TaskSettings()),
+            jobs=SimpleNamespace(release=self._release),
+            intake=SimpleNamespace(stop_taking=nothing),
+            metrics=WorkerMetrics(),
+            retry=Retry(self.hurry),
+            check=nothing,
+            start=nothing,
+            end_neighbours=nothing,
+            stop=self.stop,
+            hurry=self.hurry,
+            now=lambda: NOW,
+        )
+        self.worker = Worker(parts)  # type: ignore[arg-type]
+
+    def turn(self, num_turns: int = 1) -> None:
+        for _ in range(num_turns):
+            self.worker.run_once(0.0)
+
+    def waiting(self) -> list[str]:
+        """What waits for the loop, in order; it stays there."""
+        waiting = self.feed.ready.take_all()
+        self.feed.ready.put_back(waiting)
+        return [claimed.job_id for claimed in waiting]
+
+    def outcomes(self) -> dict[str, str]:
+        assert len({one.claimed.job_id for one in self.ended}) == len(self.ended), "a job ended twice"
+        return {one.claimed.job_id: one.outcome.status for one in self.ended}
+
+    def _decide(self, lane: object, jobs: Sequence[object], task: object, *, num_running: int) -> list[Decision]:
+        self.decided.append(len(jobs))
+        return [VANILLA for _ in jobs]
+
+    def _release(self, attempts: Mapping[str, int], *, owner: str) -> None:
+        if self.release_error:
+            raise self.release_error
+        self.released.append(dict(attempts))
+
+
+class Recording:
+    """A recorder that is done at once."""
+
+    def __init__(self, ended: list[EndedJob]) -> None:
+        self._ended = ended
+
+    def __len__(self) -> int:
+        return 0
+
+    def put(self, ended: Iterable[EndedJob]) -> None:
+        self._ended += ended
+
+    def take_recorded(self) -> list[object]:
+        return []
+
+
+def test_slots_are_filled_in_order_and_refilled_when_a_job_ends() -> None:
+    jobs = [claimed_job(name, max_tokens=2 if name == "a" else 9) for name in "abcd"]
+    turning = Turning(MemoryEngine(num_slots=2), *jobs)
+    turning.turn()
+    assert (turning.engine.running, turning.waiting()) == (["a", "b"], ["c", "d"])  # type: ignore[attr-defined]
+    turning.turn()
+    assert turning.outcomes() == {"a": "succeeded"}
+    turning.turn()
+    assert (turning.engine.running, turning.waiting()) == (["b", "c"], ["d"])  # type: ignore[attr-defined]
+
+
+def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
+    """Two lanes: small jobs of the second would fit, and then the large job of the first would wait for ever."""
+    jobs = [
+        claimed_job("first", max_tokens=6),
+        claimed_job("large", max_tokens=10),
+        claimed_job("small", max_tokens=2, task="sql"),
+        claimed_job("tiny", max_tokens=1, task="sql"),
+    ]
+    turning = Turning(MemoryEngine(10, num_slots=4), *jobs)
+    turning.turn(5)
+    assert turning.engine.running == ["first"]  # type: ignore[attr-defined]
+    assert turning.waiting() == ["large", "small", "tiny"]
+    assert turning.decided == [2], "what has no room is not decided for again in every round"
+    turning.turn(2)
+    assert turning.engine.running == ["large"]  # type: ignore[attr-defined]
+    turning.turn(12)
+    assert turning.outcomes() == dict.fromkeys(["first", "large", "small", "tiny"], "succeeded")
+
+
+def test_a_job_that_has_no_room_in_an_empty_engine_fails() -> None:
+    turning = Turning(MemoryEngine(5), claimed_job("large", max_tokens=6), claimed_job("small", max_tokens=2))
+    turning.turn(2)
+    assert turning.outcomes() == {"large": "failed", "small": "succeeded"}
+
+
+def test_a_job_that_the_engine_refuses_fails_alone() -> None:
+    jobs = [claimed_job(name, max_tokens=2) for name in "abc"]
+    turning = Turning(MemoryEngine(refused="b"), *jobs)
+    turning.turn(4)
+    assert turning.outcomes() == {"a": "succeeded", "b": "failed", "c": "succeeded"}
+    assert turning.feed.lanes.total() == 3, "each made room for one claim"
+
+
+def test_a_job_whose_attempt_died_runs_alone_after_what_runs_and_before_what_waits() -> None:
+    engine = MemoryEngine(num_slots=4)
+    jobs = [claimed_job("a", max_tokens=3), claimed_job("again", attempt=2, max_tokens=3), claimed_job("b")]
+    turning = Turning(engine, jobs[0])
+    turning.turn()
+    turning.feed.ready.put(jobs[1:])
+    seen = []
+    for _ in range(8):
+        seen.append(tuple(engine.running))
+        turning.turn()
+    assert ("again",) in seen
+    assert not any("again" in together and len(together) > 1 for together in seen)
+    assert seen.index(("again",)) > seen.index(("a",))
+    assert ("b",) in seen
+    assert turning.worker.num_waiting == 0
+
+
+def test_what_is_not_wanted_any_more_is_not_started() -> None:
+    past = (NOW - timedelta(seconds=1)).isoformat()
+    turning = Turning(FakeEngine(), claimed_job("late", deadline=past), claimed_job("cancelled"), claimed_job("wanted"))
+    turning.asked_to_end = {"cancelled", "somebody else's"}
+    turning.turn()
+    assert turning.outcomes() == {"late": "expired", "cancelled": "cancelled"}
+    assert turning.decided == [1]
+
+
+def test_a_cancelled_job_is_gone_before_the_next_round() -> None:
+    engine = MemoryEngine()
+    turning = Turning(engine, claimed_job("a", max_tokens=9), claimed_job("b", max_tokens=9))
+    turning.turn()
+    turning.asked_to_end = {"a"}
+    turning.turn()
+    assert (engine.running, turning.outcomes()) == (["b"], {"a": "cancelled"})
+    turning.turn()
+    assert turning.outcomes() == {"a": "cancelled"}
+
+
+def test_a_step_is_charged_to_the_tasks_in_it() -> None:
+    turning = Turning(FakeEngine(), claimed_job("a"), claimed_job("b"), claimed_job("c", task="sql"))
+    turning.turn()
+    charged = turning.feed.charged
+    assert charged["code"] == pytest.approx(2 * charged["sql"])
+    assert charged["sql"] > 0
+
+
+@pytest.mark.parametrize("error", [None, StoreUnavailable("nobody answers")])
+def test_a_stop_decodes_what_runs_and_gives_the_rest_back_if_there_is_a_database(error: Exception | None) -> None:
+    def stop_in_the_second_step() -> None:
+        if turning.engine.num_steps == 2:
+            turning.stop.set()
+
+    engine = FakeEngine(num_slots=2, before_step=stop_in_the_second_step)
+    turning = Turning(engine, *(claimed_job(name, max_tokens=5) for name in "abc"))
+    turning.release_error = error
+    turning.worker.run()
+    assert turning.outcomes() == {"a": "succeeded", "b": "succeeded"}
+    assert turning.released == ([] if error else [{"c": 1}])
+
+
+def test_in_a_hurry_what_runs_is_given_back_too() -> None:
+    def hurry_in_the_second_step() -> None:
+        if turning.engine.num_steps == 2:
+            turning.stop.set()
+            turning.hurry.set()
+
+    engine = FakeEngine(num_slots=2, before_step=hurry_in_the_second_step)
+    turning = Turning(engine, *(claimed_job(name, max_tokens=5) for name in "abc"))
+    turning.worker.run()
+    assert turning.outcomes() == {}
+    assert turning.released == [{"c": 1}, {"a": 1, "b": 1}]
+
+
+def test_a_fault_of_ours_burns_no_attempt_of_jobs_that_never_started() -> None:
+    class Tripping(FakeEngine):
+        def step(self) -> Any:
+            raise ZeroDivisionError
+
+    turning = Turning(Tripping(num_slots=1), claimed_job("a"), claimed_job("b"))
+    with pytest.raises(ZeroDivisionError):
+        turning.worker.run()
+    assert turning.released == [{"b": 1}]

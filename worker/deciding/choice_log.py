@@ -1,0 +1,36 @@
+"""The database's log of choices, as a decision session writes it."""
+
+from __future__ import annotations
+
+import logging
+
+from alphaloop.deciding.decision import Decision, DraftSetting
+from alphaloop.deciding.incumbents import IncumbentKey
+from alphaloop.errors import StoreError
+from alphaloop.store.decisions import DecisionLog
+from worker.engine import EngineIdentity
+
+log = logging.getLogger(__name__)
+
+
+class StoredChoices:
+    """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding."""
+
+    def __init__(self, changes: DecisionLog, identity: EngineIdentity, owner: str) -> None:
+        self._changes, self._identity, self._owner = changes, identity, owner
+
+    def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
+        """The choice that the log tells last. May raise StoreError."""
+        identity = self._identity
+        return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)
+
+    def record(self, key: IncumbentKey, decision: Decision) -> bool:
+        """Log the choice; False if the database is away."""
+        identity = self._identity
+        subject = key.task, identity.target_revision, identity.device, key.sampling_bucket
+        try:
+            self._changes.record_change(*subject, key.load, decision, self._owner)
+        except StoreError as error:
+            log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
+            return False
+        return True
