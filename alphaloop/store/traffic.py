@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Double, cast, func, select
+from sqlalchemy import BigInteger, cast, func, select
 
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
@@ -18,7 +18,7 @@ MAX_JOBS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class WayDecoded:
-    """Sums over jobs that were decoded in one way for one reason. Squares and products are those of single jobs."""
+    """Sums over jobs that were decoded in one way for one reason."""
 
     mode: str
     drafter: str  #: empty: vanilla
@@ -27,9 +27,6 @@ class WayDecoded:
     num_jobs: int
     num_tokens: int
     device_s: float
-    tokens_sq: float
-    device_s_sq: float
-    tokens_device_s: float
 
 
 class TrafficStore:
@@ -69,16 +66,12 @@ class TrafficStore:
             .limit(max_jobs)
             .subquery()
         )
-        tokens, seconds = cast(last.c.num_tokens, Double), last.c.device_s
         query = (
             select(
                 *(last.c[name] for name in ways),
                 func.count(),
                 cast(func.sum(last.c.num_tokens), BigInteger),
-                func.sum(seconds),
-                func.sum(tokens * tokens),
-                func.sum(seconds * seconds),
-                func.sum(tokens * seconds),
+                func.sum(last.c.device_s),
             )
             .group_by(*(last.c[name] for name in ways))
             .order_by(func.sum(last.c.num_tokens).desc())

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from rich.console import Console
 from sqlalchemy import text
 
 from alphaloop.cli.backlog import backlog
+from alphaloop.cli.status import task_as_json, task_table
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
@@ -26,8 +28,11 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.integrity import check
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.overview import Overview
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.wording import figure, load
 from tests.fixtures.cli import Cli
 from tests.fixtures.history import record_runs
 from tests.fixtures.runs import (
@@ -40,6 +45,7 @@ from tests.fixtures.runs import (
     simulated_counts,
     vanilla_counts,
 )
+from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 
@@ -144,7 +150,7 @@ def test_explain_decides_as_a_worker_would(cli: Cli, environment: None, decoded:
             inferred["acceptance_low"], inferred["acceptance"], inferred["acceptance_high"], strict=True
         )
     )
-    assert (told["measured"]["speculative"]["num_jobs"], told["measured"]["controls"]["num_jobs"]) == (8, 0)
+    assert (told["measured"]["all"]["num_jobs"], told["measured"]["speedup"]) == (12, None)
     cold = cli("explain", "sql", "--json").json
     assert cold["decision"]["reason"] == "no_history"
     assert cold["posteriors"]["lookup"]["jobs"] == 0
@@ -177,29 +183,49 @@ def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Dat
 
 
 def test_explain_says_what_was_measured_and_why_the_choice_changed(
-    cli: Cli, environment: None, decoded: Database, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, environment: None, decoded: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight jobs of 20 rounds in half a second; controls of 40 tokens in one, so a little more than half as fast."""
-    controls = [decode_run(vanilla_counts(40), mode=Mode.VANILLA, reason="control", device_s=1.0) for _ in range(3)]
-    record_runs(decoded, {f"c{number}": run for number, run in enumerate(controls)})
-    with decoded.begin() as connection:
-        fast = connection.execute(
-            text("SELECT sum(num_tokens) / sum(device_s) FROM decode_runs WHERE mode = 'speculative'")
-        ).scalar_one()
+    """Three tokens for one and a half vanilla rounds."""
+    slices, now = SwitchbackStore(decoded), datetime.now(UTC)
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 12))
+    slices.refresh(now)
     ways = (Alternative("lookup", 3, 2.5, 50.0, 2.1, 1.9, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
     chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "2.10x vanilla expected", ways)
     DecisionLog(decoded).record_change("code", TARGET, DEVICE, "greedy", 4, chosen, "w")
     measured = cli("explain", "code", "--json").json["measured"]
-    assert measured["speedup"]["mean"] == pytest.approx(fast / 40)
-    assert measured["speedup"]["low"] < fast / 40 < measured["speedup"]["high"]
+    assert measured["speedup"]["speedup"]["mean"] == pytest.approx(2.0, rel=0.01)
+    assert (measured["speedup"]["verdict"], measured["all"]["num_jobs"]) == ("faster", 12)
     for width in (80, 100):
         monkeypatch.setenv("COLUMNS", str(width))
         shown = cli("explain", "code").out
         assert max(map(len, shown.splitlines())) <= width
         told = " ".join(shown.split())
-        assert "3 controls at 40.0." in told
+        assert "(lookup, k 4, 4.0 running; 12 blocks of control rounds): faster." in told
         assert "nothing → lookup k=3 (faster; batch 4, greedy)" in told
         assert "lookup k=3 2.10x (1.90 to 2.40), vanilla 1; from 8 jobs" in told
+
+
+def test_the_screens_agree_about_the_measured_speed_up(cli: Cli, environment: None, decoded: Database) -> None:
+    """Now, and an hour ago, when there were too few blocks for a verdict."""
+    slices, now = SwitchbackStore(decoded), datetime.now(UTC)
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=90), 3))
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 12, cost=2.0))
+    slices.refresh(now)
+    with decoded.begin() as connection:
+        view = connection.execute(text("SELECT speedup, speedup_low, speedup_high FROM task_speedup_now")).one()
+    expected = dict(zip(("mean", "low", "high"), view, strict=True))
+    explained = cli("explain", "code", "--json").json["measured"]["speedup"]
+    (status,) = Overview(decoded).tasks_now()
+    assert explained["speedup"] == task_as_json(status, None)["measured"]["speedup"] == expected
+    console = Console(width=100)
+    with console.capture() as printed:
+        console.print(task_table([status], None))
+    assert figure(status.measured) in printed.get()
+    assert load(status.measured) in printed.get()
+    then = cli("explain", "code", "--at", "1h", "--json").json["measured"]["speedup"]
+    assert (then["speedup"], then["num_blocks"], then["verdict"]) == (None, 3, "no_verdict_yet")
+    told = " ".join(cli("explain", "code", "--at", "1h").out.split())
+    assert "No verdict yet (lookup, k 4, 4.0 running; 3 blocks of control rounds)" in told
 
 
 def test_explain_says_whose_rounds_count_for_a_drafter(
@@ -339,7 +365,7 @@ def test_status(
     alpha_1 = by_task["code"]["alpha_1"]
     assert alpha_1["mean"] == pytest.approx(int(seen[0]) / int(seen[1]))
     assert alpha_1["low"] < alpha_1["mean"] <= alpha_1["high"] <= 1
-    assert by_task["code"]["speedup"] > 1
+    assert by_task["code"]["measured"] is None, "the task was on no trial"
     assert by_task[fresh_prefix]["waiting"] == 3
     monkeypatch.setenv("COLUMNS", "100")
     shown = cli("status").out

@@ -37,7 +37,6 @@ def document(found: Explanation) -> dict[str, Any]:
         },
         "measured": {
             **asdict(found.measured),
-            "lost_share": found.measured.lost,
             "window_days": found.window.total_seconds() / 86_400,
         },
         "changes": [asdict(change) for change in found.changes],

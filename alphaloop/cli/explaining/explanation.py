@@ -26,7 +26,9 @@ from alphaloop.store.decisions import DecisionChange, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.past import PastStore
+from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.traffic import TrafficStore
+from alphaloop.switchback.task_speedup import TaskSpeedup
 
 NUM_CHANGES: Final = 5
 
@@ -110,7 +112,7 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
         costs=costs,
         incumbent=last.setting,
         decision=decision,
-        measured=measured(ways),
+        measured=measured(_speedup(database, question), ways),
         window=window,
         explore_share=settings.policy.explore_share,
         changes=log.latest(task, NUM_CHANGES, until=at),
@@ -159,6 +161,12 @@ def _asked(
     rules = task.rules()
     job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, question.segment)
     return Subject(question.task, question.sampling_bucket), [job], rules
+
+
+def _speedup(database: Database, question: Question) -> TaskSpeedup | None:
+    """The measured speed-up as every screen shows it, or as they would have shown it then."""
+    store = SwitchbackStore(database)
+    return store.shown(question.at).get(question.task) if question.is_now else store.at(question.task, question.at)
 
 
 class _LastChoice:

@@ -17,6 +17,7 @@ from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.objective import Aim
 from alphaloop.store.choice_figures import ChoiceFigures, Weighed
 from alphaloop.store.decisions import DecisionChange
+from alphaloop.switchback.wording import sentence
 
 _MAX_ALTERNATIVES: Final = 10
 #: Past this many drafters, columns of α would not fit.
@@ -204,30 +205,22 @@ def _costs(found: Explanation) -> str:
 
 def _measured(found: Explanation) -> list[str]:
     its = found.measured
+    told = []
+    if its.speedup is None:
+        told.append("No speed-up was measured: the task did not speculate in the day before.")
+    else:
+        told.append(sentence(its.speedup.subject.drafter, its.speedup))
     if not its.all.num_jobs:
-        return [f"No such job was decoded in {found.window.days} days."]
-    told = [f"The last {its.all.num_jobs} jobs like these, of {found.window.days} days at most:"]
-    if its.speedup is not None:
-        gain = f"{its.speedup.mean:.2f}x vanilla ({its.speedup.low:.2f} to {its.speedup.high:.2f})"
-        told.append(
-            f"Speed-up {gain}: {its.speculative.num_jobs} speculative jobs at {rate(its.speculative.tokens_per_s)} "
-            f"tokens a device second, {its.controls.num_jobs} controls at {rate(its.controls.tokens_per_s)}."
-        )
-    else:
-        told.append(
-            f"No speed-up yet: {its.speculative.num_jobs} speculative jobs, {its.controls.num_jobs} controls "
-            "(two of each are the least)."
-        )
-    tokens = its.explored.num_tokens + its.controls.num_tokens
-    budget = f"the budget is {found.explore_share:.1%}"
-    if not tokens:
-        told.append(f"Nothing was explored, and there was no control; {budget}.")
-    else:
-        cost = "" if its.lost is None else f" and {its.lost:+.1%} of the device's time beyond what the choice takes"
-        told.append(
-            f"Explored: {its.explored.num_jobs} jobs, controls: {its.controls.num_jobs}. Together "
-            f"{tokens / its.all.num_tokens:.1%} of the tokens{cost}; {budget}."
-        )
+        return [*told, f"No such job was decoded in {found.window.days} days."]
+    explored = (
+        "nothing was explored"
+        if not its.explored.num_jobs
+        else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
+    )
+    told.append(
+        f"Of the last {its.all.num_jobs} jobs like these, of {found.window.days} days at most, {explored}; the budget "
+        f"for exploration and control is {found.explore_share:.1%}."
+    )
     return told
 
 
