@@ -187,6 +187,8 @@ class Worker:
             self._keep(self._c.steering.observe(step))
             self._charge(stepped.lanes, step.wall_s)
             self._stream(stepped)
+        else:
+            self._keep(self._c.steering.close())
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
         ended += [
             self._undecoded(job.claimed, Status.FAILED, outcomes.failure_of(error)) for job, error in stepped.failed
@@ -196,7 +198,7 @@ class Worker:
 
     def _keep(self, slices: Sequence[TaskSlice]) -> None:
         if slices:
-            self._c.background.put("switchback slices", partial(self._c.store_slices, slices))
+            self._c.background.put("switchback slices", partial(self._c.slice_writer.write, slices))
 
     def _charge(self, lanes: Sequence[LaneKey], wall_s: float) -> None:
         share_s = wall_s / len(lanes) if lanes else 0.0
