@@ -1,14 +1,13 @@
-"""From counts to what a report shows: α_1 and α with intervals, and the speed-up against the own control."""
+"""From counts to what a report shows: α_1 and α with intervals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from alphaloop.acceptance import Interval, design_effect, wilson
 from alphaloop.measurements import DecodedJob, ProbeResult
-from scheduler.paired import CostPair, speedup
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +17,6 @@ class Acceptance:
     num_jobs: int
     alpha_1: Interval | None
     alpha: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Tokens a device second of both ways to decode, and their ratio with its interval."""
-
-    tokens_per_s: float
-    control_tokens_per_s: float
-    ratio: Interval
-    num_pairs: int  #: paired prompts; 0 where traffic is compared with traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +35,6 @@ def acceptance(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Acceptance
         alpha_1=_interval([(job.trials[0], job.accepts[0]) for job in jobs if job.trials]),
         alpha=_interval([(sum(job.trials), sum(job.accepts)) for job in jobs]),
     )
-
-
-def speed_of_pairs(results: Iterable[ProbeResult]) -> Speed | None:
-    """Probes against their vanilla twins, prompt by prompt; None without a decoded pair."""
-    pairs = [
-        CostPair(r.num_tokens, r.device_s, r.control_tokens, r.control_device_s)
-        for r in results
-        if r.control_tokens is not None and r.control_device_s is not None
-    ]
-    return _speed(pairs, num_pairs=len(pairs))
-
-
-def speed_of_jobs(speculative: Sequence[DecodedJob], control: Sequence[DecodedJob]) -> Speed | None:
-    """Jobs against other jobs of the same task; weaker than pairs, as the prompts differ."""
-    sides = [CostPair(job.num_tokens, job.device_s, 0, 0) for job in speculative]
-    sides += [CostPair(0, 0, job.num_tokens, job.device_s) for job in control]
-    return _speed(sides, num_pairs=0)
 
 
 def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> list[AlphaAt]:
@@ -93,15 +65,3 @@ def _interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
         sum(a * n for n, a in counts),
     )
     return wilson(accepts, trials, effect)
-
-
-def _speed(pairs: Sequence[CostPair], *, num_pairs: int) -> Speed | None:
-    ratio = speedup(pairs)
-    if ratio is None:
-        return None
-    return Speed(
-        sum(p.tokens for p in pairs) / sum(p.device_s for p in pairs),
-        sum(p.control_tokens for p in pairs) / sum(p.control_device_s for p in pairs),
-        ratio,
-        num_pairs,
-    )

@@ -24,6 +24,7 @@ from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
+from alphaloop.store.switchback import SwitchbackStore
 from scheduler.counts import Counts
 from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flags import Verdicts, events_to_close, judge, status_changes
@@ -86,6 +87,7 @@ class Scheduler:
             DecisionLog(database),
         )
         self._probes, self._reports = ProbeStore(database), ReportStore(database)
+        self._switchback = SwitchbackStore(database)
         self._housekeeper = Housekeeper(
             PartitionKeeper(database),
             RollupStore(database),
@@ -100,7 +102,8 @@ class Scheduler:
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
 
-        1. claim the run   2. keep house   3. read counts   4. judge   5. flag or clear   6. send due probes   7. report
+        1. claim the run   2. keep house, compute speed-ups anew   3. read counts   4. judge   5. flag or clear
+        6. send due probes   7. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
         run and raised (StoreError, BrokerError, ConfigError); the next run does what this one left.
@@ -111,6 +114,7 @@ class Scheduler:
         try:
             with self._metrics.time_run():
                 self._housekeeper.keep(now)
+                self._switchback.refresh(now)
                 counts = self._read_counts(now)
                 verdicts = judge(counts, self._drift.open_events(), self._settings)
                 opened, closed, changed = self._flag(verdicts, now)
@@ -175,7 +179,9 @@ class Scheduler:
         """Into Postgres, into the folder, and onto the topic."""
         drafts: Sequence[DraftRevision] = self._drafts.all()
         events: Sequence[OpenEvent] = self._drift.open_events()
-        report = build_report(counts, choices, drafts, events, sent, opened=opened, closed=closed)
+        report = build_report(
+            counts, choices, drafts, events, sent, self._switchback.shown(counts.now), opened=opened, closed=closed
+        )
         text, html = render_text(report), render_page(report)
         self._reports.save(
             StoredReport(

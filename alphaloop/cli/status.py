@@ -15,12 +15,13 @@ from alphaloop.cli.backlog import backlog
 from alphaloop.cli.children import LogFollower, child_log, field_of
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import counts, note, out, print_json, rate, share, share_with_interval, table
+from alphaloop.cli.screen import counts, note, out, print_json, share, share_with_interval, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
 from alphaloop.settings import Settings
 from alphaloop.store.overview import Overview, TaskNow
+from alphaloop.switchback.wording import figure, load
 
 EXAMPLE: Final = """\
 alphaloop status
@@ -66,10 +67,9 @@ def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Tabl
         "k",
         "α₁ [95 %]",
         "α",
-        "tok/s",
-        "vanilla",
+        "speed-up [95 %]",
         "reason",
-        right=["waits", "k", "α", "tok/s", "vanilla"],
+        right=["waits", "k", "α"],
     )
     for now in tasks:
         shown.add_row(
@@ -80,8 +80,7 @@ def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Tabl
             str(now.num_draft_tokens) if now.mode else "-",
             share_with_interval(now.alpha_1),
             share(now.alpha.mean if now.alpha else None),
-            rate(now.speculative.tokens_per_s if now.speculative else None),
-            rate(now.vanilla.tokens_per_s if now.vanilla else None),
+            "\n".join(filter(None, (figure(now.measured), load(now.measured)))),
             (now.reason or "-").replace("_", " "),
         )
     return shown
@@ -97,9 +96,8 @@ def task_as_json(now: TaskNow, waiting: dict[str, int] | None) -> dict[str, Any]
     return {
         **asdict(now),
         "waiting": None if waiting is None else waiting.get(now.task, 0),
-        "speculative_tokens_per_s": now.speculative.tokens_per_s if now.speculative else None,
-        "vanilla_tokens_per_s": now.vanilla.tokens_per_s if now.vanilla else None,
-        "speedup": now.speedup,
+        "tokens_per_s": now.measured.tokens_per_s if now.measured else None,
+        "vanilla_tokens_per_s": now.measured.vanilla_tokens_per_s if now.measured else None,
     }
 
 

@@ -13,8 +13,10 @@ from rich.table import Table
 
 from alphaloop.acceptance import Interval
 from alphaloop.cli.outcomes import Outcome, is_success
-from alphaloop.cli.screen import rate, share_with_interval, table
+from alphaloop.cli.screen import rate, share, share_with_interval, table
 from alphaloop.messages import Mode, Result
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.wording import NO_VERDICT
 
 
 @dataclass(slots=True)
@@ -90,11 +92,10 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
         "mode",
         "k",
         "α₁ [95 %]",
-        "α [95 %]",
-        "tok/s",
-        "control",
+        "α",
+        "speed-up [95 %]",
         "reason",
-        right=["jobs", "k", "tok/s", "control"],
+        right=["jobs", "k", "α"],
     )
     for line in lines:
         if line["task"] in num_sent:
@@ -104,9 +105,8 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
                 _mode(line),
                 str(line["num_draft_tokens"] or "-"),
                 _estimate(line["alpha_1"]),
-                _estimate(line["alpha"]),
-                rate(line["tokens_per_s"]),
-                rate(line["control_tokens_per_s"]),
+                share(line["alpha"]["mean"] if line["alpha"] else None),
+                _speedup(line["measured"]),
                 str(line["reason"]).replace("_", " ") or "-",
             )
     return shown
@@ -114,6 +114,15 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
 
 def _mode(line: Mapping[str, Any]) -> str:
     return str(line["drafter"] if line["mode"] == Mode.SPECULATIVE else line["mode"] or "-")
+
+
+def _speedup(measured: Mapping[str, Any] | None) -> str:
+    if measured is None:
+        return "-"
+    bounds = measured["speedup"]
+    if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
+        return NO_VERDICT
+    return f"{bounds['mean']:.2f} [{bounds['low']:.2f} {bounds['high']:.2f}]"
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:

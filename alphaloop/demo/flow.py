@@ -162,8 +162,8 @@ class Demo:
         self.page.print()
         self.page.print(final_table(report.content["tasks"], {task: len(p) for task, p in prompts.traffic.items()}))
         self.page.print(
-            "\nα₁: acceptance of the first drafted token; α: of all, read it with its k. tok/s and control: tokens a "
-            "second of the device's time, speculative and vanilla.",
+            "\nα₁: acceptance of the first drafted token; α: of all, read it with its k. Speed-up: over vanilla, "
+            "by control rounds among the speculative ones; a demo is often too short for a verdict.",
             style="dim",
         )
         self._conclude(report.summary)

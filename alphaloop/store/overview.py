@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import func, select, text
 
 from alphaloop.acceptance import Interval, design_effect, wilson
-from alphaloop.messages import Mode
 from alphaloop.store.database import Database
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.tables import jobs
 
 # Speculative runs; jobs are the clusters, so squares and products are summed by job. α_1 and α side by side.
@@ -27,10 +28,6 @@ _ACCEPTANCE = text("""
     ) AS runs
     GROUP BY task
 """)
-_SPEED = text("""
-    SELECT task, mode, count(*) AS num_jobs, sum(num_tokens)::bigint AS num_tokens, sum(device_s) AS device_s
-    FROM decode_runs WHERE decoded_at > now() - :window GROUP BY task, mode
-""")
 # What was chosen last; where nothing but exploration and forced modes was seen, what was done last.
 _CHOICE = text("""
     SELECT DISTINCT ON (task) task, mode, drafter, num_draft_tokens, reason, explanation
@@ -46,25 +43,12 @@ _CHOICE = text("""
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """What jobs of one mode took."""
-
-    num_jobs: int
-    num_tokens: int
-    device_s: float
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens a second of the device's time."""
-        return self.num_tokens / self.device_s if self.device_s > 0 else None
-
-
 @dataclass(slots=True)
 class TaskNow:
-    """One task: jobs by status, the choice in force, acceptance with 95 % intervals over jobs, speed by mode.
+    """One task: jobs by status, the choice in force, acceptance with 95 % intervals over jobs, measured speed-up.
 
-    `alpha_1` and `alpha` are None without a trial, `mode` and `reason` without a decoded job.
+    `alpha_1` and `alpha` are None without a trial, `mode` and `reason` without a decoded job, `measured` where the task
+    did not speculate in the last day.
     """
 
     task: str
@@ -78,20 +62,12 @@ class TaskNow:
     accepts: int = 0
     alpha_1: Interval | None = None
     alpha: Interval | None = None
-    speculative: Speed | None = None
-    vanilla: Speed | None = None
+    measured: TaskSpeedup | None = None
 
     @property
     def num_jobs(self) -> int:
         """Jobs of every status."""
         return sum(self.jobs.values())
-
-    @property
-    def speedup(self) -> float | None:
-        """Speculative over vanilla tokens a device second; None until both were measured."""
-        fast = self.speculative.tokens_per_s if self.speculative else None
-        plain = self.vanilla.tokens_per_s if self.vanilla else None
-        return fast / plain if fast is not None and plain else None
 
 
 class Overview:
@@ -125,13 +101,8 @@ class Overview:
                 now.trials, now.accepts = row.n, row.a
                 now.alpha_1 = _interval(row.num_jobs, row.a1, row.n1, row.a1_sq, row.n1_sq, row.a1_n1)
                 now.alpha = _interval(row.num_jobs, row.a, row.n, row.a_sq, row.n_sq, row.a_n)
-            for task, mode, num_jobs, num_tokens, device_s in connection.execute(_SPEED, since):
-                now = by_task.setdefault(task, TaskNow(task))
-                speed = Speed(num_jobs, num_tokens, device_s)
-                if mode == Mode.SPECULATIVE:
-                    now.speculative = speed
-                else:
-                    now.vanilla = speed
+        for task, measured in SwitchbackStore(self._database).shown(datetime.now(UTC)).items():
+            by_task.setdefault(task, TaskNow(task)).measured = measured
         return [by_task[task] for task in sorted(by_task)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, delete, select, text
+from sqlalchemy import Connection, Row, delete, select
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import Interval
@@ -24,7 +24,6 @@ WINDOW: Final = timedelta(days=1)
 _COUNTS: Final = tuple(
     field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
 )
-_NOW: Final = text("SELECT * FROM task_speedup_now ORDER BY task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,13 @@ class SwitchbackStore:
                 connection.execute(statement, [_speedup_values(one) for one in found])
         return len(found)
 
-    def now(self) -> dict[str, TaskSpeedup]:
-        """What is shown of each task now, by task: the rows of the view task_speedup_now."""
+    def shown(self, now: datetime) -> dict[str, TaskSpeedup]:
+        """What is shown of each task, by task: the rows of the view task_speedup_now."""
+        by_task: dict[str, list[TaskSpeedup]] = {}
         with self._database.begin() as connection:
-            return {row.task: _speedup(row) for row in connection.execute(_NOW)}
+            for row in connection.execute(select(task_speedups).where(task_speedups.c.covers_to >= now - WINDOW)):
+                by_task.setdefault(row.task, []).append(_speedup(row))
+        return {task: shown for task, speedups in by_task.items() if (shown := shown_of(speedups)) is not None}
 
     def at(self, task: str, moment: datetime) -> TaskSpeedup | None:
         """What was shown of a task at an earlier moment; None without a slice in the window before it."""

@@ -10,14 +10,16 @@ from typing import Final
 from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import OpenEvent
+from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
-from scheduler.estimates import Acceptance, Speed, acceptance, alpha_over_time, speed_of_jobs, speed_of_pairs
+from scheduler.estimates import Acceptance, acceptance, alpha_over_time
 from scheduler.facts import SentProbes, SettingInForce
 from scheduler.report.data import (
     DraftLine,
     DriftLine,
     Estimate,
     HistoryPoint,
+    MeasuredLine,
     ProbeLine,
     Report,
     TaskLine,
@@ -33,12 +35,15 @@ def build_report(
     drafts: Sequence[DraftRevision],
     events: Sequence[OpenEvent],
     sent: SentProbes,
+    measured: Mapping[str, TaskSpeedup],
     *,
     opened: int,
     closed: int,
 ) -> Report:
-    """Everything one run found, `events` being the drift that is open after it."""
-    tasks = tuple(_task_line(counts, task, choices.get(task)) for task in sorted({*counts.tasks, *choices}))
+    """Everything one run found, `events` being the drift that is open after it, `measured` the speed-ups by task."""
+    tasks = tuple(
+        _task_line(counts, task, choices.get(task), measured.get(task)) for task in sorted({*counts.tasks, *choices})
+    )
     drift = tuple(
         DriftLine(
             task=e.subject.task,
@@ -88,7 +93,7 @@ def build_report(
     )
 
 
-def _task_line(counts: Counts, task: str, choice: SettingInForce | None) -> TaskLine:
+def _task_line(counts: Counts, task: str, choice: SettingInForce | None, measured: TaskSpeedup | None) -> TaskLine:
     num_jobs = sum(len(jobs) for stream, jobs in counts.streams.items() if stream.task == task)
     choice = choice or _choice_seen(counts, task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
@@ -101,6 +106,7 @@ def _task_line(counts: Counts, task: str, choice: SettingInForce | None) -> Task
         reason=choice.reason if choice else "",
         explanation=choice.explanation if choice else "",
         num_speculative_jobs=0,
+        measured=MeasuredLine.of(measured) if measured else None,
     )
     return line.model_copy(update=_evidence(counts, task, drafter)) if drafter else line
 
@@ -113,7 +119,6 @@ def _evidence(counts: Counts, task: str, drafter: str) -> dict[str, object]:
     if figures.alpha_1 is None:
         figures, source = acceptance(probes), "probes"
     buckets = {s.sampling_bucket for s in counts.current_streams() if (s.task, s.drafter) == (task, drafter)}
-    speed: Speed | None = speed_of_pairs(probes) or speed_of_jobs(traffic, counts.traffic(task, ""))
     behind = traffic if source == "traffic" else probes
     return {
         "num_speculative_jobs": figures.num_jobs,
@@ -122,10 +127,6 @@ def _evidence(counts: Counts, task: str, drafter: str) -> dict[str, object]:
         "alpha_1": Estimate.of(figures.alpha_1) if figures.alpha_1 else None,
         "alpha": Estimate.of(figures.alpha) if figures.alpha else None,
         "alpha_num_draft_tokens": tuple(sorted({job.num_draft_tokens for job in behind})),
-        "tokens_per_s": speed.tokens_per_s if speed else None,
-        "control_tokens_per_s": speed.control_tokens_per_s if speed else None,
-        "speedup": Estimate.of(speed.ratio) if speed and speed.ratio.high < 1000 else None,
-        "num_pairs": speed.num_pairs if speed else 0,
     }
 
 

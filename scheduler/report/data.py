@@ -7,6 +7,8 @@ from typing import Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.task_speedup import TaskSpeedup
 
 
 class _Part(BaseModel):
@@ -26,6 +28,43 @@ class Estimate(_Part):
         return cls(mean=interval.mean, low=interval.low, high=interval.high)
 
 
+class MeasuredLine(_Part):
+    """The measured speed-up of a task, by the switchback experiment: a row of the view task_speedup_now."""
+
+    drafter: str = Field(description="The drafter that decoded most of the task's speculated text.")
+    speedup: Estimate | None = Field(description="Over vanilla; null before there are eight blocks.")
+    verdict: Verdict
+    min_num_draft_tokens: int = Field(description="Smallest k that was used.")
+    max_num_draft_tokens: int = Field(description="Largest k that was used.")
+    mean_running: float = Field(description="The load: sequences of all tasks in a round.")
+    mean_context: float = Field(description="Tokens of context a sequence.")
+    num_blocks: int = Field(description="Control slices with the treatment before and after.")
+    num_control_rounds: int = Field(description="Vanilla rounds in them.")
+    tokens_per_s: float | None = Field(description="Tokens a second of one running sequence, as it drafts.")
+    vanilla_tokens_per_s: float | None = Field(description="The same of vanilla rounds, by the speed-up.")
+    covers_from: AwareDatetime = Field(description="When the first slice began.")
+    covers_to: AwareDatetime = Field(description="When the last slice began.")
+
+    @classmethod
+    def of(cls, found: TaskSpeedup) -> Self:
+        """The figure as it is published."""
+        return cls(
+            drafter=found.subject.drafter,
+            speedup=Estimate.of(found.speedup) if found.speedup else None,
+            verdict=found.verdict,
+            min_num_draft_tokens=found.min_num_draft_tokens,
+            max_num_draft_tokens=found.max_num_draft_tokens,
+            mean_running=found.mean_running,
+            mean_context=found.mean_context,
+            num_blocks=found.num_blocks,
+            num_control_rounds=found.num_control_rounds,
+            tokens_per_s=found.tokens_per_s,
+            vanilla_tokens_per_s=found.vanilla_tokens_per_s,
+            covers_from=found.covers_from,
+            covers_to=found.covers_to,
+        )
+
+
 class TaskLine(_Part):
     """One task: how it is decoded now, why, and what that brings."""
 
@@ -42,10 +81,7 @@ class TaskLine(_Part):
     alpha_1: Estimate | None = Field(None, description="Acceptance of the first drafted token.")
     alpha: Estimate | None = Field(None, description="Pooled over positions; read it with its k.")
     alpha_num_draft_tokens: tuple[int, ...] = Field((), description="The k of the jobs behind alpha.")
-    tokens_per_s: float | None = Field(None, description="Speculative, tokens a device second.")
-    control_tokens_per_s: float | None = Field(None, description="The task's own control, tokens a device second.")
-    speedup: Estimate | None = None
-    num_pairs: int = Field(0, description="Paired prompts behind the speed-up; 0: traffic against traffic.")
+    measured: MeasuredLine | None = Field(None, description="Null where the task did not speculate in the last day.")
 
 
 class DriftLine(_Part):

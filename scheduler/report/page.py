@@ -8,6 +8,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from alphaloop.switchback.wording import figure, load
 from scheduler.report.data import Report
 from scheduler.report.plots import alpha_plot, history_plot
 from scheduler.report.text import estimate, how
@@ -24,6 +25,8 @@ def render_page(report: Report) -> str:
         plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
         how=how,
         estimate=estimate,
+        figure=figure,
+        load=load,
         causes=CAUSES,
     )
 

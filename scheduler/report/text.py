@@ -6,15 +6,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from alphaloop.switchback.wording import sentence
 from scheduler.report.data import Estimate, Report, TaskLine
 
 WIDTH: Final = 100
-HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "tok/s", "control", "speed-up", "reason")
-LEGEND: Final = (
-    "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, read it with its k. tok/s and "
-    "control: tokens a device second, speculative and vanilla. * traffic against traffic, not the same prompts."
-)
-RIGHT: Final = frozenset({1, 3, 6, 7})
+HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "reason")
+LEGEND: Final = "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, read it with its k."
+RIGHT: Final = frozenset({1, 3})
 
 
 def render_text(report: Report) -> str:
@@ -28,6 +26,7 @@ def render_text(report: Report) -> str:
     if report.tasks:
         parts += _table([HEADER, *(_row(line) for line in report.tasks)])
         parts += ["", *textwrap.wrap(LEGEND, WIDTH), ""]
+    parts += ["Measured speed-up", *_measured(report), ""]
     parts += ["Drift", *_drift(report), ""]
     parts += ["Probes", *_probes(report), ""]
     parts += ["Drafts", *_drafts(report)]
@@ -49,8 +48,6 @@ def estimate(value: Estimate | None) -> str:
 
 
 def _row(line: TaskLine) -> tuple[str, ...]:
-    ratio = line.speedup
-    star = "" if line.num_pairs else "*"
     return (
         line.task,
         str(line.num_jobs),
@@ -58,9 +55,6 @@ def _row(line: TaskLine) -> tuple[str, ...]:
         str(line.num_draft_tokens) if line.num_draft_tokens else "-",
         estimate(line.alpha_1),
         _share(line.alpha.mean) if line.alpha else "-",
-        f"{line.tokens_per_s:.1f}" if line.tokens_per_s else "-",
-        f"{line.control_tokens_per_s:.1f}" if line.control_tokens_per_s else "-",
-        f"{ratio.mean:.2f} [{ratio.low:.2f} {ratio.high:.2f}]{star}" if ratio else "-",
         line.reason or "-",
     )
 
@@ -89,6 +83,22 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _fit(cell: str, width: int) -> str:
     return cell if len(cell) <= width else cell[: width - 1] + "…"
+
+
+def _measured(report: Report) -> list[str]:
+    """By switchback slices of the last day: control rounds beside speculative ones, under the same load."""
+    lines = [
+        line
+        for task in report.tasks
+        if task.measured is not None
+        for line in textwrap.wrap(
+            f"{task.task}: {sentence(task.measured.drafter, task.measured)}",
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+        )
+    ]
+    return lines or ["  no task speculated in the last day"]
 
 
 def _drift(report: Report) -> list[str]:

@@ -23,9 +23,11 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore, ShadowRun
 from alphaloop.store.overview import Overview
+from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import metadata
 from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import DEVICE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 
@@ -75,6 +77,9 @@ def fill(database: Database, rng: random.Random) -> Database:
     bad = outcome("bad", status=Status.FAILED, error=failing)
     nul = outcome("nul", status=Status.FAILED, error=Failure(code="decode_failed", message="NUL \x00"))
     outcomes.record([*done, bad, nul], owner="w1")
+    slices = SwitchbackStore(database)
+    slices.add(block_rows(subject("code"), recent - timedelta(minutes=2), 10))
+    slices.refresh(recent)
     drafts.register("lookup", "draft-1", TARGET)
     DecisionLog(database).record_change("code", TARGET, DEVICE, "greedy", 4, K4, "w1")
     CostStore(database).save("a-host", DEVICE, "e", TARGET, {}, [CostPoint(None, 1, 1, 30.0, 5)])
@@ -135,30 +140,24 @@ def test_every_view_is_on_the_page(filled: Database) -> None:
         assert set(found.scalars()) == set(VIEWS)
 
 
-def test_alpha_and_speedup_are_those_of_the_runs(filled: Database) -> None:
+def test_alpha_is_that_of_the_runs(filled: Database) -> None:
     with filled.begin() as connection:
         alpha = connection.execute(text("SELECT * FROM task_alpha_now")).one()
-        speed = {row.task: row for row in connection.execute(text("SELECT * FROM task_speedup_now"))}
         runs = connection.execute(text("SELECT * FROM decode_runs WHERE mode = 'speculative'")).all()
     trials, accepts = sum(sum(run.trials) for run in runs), sum(sum(run.accepts) for run in runs)
     assert (alpha.task, alpha.num_jobs, alpha.trials, alpha.accepts) == ("code", 8, trials, accepts)
     assert alpha.alpha == pytest.approx(accepts / trials)
     assert alpha.alpha_1 == pytest.approx(sum(run.accepts[0] for run in runs) / sum(run.trials[0] for run in runs))
     assert (alpha.min_num_draft_tokens, alpha.max_num_draft_tokens) == (4, 4)
-    fast = sum(run.num_tokens for run in runs) / (8 * 0.4)
-    assert speed["code"].speculative_tokens_per_s == pytest.approx(fast)
-    assert speed["code"].speedup == pytest.approx(fast / (20 / 0.5))
-    assert (speed["code"].speculative_jobs, speed["code"].vanilla_jobs) == (8, 3)
-    assert speed["sql"].speedup is None
 
 
-def test_hours_of_the_day_before_yesterday_are_not_now(database: Database) -> None:
+def test_hours_of_the_day_before_yesterday_are_not_now(database: Database, rng: random.Random) -> None:
     jobs, outcomes = JobStore(database), OutcomeStore(database)
     jobs.claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
-    run = decode_run(vanilla_counts(3), mode=Mode.VANILLA, at=datetime.now(UTC) - timedelta(hours=26))
+    run = decode_run(simulated_counts(rng, [0.8], 5), at=datetime.now(UTC) - timedelta(hours=26))
     outcomes.record([outcome("a", run=run)], owner="w")
     with database.begin() as connection:
-        assert connection.execute(text("SELECT * FROM task_speedup_now")).all() == []
+        assert connection.execute(text("SELECT * FROM task_alpha_now")).all() == []
 
 
 def test_failed_jobs_say_why_and_survive_the_character_nul(filled: Database) -> None:
@@ -180,12 +179,10 @@ def test_the_status_table(filled: Database) -> None:
     assert code.alpha.mean == pytest.approx(code.accepts / code.trials)
     assert code.alpha.low < code.alpha.mean < code.alpha.high
     assert code.alpha_1.mean > code.alpha.mean
-    assert code.speculative is not None
-    assert code.vanilla is not None
-    assert code.speedup == pytest.approx(code.speculative.num_tokens / 3.2 / 40)
+    assert code.measured == SwitchbackStore(filled).shown(datetime.now(UTC))["code"]
     # No decision is on record for this task: what was done last stands for it.
     assert (sql.task, sql.mode, sql.drafter, sql.reason) == ("sql", "vanilla", None, "no_history")
-    assert (sql.alpha, sql.alpha_1, sql.speculative, sql.speedup) == (None, None, None, None)
+    assert (sql.alpha, sql.alpha_1, sql.measured) == (None, None, None)
     assert Overview(filled).job_counts() == {"succeeded": 15, "failed": 2, "running": 1}
 
 

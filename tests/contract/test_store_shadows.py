@@ -60,14 +60,11 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
 
     assert history.expected_tokens("code", now=at, window_days=1) == NUM_OUTPUT, "each text counts once"
     (now,) = Overview(database).tasks_now(timedelta(days=1))
-    assert (now.trials, now.speculative) == (0, None)
-    assert now.vanilla is not None
-    assert now.vanilla.num_jobs == 5
+    assert (now.trials, now.measured) == (0, None)
     with database.begin() as connection:
         assert connection.execute(text("SELECT count(*) FROM decode_runs WHERE drafter <> ''")).scalar_one() == 0
         assert connection.execute(text("SELECT * FROM task_alpha_now")).all() == []
-        speed = connection.execute(text("SELECT speculative_jobs, vanilla_jobs FROM task_speedup_now")).one()
-        assert tuple(speed) == (0, 5)
+        assert connection.execute(text("SELECT * FROM task_speedup_now")).all() == []
 
 
 def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Database, rng: random.Random) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,10 +21,13 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.wording import figure, load, sentence
 from alphaloop.tables import drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.history import DRAFT, TARGET, History
+from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 
@@ -246,20 +249,30 @@ def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
     assert not DraftRegistry(database).stale(TARGET)
 
 
-def test_the_report_shows_speed_against_the_own_control(make: Make, database: Database, history: History) -> None:
+def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
+    make: Make, database: Database, history: History
+) -> None:
     start = NOW - 2 * HOUR
     history.traffic("code", 0.8, 30, start, MINUTE)
     history.vanilla("code", 10, start, MINUTE)
+    slices = SwitchbackStore(database)
+    slices.add(block_rows(subject("code"), start, 12))
     make().run_once(NOW)
     stored = ReportStore(database).latest()
     assert stored is not None
     (line,) = stored.content["tasks"]
     assert line["num_jobs"] == 40
-    assert line["control_tokens_per_s"] == pytest.approx(25.0)
-    assert line["speedup"]["low"] < line["tokens_per_s"] / 25 < line["speedup"]["high"]
+    shown = slices.shown(NOW)["code"]
+    assert shown.speedup is not None
+    assert line["measured"]["speedup"] == asdict(shown.speedup)
+    assert line["measured"]["speedup"]["mean"] == pytest.approx(2.0, rel=0.01)
+    assert (line["measured"]["verdict"], line["measured"]["num_blocks"]) == ("faster", 12)
     assert line["alpha_1"]["mean"] == pytest.approx(0.8, abs=0.1)
     assert line["alpha_1"]["low"] < line["alpha_1"]["mean"] < line["alpha_1"]["high"]
-    assert "code" in stored.text
+    told = " ".join(stored.text.split())
+    assert sentence("lookup", shown) in told
+    assert figure(shown) in stored.html
+    assert load(shown) in stored.html
 
 
 def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Outbox) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, Protocol
 
-from alphaloop.store.switchback import SliceRow, SwitchbackStore
+from alphaloop.store.switchback import SliceRow
 from alphaloop.switchback.task_speedup import Subject
 from worker.engine import EngineIdentity
 from worker.jobs.steering import TaskSlice
@@ -16,12 +16,19 @@ from worker.jobs.steering import TaskSlice
 REFRESH_EVERY_S: Final = 10.0
 
 
+class Slices(Protocol):
+    """What is needed of alphaloop.store.switchback.SwitchbackStore."""
+
+    def add(self, rows: Sequence[SliceRow]) -> None: ...
+    def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int: ...
+
+
 class SliceRecorder:
     """Called with slices, from the thread that writes in the background. Raises StoreError."""
 
     def __init__(
         self,
-        store: SwitchbackStore,
+        store: Slices,
         identity: EngineIdentity,
         revisions: Mapping[str, str],
         *,

@@ -68,8 +68,7 @@ def line(task: str, **over: Any) -> dict[str, Any]:
         "reason": max((reason.value for reason in Reason), key=len),
         "alpha_1": estimate,
         "alpha": estimate,
-        "tokens_per_s": 123.4,
-        "control_tokens_per_s": 99.95,
+        "measured": {"speedup": {"mean": 1.423, "low": 1.314, "high": 1.541}, "verdict": "faster"},
         **over,
     }
 
@@ -83,7 +82,17 @@ def test_the_table_fits_and_names_every_task() -> None:
 def test_a_task_without_evidence_shows_dashes() -> None:
     shown = rendered(
         final_table(
-            [line("code", mode="vanilla", num_draft_tokens=0, alpha_1=None, alpha=None, tokens_per_s=None)], {"code": 8}
+            [line("code", mode="vanilla", num_draft_tokens=0, alpha_1=None, alpha=None, measured=None)], {"code": 8}
         )
     )
     assert shown[1].split()[:7] == ["code", "100", "vanilla", "-", "-", "-", "-"]
+
+
+def test_a_speed_up_is_shown_once_there_is_a_verdict() -> None:
+    thin = {"speedup": None, "verdict": "no_verdict_yet"}
+    wide = {"speedup": {"mean": 1.1, "low": 0.8, "high": 1.5}, "verdict": "no_verdict_yet"}
+    lines = [line("code"), line("sql", measured=thin), line("math", measured=wide)]
+    code, sql, math = rendered(final_table(lines, dict.fromkeys(("code", "sql", "math"), 8)))[1:4]
+    assert "1.42 [1.31 1.54]" in code
+    assert "no verdict yet" in sql
+    assert "no verdict yet" in math

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import wilson
-from alphaloop.measurements import DecodedJob, ProbeResult
-from scheduler.estimates import acceptance, alpha_over_time, speed_of_jobs, speed_of_pairs
+from alphaloop.measurements import DecodedJob
+from scheduler.estimates import acceptance, alpha_over_time
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -52,40 +52,6 @@ def test_the_interval_covers_the_true_rate_over_jobs(rng: random.Random, seed: i
         covered += interval.low <= 0.7 <= interval.high
     print(f"seed {seed}: {covered / repeats:.1%} of 95 % intervals hold the true rate")
     assert covered / repeats > 0.88
-
-
-def test_speed_against_twins() -> None:
-    def pair(position: int, device_s: float, control_s: float | None) -> ProbeResult:
-        return ProbeResult(
-            AT,
-            "code",
-            "v",
-            position,
-            "lookup",
-            "d",
-            "t",
-            "e",
-            3,
-            (10,),
-            (8,),
-            48,
-            device_s,
-            48 if control_s else None,
-            control_s,
-        )
-
-    speed = speed_of_pairs([pair(0, 1.0, 2.0), pair(1, 2.0, 4.0), pair(2, 0.1, None)])
-    assert speed is not None
-    assert (speed.num_pairs, speed.ratio.mean) == (2, pytest.approx(2.0))
-    assert (speed.tokens_per_s, speed.control_tokens_per_s) == (pytest.approx(32), pytest.approx(16))
-    assert speed_of_pairs([pair(2, 0.1, None)]) is None
-
-
-def test_speed_of_traffic() -> None:
-    speed = speed_of_jobs([job((10,), (8,), device_s=1.0)] * 3, [job((), (), device_s=1.5)] * 3)
-    assert speed is not None
-    assert (speed.num_pairs, speed.ratio.mean) == (0, pytest.approx(1.5))
-    assert speed_of_jobs([job((10,), (8,))], []) is None
 
 
 def test_stretches_of_time() -> None:

@@ -12,8 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from alphaloop.errors import ConfigError
+from alphaloop.switchback.speedup import Verdict
 from scheduler.report import Report, render_page, render_text, write_report
-from scheduler.report.data import DraftLine, DriftLine, Estimate, HistoryPoint, ProbeLine, TaskLine
+from scheduler.report.data import DraftLine, DriftLine, Estimate, HistoryPoint, MeasuredLine, ProbeLine, TaskLine
 
 AT = datetime(2026, 11, 21, 6, tzinfo=UTC)
 NASTY = "<script>alert('x')</script>&amp;\"'"
@@ -35,10 +36,21 @@ def task_line(task: str) -> TaskLine:
         alpha_1=alpha,
         alpha=alpha,
         alpha_num_draft_tokens=(3, 8),
-        tokens_per_s=1234.5,
-        control_tokens_per_s=1000.1,
-        speedup=Estimate(mean=1.23, low=1.01, high=1.55),
-        num_pairs=0,
+        measured=MeasuredLine(
+            drafter="lookup",
+            speedup=Estimate(mean=1.23, low=1.01, high=1.55),
+            verdict=Verdict.FASTER,
+            min_num_draft_tokens=3,
+            max_num_draft_tokens=8,
+            mean_running=12.34,
+            mean_context=512.0,
+            num_blocks=40,
+            num_control_rounds=640,
+            tokens_per_s=123.4,
+            vanilla_tokens_per_s=100.3,
+            covers_from=AT - timedelta(days=1),
+            covers_to=AT,
+        ),
     )
 
 

@@ -1,0 +1,70 @@
+"""A measured speed-up in words: the same on every screen, always with its draft lengths and its load."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from alphaloop.switchback.speedup import Verdict
+
+NO_VERDICT: Final = "no verdict yet"
+
+
+class Bounds(Protocol):
+    """An estimate with its 95 % bounds."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+class Measured(Protocol):
+    """What is told of a measured speed-up: alphaloop.switchback.task_speedup.TaskSpeedup, or a line of the report."""
+
+    @property
+    def speedup(self) -> Bounds | None: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def min_num_draft_tokens(self) -> int: ...
+    @property
+    def max_num_draft_tokens(self) -> int: ...
+    @property
+    def mean_running(self) -> float: ...
+    @property
+    def num_blocks(self) -> int: ...
+
+
+def figure(measured: Measured | None) -> str:
+    """`1.62 [1.55 1.70]`; `no verdict yet` instead of the estimate where the interval allows both.
+
+    A dash where the task did not speculate.
+    """
+    if measured is None:
+        return "-"
+    if measured.speedup is None:
+        return NO_VERDICT
+    bounds = measured.speedup
+    estimate = NO_VERDICT if measured.verdict == Verdict.NO_VERDICT_YET else f"{bounds.mean:.2f}"
+    return f"{estimate} [{bounds.low:.2f} {bounds.high:.2f}]"
+
+
+def load(measured: Measured | None) -> str:
+    """`k 3-5, 6.2 running`: the draft lengths of the treatment, and the mean number of sequences in a round."""
+    if measured is None:
+        return ""
+    least, most = measured.min_num_draft_tokens, measured.max_num_draft_tokens
+    return f"k {least}{'' if least == most else f'-{most}'}, {measured.mean_running:.1f} running"
+
+
+def sentence(drafter: str, measured: Measured) -> str:
+    """What the experiment says of a drafter, in one sentence."""
+    blocks = f"{measured.num_blocks} block{'' if measured.num_blocks == 1 else 's'} of control rounds"
+    where = f"{drafter}, {load(measured)}; {blocks}"
+    bounds = measured.speedup
+    if bounds is None:
+        return f"No verdict yet ({where}): eight blocks are the least."
+    told = f"Speed-up {bounds.mean:.2f}x vanilla, {bounds.low:.2f} to {bounds.high:.2f} ({where})"
+    return f"{told}: {Verdict(measured.verdict).value.replace('_', ' ')}."

@@ -1,0 +1,129 @@
+"""Slices of the switchback experiment and the speed-ups that follow from them, in a real PostgreSQL."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.store.database import Database
+from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.task_speedup import shown_of, task_speedup
+from alphaloop.tables.switchback import SUBJECT
+from tests.fixtures.slices import block_rows, subject
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def store(database: Database) -> SwitchbackStore:
+    return SwitchbackStore(database)
+
+
+def test_slices_come_back_as_they_were_added_and_twice_is_once(store: SwitchbackStore) -> None:
+    code = block_rows(subject("code"), NOW - HOUR, 3)
+    chat = block_rows(subject("chat", host="b-host"), NOW - 2 * HOUR, 2, owner="w2")
+    store.add([])
+    store.add(code[:5])
+    store.add(code)
+    store.add(chat)
+    assert store.read(NOW - 3 * HOUR) == chat + code
+    assert store.read(NOW - 3 * HOUR, "code") == code
+    assert store.read(NOW - 90 * timedelta(minutes=1)) == code
+    assert store.read(NOW - 3 * HOUR, until=NOW - HOUR) == chat
+    assert store.read(NOW) == []
+
+
+def test_slices_of_a_day_without_a_partition_get_one_and_retention_drops_them(
+    database: Database, store: SwitchbackStore
+) -> None:
+    old = block_rows(subject(), NOW - timedelta(days=40), 1)
+    store.add(old)
+    assert store.read(NOW - timedelta(days=41)) == old
+    PartitionKeeper(database).drop_before((NOW - timedelta(days=30)).date())
+    assert store.read(NOW - timedelta(days=41)) == []
+
+
+def test_the_view_shows_what_the_estimator_computes(database: Database, store: SwitchbackStore) -> None:
+    """Three tokens for one and a half vanilla rounds are twice as fast."""
+    rows = block_rows(subject(), NOW - HOUR, 12)
+    rows += block_rows(subject(), NOW - HOUR / 2, 12, num_draft_tokens=7)
+    store.add(rows)
+    assert store.shown(NOW) == {}, "nothing was computed yet"
+    assert store.refresh(NOW) == 1
+    shown = store.shown(NOW)["code"]
+    assert shown == task_speedup(subject(), [row.slice for row in rows], NOW)
+    assert shown.speedup is not None
+    assert shown.speedup.mean == pytest.approx(2.0, rel=0.01)
+    assert shown.speedup.low <= 2.0 <= shown.speedup.high
+    assert (shown.verdict, shown.num_blocks) == (Verdict.FASTER, 24)
+    assert (shown.min_num_draft_tokens, shown.max_num_draft_tokens, shown.mean_running) == (4, 7, 4.0)
+    with database.begin() as connection:
+        row = connection.execute(text("SELECT * FROM task_speedup_now")).one()
+    assert (row.speedup, row.speedup_low, row.speedup_high) == (
+        shown.speedup.mean,
+        shown.speedup.low,
+        shown.speedup.high,
+    )
+    assert {name: getattr(row, name) for name in SUBJECT} == asdict(subject())
+    assert row.tokens_per_s == pytest.approx(shown.tokens_per_s)
+    assert row.vanilla_tokens_per_s == pytest.approx(shown.vanilla_tokens_per_s)
+    assert row.vanilla_tokens_per_s == pytest.approx(1 / 0.02, rel=0.01)
+
+
+def test_too_few_blocks_give_no_verdict(store: SwitchbackStore) -> None:
+    store.add(block_rows(subject(), NOW - HOUR, 3))
+    store.refresh(NOW)
+    shown = store.shown(NOW)["code"]
+    assert (shown.speedup, shown.vanilla_tokens_per_s) == (None, None)
+    assert (shown.verdict, shown.num_blocks) == (Verdict.NO_VERDICT_YET, 3)
+    assert shown.tokens_per_s == pytest.approx(3 / 0.03)
+
+
+def test_of_a_task_the_drafter_with_most_text_is_shown_everywhere(database: Database, store: SwitchbackStore) -> None:
+    few, most = subject(drafter="small"), subject(drafter="lookup")
+    store.add(block_rows(few, NOW - HOUR, 9, tokens_per_round=4.0) + block_rows(most, NOW - 2 * HOUR, 20))
+    assert store.refresh(NOW) == 2
+    assert store.shown(NOW)["code"].subject == most
+    assert store.at("code", NOW) == store.shown(NOW)["code"]
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT drafter FROM task_speedup_now")).scalars().all() == ["lookup"]
+    assert store.at("sql", NOW) is None
+    tie = [replace(store.shown(NOW)["code"], subject=subject(drafter=name)) for name in "ba"]
+    chosen = shown_of(tie)
+    assert chosen is not None
+    assert chosen.subject.drafter == "a"
+
+
+def test_an_earlier_moment_is_computed_from_the_slices_before_it(store: SwitchbackStore) -> None:
+    store.add(block_rows(subject(), NOW - 30 * HOUR, 10, cost=3.0))
+    store.add(block_rows(subject(), NOW - 2 * HOUR, 10, cost=1.5))
+    earlier, later = store.at("code", NOW - 20 * HOUR), store.at("code", NOW)
+    assert earlier is not None
+    assert earlier.speedup is not None
+    assert later is not None
+    assert later.speedup is not None
+    assert (earlier.speedup.mean, later.speedup.mean) == (pytest.approx(1.0, rel=0.01), pytest.approx(2.0, rel=0.01))
+    assert earlier.verdict is Verdict.NO_DIFFERENCE
+
+
+def test_what_is_older_than_a_day_is_not_shown_and_is_dropped(database: Database, store: SwitchbackStore) -> None:
+    store.add(block_rows(subject("old"), NOW - 26 * HOUR, 10))
+    store.add(block_rows(subject("new"), NOW - HOUR, 10))
+    store.refresh(NOW - 25 * HOUR)
+    assert store.shown(NOW) == {}
+    assert store.refresh(NOW, ["new"]) == 1
+    assert set(store.shown(NOW)) == {"new"}
+    count = text("SELECT count(*) FROM task_speedups")
+    with database.begin() as connection:
+        assert connection.execute(count).scalar_one() == 2
+    assert store.refresh(NOW) == 1
+    with database.begin() as connection:
+        assert connection.execute(count).scalar_one() == 1
