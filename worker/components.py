@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,8 +22,7 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue
 from worker.jobs.recording import Recorder
-from worker.jobs.slice_writer import SliceWriter
-from worker.jobs.steering import Steering
+from worker.jobs.steering import Steering, TaskSlice
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
@@ -53,7 +52,7 @@ class Components:
     metrics: WorkerMetrics
     retry: Retry
     background: BackgroundWrites
-    slice_writer: SliceWriter
+    store_slices: Callable[[Sequence[TaskSlice]], None]
     feed_thread: Neighbour
     recording_thread: Neighbour
     publishing_thread: Neighbour

@@ -198,7 +198,7 @@ class Worker:
 
     def _keep(self, slices: Sequence[TaskSlice]) -> None:
         if slices:
-            self._c.background.put("switchback slices", partial(self._c.slice_writer.write, slices))
+            self._c.background.put("switchback slices", partial(self._c.store_slices, slices))
 
     def _charge(self, lanes: Sequence[LaneKey], wall_s: float) -> None:
         share_s = wall_s / len(lanes) if lanes else 0.0

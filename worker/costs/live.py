@@ -54,7 +54,7 @@ class LiveCosts:
         points: Sequence[CostPoint],
         *,
         half_life: int,
-        save: Callable[[Sequence[CostPoint]], None],
+        save: Callable[[Sequence[CostPoint]], object],
         save_every_s: float,
         timed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
