@@ -136,7 +136,7 @@ class JobStore:
         return held
 
     def request_cancel(self, job_id: str) -> None:
-        """Ask for a job's end, perhaps before it is known, and tell every worker. A job that ended keeps its outcome."""
+        """Ask for a job's end, perhaps before the job is known, and tell every worker. An outcome is never changed."""
         with self._database.begin() as connection:
             connection.execute(insert(cancellations).values(job_id=job_id).on_conflict_do_nothing())
             connection.execute(select(func.pg_notify(CANCELLATIONS, "")))
