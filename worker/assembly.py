@@ -35,7 +35,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
-from worker.background import BackgroundWrites
+from worker.background import BackgroundWrites, Write
 from worker.components import Components
 from worker.costs.live import LiveCosts, open_costs
 from worker.deciding.choice_log import StoredChoices
@@ -91,7 +91,8 @@ def assemble(
     """
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
-    deciding = open_deciding(settings, engine, database, owner=owner)
+    background = BackgroundWrites(hurry.wait)
+    deciding = open_deciding(settings, engine, database, owner=owner, write=background.put)
     jobs = JobStore(database)
     retry = Retry(hurry)
     metrics = WorkerMetrics()
@@ -157,7 +158,6 @@ def assemble(
     )
 
     design = SwitchbackDesign(control_share=settings.policy.control_share)
-    background = BackgroundWrites()
     slices = SliceRecorder(
         SwitchbackStore(database),
         engine.identity,
@@ -240,16 +240,26 @@ class Deciding:
     costs: LiveCosts
 
 
-def open_deciding(settings: Settings, engine: Engine, database: Database, *, owner: str) -> Deciding:
-    """A decider over the evidence in the database; costs never measured here are measured now."""
+def open_deciding(
+    settings: Settings,
+    engine: Engine,
+    database: Database,
+    *,
+    owner: str,
+    write: Write = lambda what, act: act(),
+) -> Deciding:
+    """A decider over the evidence in the database; costs never measured here are measured now.
+
+    `write` is given every write that decoding need not wait for, with a name for the log.
+    """
     _register_drafters(engine, database)
-    costs = open_costs(settings.worker, engine, CostStore(database))
+    costs = open_costs(settings.worker, engine, CostStore(database), write=write)
     half_life = _half_life(settings)
     evidence_cache = _remember(engine, database, half_life)
     decider = Decider(
         engine,
         evidence_cache,
-        StoredChoices(DecisionLog(database, half_life=half_life), engine.identity, owner),
+        StoredChoices(DecisionLog(database, half_life=half_life), engine.identity, owner, write=write),
         SharedBudgets(
             BudgetStore(database), HistoryStore(database), evidence_cache, engine.identity, _revisions(engine)
         ),

@@ -1,28 +1,35 @@
 """Writes that no promise rests on, from a thread of their own: the decoding thread never waits for the database.
 
-Corrected costs, changes of a choice, switchback slices. A write that fails is logged and lost, or done again by whoever
-asked for it; outcomes of jobs take another way (worker/jobs/recording.py).
+Corrected costs, changes of a choice, switchback slices. A write that Postgres refuses is logged and lost. Outcomes of
+jobs take another way (worker/jobs/recording.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
-from alphaloop.errors import StoreError
+from alphaloop.errors import StoreError, StoreUnavailable
 from worker.jobs.bounded_queue import BoundedQueue
 
 log = logging.getLogger(__name__)
+
+#: Takes a write and what to call it in the log.
+Write: TypeAlias = Callable[[str, Callable[[], object]], object]
 
 _MOST_WAITING: Final = 1000
 _IDLE_WAIT_S: Final = 0.2
 
 
 class BackgroundWrites:
-    """Calls that wait for their turn. While the database is away, the oldest wait and new ones are dropped."""
+    """Calls that wait for their turn. While the database is away, the oldest wait and new ones are dropped.
 
-    def __init__(self) -> None:
+    `pause` waits for so many seconds between two tries.
+    """
+
+    def __init__(self, pause: Callable[[float], object]) -> None:
+        self._pause = pause
         self._queue: BoundedQueue[tuple[str, Callable[[], object]]] = BoundedQueue(
             max_items=_MOST_WAITING, max_bytes=_MOST_WAITING, num_bytes_of=lambda write: 1
         )
@@ -38,9 +45,15 @@ class BackgroundWrites:
         self._queue.put([(what, write)])
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
-        """Do what waits, one write after the other."""
-        for what, write in self._queue.take(_MOST_WAITING, timeout_s):
+        """Do what waits, one write after the other. What fails for want of the database is done again next turn."""
+        waiting = self._queue.take(_MOST_WAITING, timeout_s)
+        for number, (what, write) in enumerate(waiting):
             try:
                 write()
+            except StoreUnavailable as error:
+                log.warning("%s: not written yet: %s", what, error.message, extra={"action": "background_write_waits"})
+                self._queue.put_back(waiting[number:])
+                self._pause(timeout_s)
+                return
             except StoreError as error:
                 log.warning("%s: not written: %s", what, error.message, extra={"action": "background_write_failed"})

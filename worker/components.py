@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from alphaloop.errors import WorkerThreadDied
 from alphaloop.store.jobs import JobStore
 from worker.background import BackgroundWrites
 from worker.costs.live import LiveCosts
@@ -87,6 +88,9 @@ class Components:
         """Raise what a thread died of."""
         for neighbour in self.neighbours:
             neighbour.check()
+        for name, thread in (("leases", self.leases), ("watch", self.watch)):
+            if thread.has_died:
+                raise WorkerThreadDied(f"the thread {name} ended")
 
     def end_neighbours(self, timeout_s: float = 10.0) -> None:
         """End the threads beside the loop after their turn in hand."""

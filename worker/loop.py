@@ -187,6 +187,8 @@ class Worker:
             self._keep(self._c.steering.observe(step))
             self._charge(stepped.lanes, step.wall_s)
             self._stream(stepped)
+        else:
+            self._keep(self._c.steering.close())
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
         ended += [
             self._undecoded(job.claimed, Status.FAILED, outcomes.failure_of(error)) for job, error in stepped.failed
@@ -221,13 +223,12 @@ class Worker:
         return EndedJob(claimed, outcomes.ended(claimed, status, failure, now=self._c.now()))
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
-        queue_s = _seconds_between(job.claimed, job.started_at)
         outcome: Outcome = outcomes.succeeded(
             job.claimed,
             generation,
             job.decision,
             self._c.engine.identity,
-            queue_s=queue_s,
+            queue_s=job.queue_s,
             now=now,
             decode_batch_id=job.decided_together,
         )
@@ -260,8 +261,3 @@ class Worker:
         except StoreError as error:
             log.warning("%d jobs not released: %s", len(claimed), error.message, extra={"action": "release_failed"})
         self._c.leases.let_go(one.job_id for one in claimed)
-
-
-def _seconds_between(claimed: ClaimedJob, started: datetime) -> float:
-    timestamp_ms = claimed.ready.delivery.record.timestamp_ms
-    return max(0.0, started.timestamp() - timestamp_ms / 1000) if timestamp_ms else 0.0

@@ -16,6 +16,7 @@ from sqlalchemy import ARRAY, Connection, Integer, Row, Text, bindparam, cast, c
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
+from alphaloop.store.notices import CANCELLATIONS
 from alphaloop.store.row_set import RowSet
 from alphaloop.tables import cancellations, jobs
 
@@ -135,9 +136,10 @@ class JobStore:
         return held
 
     def request_cancel(self, job_id: str) -> None:
-        """Ask for a job's end, perhaps before it is known. A job that ended keeps its outcome."""
+        """Ask for a job's end, perhaps before the job is known, and tell every worker. An outcome is never changed."""
         with self._database.begin() as connection:
             connection.execute(insert(cancellations).values(job_id=job_id).on_conflict_do_nothing())
+            connection.execute(select(func.pg_notify(CANCELLATIONS, "")))
 
     def cancelled(self, job_ids: Collection[str]) -> set[str]:
         """Which of the jobs are asked to end."""

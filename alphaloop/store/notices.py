@@ -15,14 +15,17 @@ from alphaloop.store.database import Database, store_error
 
 #: Told by triggers on draft_revisions and drift_events, whoever changes them: a process of ours or a person in psql.
 DRAFTS_CHANGED: Final = "alphaloop_drafts"
+#: Told by whoever writes a cancellation down.
+CANCELLATIONS: Final = "alphaloop_cancellations"
 
 
 class Listener:
     """Waits for notices. One thread owns it; a lost connection is made anew at the next wait."""
 
-    def __init__(self, database: Database, channel: str = DRAFTS_CHANGED) -> None:
+    def __init__(self, database: Database, *channels: str) -> None:
+        """Listens to these channels, or to all that there are."""
         self._database = database
-        self._channel = channel
+        self._channels = channels or (DRAFTS_CHANGED, CANCELLATIONS)
         self._connection: psycopg.Connection | None = None
 
     def wait(self, timeout_s: float) -> bool:
@@ -48,7 +51,8 @@ class Listener:
     def _listen(self) -> psycopg.Connection:
         connection = self._database.dedicated()
         try:
-            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            for channel in self._channels:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         except psycopg.Error as error:
             connection.close()
             raise store_error(error, self._database.redacted_url) from None

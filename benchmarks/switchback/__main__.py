@@ -18,7 +18,6 @@ from multiprocessing import Pool
 from typing import Final
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from alphaloop.switchback.block import SwitchbackDesign
@@ -58,10 +57,11 @@ def main() -> None:
     wanted = [scenario for scenario in scenarios() if options.only in scenario.name]
     summaries: list[Summary] = []
     with Pool(options.processes) as pool:
-        for scenario in track(wanted, console=console):
+        for scenario in wanted:
             for name, method in _METHODS.items():
                 run = partial(method, scenario, design=design, num_rounds=options.rounds)
                 summaries.append(summarise(scenario, name, pool.map(run, range(options.runs), chunksize=5)))
+                console.print(summaries[-1])
     show(summaries)
     print(json.dumps({"design": asdict(design), "num_rounds": options.rounds, "runs": [asdict(s) for s in summaries]}))
 

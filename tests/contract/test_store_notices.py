@@ -16,6 +16,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftStore
+from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from worker.deciding.watch import Watch
 
@@ -52,6 +53,14 @@ def watching(database: Database, look: Callable[[], None], *, every_s: float) ->
         yield watch
     finally:
         watch.close()
+
+
+def test_a_cancellation_is_told_to_every_worker_at_once(database: Database, listener: Listener) -> None:
+    assert listener.wait(0.0)
+    JobStore(database).request_cancel("job-1")
+    assert listener.wait(SOON_S)
+    JobStore(database).request_cancel("job-1")
+    assert listener.wait(SOON_S), "who missed the first notice hears the second"
 
 
 def test_a_new_listener_may_have_missed_something_and_then_hears_of_nothing(listener: Listener) -> None:

@@ -14,6 +14,7 @@ from alphaloop.cost_doubt import LogEstimate
 from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
+from worker.background import Write
 from worker.costs.calibration import calibrate, plan
 from worker.costs.fading import FadingCorrection, Moment
 from worker.costs.shared_weights import timed_by, with_shared_weights
@@ -53,7 +54,7 @@ class LiveCosts:
         points: Sequence[CostPoint],
         *,
         half_life: int,
-        save: Callable[[Sequence[CostPoint]], None],
+        save: Callable[[Sequence[CostPoint]], object],
         save_every_s: float,
         timed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -228,9 +229,17 @@ def _is_news(now: CostPoint, then: CostPoint) -> bool:
 
 
 def open_costs(
-    settings: WorkerSettings, engine: Engine, store: CostStore, *, clock: Callable[[], float] = time.monotonic
+    settings: WorkerSettings,
+    engine: Engine,
+    store: CostStore,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    write: Write = lambda what, act: act(),
 ) -> LiveCosts:
-    """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first."""
+    """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
+
+    Corrections are stored through `write`, which may do it later.
+    """
     identity = engine.identity
     revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
@@ -257,6 +266,6 @@ def open_costs(
         half_life=settings.correction_half_life_rounds,
         save_every_s=settings.correction_save_s,
         timed=timed,
-        save=lambda corrected: store.save_corrections(*key, corrected),
+        save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
         clock=clock,
     )

@@ -8,16 +8,28 @@ from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.incumbents import IncumbentKey
 from alphaloop.errors import StoreError
 from alphaloop.store.decisions import DecisionLog
+from worker.background import Write
 from worker.engine import EngineIdentity
 
 log = logging.getLogger(__name__)
 
 
 class StoredChoices:
-    """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding."""
+    """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
-    def __init__(self, changes: DecisionLog, identity: EngineIdentity, owner: str) -> None:
+    `write` does the writing, or has it done: then the choice counts as logged, and whoever writes tries again.
+    """
+
+    def __init__(
+        self,
+        changes: DecisionLog,
+        identity: EngineIdentity,
+        owner: str,
+        *,
+        write: Write = lambda what, act: act(),
+    ) -> None:
         self._changes, self._identity, self._owner = changes, identity, owner
+        self._write = write
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
         """The choice that the log tells last. May raise StoreError."""
@@ -29,7 +41,10 @@ class StoredChoices:
         identity = self._identity
         subject = key.task, identity.target_revision, identity.device, key.sampling_bucket
         try:
-            self._changes.record_change(*subject, key.load, decision, self._owner)
+            self._write(
+                "change of choice",
+                lambda: self._changes.record_change(*subject, key.load, decision, self._owner),
+            )
         except StoreError as error:
             log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
             return False

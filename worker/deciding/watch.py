@@ -42,6 +42,11 @@ class Watch:
         """Begin to look."""
         self._thread.start()
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread ended without being told to."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set()
+
     def close(self) -> None:
         """End the thread."""
         self._stop.set()

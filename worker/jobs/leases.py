@@ -103,6 +103,11 @@ class LeaseKeeper:
         if lost:
             log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread ended without being told to."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stop.is_set()
+
     def close(self) -> None:
         """End the thread."""
         self._stop.set()

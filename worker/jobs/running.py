@@ -40,6 +40,12 @@ class RunningJob:
         """The job's."""
         return self.claimed.ready.lane
 
+    @property
+    def queue_s(self) -> float:
+        """Seconds from its message, by the broker's clock, to its start."""
+        timestamp_ms = self.claimed.ready.delivery.record.timestamp_ms
+        return max(0.0, self.started_at.timestamp() - timestamp_ms / 1000) if timestamp_ms else 0.0
+
 
 @dataclass(slots=True)
 class Stepped:

@@ -85,7 +85,7 @@ class Steering:
         return _told(self._schedule.observe(facts))
 
     def close(self) -> list[TaskSlice]:
-        """What was counted so far: when the worker ends."""
+        """What was counted so far: when the worker ends, or when a step failed."""
         return _told(self._schedule.close())
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:

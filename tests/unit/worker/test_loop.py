@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,8 @@ import pytest
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, StoreUnavailable
 from alphaloop.settings import TaskSettings
+from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.schedule import SwitchbackSchedule
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
 from worker.engine import PreparedJob
@@ -21,6 +24,7 @@ from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import LaneKey
 from worker.jobs.recording import EndedJob
+from worker.jobs.steering import Steering
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
@@ -88,6 +92,8 @@ class Turning:
             feed_thread=thread,
             recorder=recorder,
             publishing=recorder,
+            background=[],
+            steering=Steering(SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)), lambda: NOW),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
             decider=SimpleNamespace(decide_each=self._decide, remember=nothing, save=nothing),
             costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),

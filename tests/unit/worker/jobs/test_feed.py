@@ -340,6 +340,22 @@ def test_tasks_share_the_device_by_its_time_and_not_by_who_came_first() -> None:
     assert "sql" in order[:5]
 
 
+def test_a_job_of_low_priority_is_served_against_an_endless_stream_of_a_higher_one() -> None:
+    one = Feeding(num_ahead=1)
+    one.send("low", priority=0)
+    order: list[str] = []
+    while "low" not in order:
+        assert len(order) < 100, "it starves"
+        one.send(f"high-{len(order)}", f"high-too-{len(order)}", priority=1)
+        one.feed.turn()
+        started = one.start()
+        order += [job.job_id for job in started]
+        one.end(started)
+        one.now += 1.0
+    # 10 s of waiting are worth one step: it goes before what came 10 s after it, and twice as many come as are served.
+    assert 10 <= len(order) <= 25
+
+
 def test_the_scrape_may_ask_for_what_waits_while_the_feed_turns() -> None:
     """The metrics are read from another thread; no task may come or go under its count."""
     one = Feeding(num_ahead=1)

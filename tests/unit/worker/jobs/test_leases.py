@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping
 
+import pytest
+
 from alphaloop.errors import StoreUnavailable
 from worker.jobs.leases import LeaseKeeper
 
@@ -72,3 +74,17 @@ def test_the_thread_renews_by_itself_and_ends() -> None:
     num_renewed = len(store.renewed)
     keeper.renew_once()
     assert len(store.renewed) == num_renewed + 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ended_by_an_error_of_ours_is_told() -> None:
+    class Tripping(LedgerOfLeases):
+        def cancelled(self, job_ids: Collection[str]) -> set[str]:
+            raise ZeroDivisionError
+
+    keeper = LeaseKeeper(Tripping(), owner="w", lease_s=0.01)
+    assert not keeper.has_died
+    keeper.hold({"a": 1})
+    keeper.start()
+    keeper._thread.join(5)
+    assert keeper.has_died
