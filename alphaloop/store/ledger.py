@@ -37,7 +37,7 @@ _COLUMNS: Final = (
 #: No transaction takes so long: what was recorded earlier and is not in a checkpoint does not exist.
 _LONGEST_TRANSACTION: Final = timedelta(hours=1)
 #: No job waits so long to be recorded. Bounds the partitions that are read.
-_LONGEST_WAIT: Final = timedelta(days=1)
+LONGEST_WAIT: Final = timedelta(days=1)
 _LOCK: Final = text("LOCK TABLE acceptance_state IN SHARE ROW EXCLUSIVE MODE")
 
 
@@ -111,10 +111,10 @@ def _select(
 ) -> Select[Any]:
     columns = table.c
     query = select(*(columns[name] for name in _COLUMNS), columns[output_tokens].label("num_output_tokens")).where(
-        columns.recorded_at <= until, columns.decoded_at <= until + _LONGEST_WAIT
+        columns.recorded_at <= until, columns.decoded_at <= until + LONGEST_WAIT
     )
     if since is not None:
-        query = query.where(columns.recorded_at >= since, columns.decoded_at >= since - _LONGEST_WAIT)
+        query = query.where(columns.recorded_at >= since, columns.decoded_at >= since - LONGEST_WAIT)
     if subject is not None:
         query = query.where(columns.target_revision == subject[0], columns.engine == subject[1])
     return query

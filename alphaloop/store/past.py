@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Double, Interval, Row, Select, cast, func, literal, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Double,
+    Interval,
+    Row,
+    Select,
+    Table,
+    cast,
+    func,
+    literal,
+    select,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.acceptance import EvidenceKey
@@ -15,10 +31,10 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, Source
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun, Source
 from alphaloop.store.fold import key_of
 from alphaloop.store.hours import NUM_HALF_LIVES, evidence_of, sums_of_hour
-from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
+from alphaloop.store.ledger import LONGEST_WAIT, LedgerStore, counts_of, shadow_of
 from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows
 
 _KEY: Final = EvidenceKey.__slots__
@@ -26,6 +42,27 @@ _RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", 
 _SUMS: Final = tuple(column for column in acceptance_hourly.c if not column.primary_key)
 #: A day's jobs count as of its middle; hours count as of theirs.
 _MIDDLE_OF_DAY: Final = timedelta(hours=11, minutes=30)
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What one transaction recorded."""
+
+    runs: list[DecodeRun] = field(default_factory=list)
+    evidence: list[tuple[EvidenceKey, EvidenceSums]] = field(default_factory=list)  #: as it was added together
+    scored: list[EvidenceKey] = field(default_factory=list)  #: of drafters that were counted without decoding
+
+    def add_run(self, run: DecodeRun, *, is_evidence: bool) -> None:
+        """One more job."""
+        self.runs.append(run)
+        if is_evidence:
+            self.evidence.append((run.key, run.evidence))
+
+    def add_row(self, shadow: ShadowRun, source: Source) -> None:
+        """One more row of evidence_rows."""
+        self.evidence.append((shadow.key, shadow.evidence))
+        if source is not Source.DRAFTED:
+            self.scored.append(shadow.key)
 
 
 class PastStore:
@@ -65,40 +102,34 @@ class PastStore:
                     found[key] = evidence_of([sums_of_hour(row, until=until) for row in of_it], half_life)
         return found
 
-    def runs(self, since: datetime, until: datetime, *, task: str | None = None) -> Iterator[DecodeRun]:
-        """Jobs decoded in [since, until), in order, read as they are asked for."""
-        runs = decode_runs.c
-        query = (
-            select(decode_runs)
-            .where(runs.decoded_at >= since, runs.decoded_at < until)
-            .order_by(runs.decoded_at, runs.ledger_id)
-        )
-        if task is not None:
-            query = query.where(runs.task == task)
-        with self._database.begin() as connection:
-            for row in connection.execute(query.execution_options(yield_per=1000)):
-                yield _run(row)
-
-    def shadows(
-        self, since: datetime, until: datetime, *, task: str | None = None
-    ) -> Iterator[tuple[EvidenceKey, EvidenceSums]]:
-        """Counts of drafters that did not decode, of jobs decoded in [since, until), in order."""
-        rows = evidence_rows.c
-        query = (
-            select(evidence_rows)
-            .where(rows.decoded_at >= since, rows.decoded_at < until, rows.source != Source.DRAFTED)
-            .order_by(rows.decoded_at, rows.ledger_id)
-        )
-        if task is not None:
-            query = query.where(rows.task == task)
-        with self._database.begin() as connection:
-            for row in connection.execute(query.execution_options(yield_per=1000)):
-                yield key_of(row), shadow_of(row).evidence
+    def recorded(self, since: datetime, until: datetime, *, task: str | None = None) -> Iterator[Recorded]:
+        """What was recorded in [since, until), a transaction at a time and in order, read as it is asked for."""
+        queries = [
+            _recorded(table, since, until, task).execution_options(yield_per=1000)
+            for table in (decode_runs, evidence_rows)
+        ]
+        with (
+            self._database.begin() as connection,
+            connection.execute(queries[0]) as runs,
+            connection.execute(queries[1]) as rows,
+        ):
+            both = heapq.merge(
+                ((row.recorded_in, row.ledger_id, True, row) for row in runs),
+                ((row.recorded_in, row.ledger_id, False, row) for row in rows),
+            )
+            for _, group in groupby(both, itemgetter(0)):
+                found = Recorded()
+                for _, _, is_run, row in group:
+                    if is_run:
+                        found.add_run(_run(row), is_evidence=row.is_evidence)
+                    else:
+                        found.add_row(shadow_of(row), Source(row.source))
+                yield found
 
     def first_and_last(self, task: str | None = None) -> tuple[datetime, datetime] | None:
-        """When the first and the last job that is kept were decoded; None if there is none."""
+        """When the first and the last job that is kept were recorded; None if there is none."""
         runs = decode_runs.c
-        query = select(func.min(runs.decoded_at), func.max(runs.decoded_at))
+        query = select(func.min(runs.recorded_at), func.max(runs.recorded_at))
         if task is not None:
             query = query.where(runs.task == task)
         with self._database.begin() as connection:
@@ -109,6 +140,17 @@ class PastStore:
         """Every task that history knows."""
         with self._database.begin() as connection:
             return sorted(connection.execute(select(acceptance_hourly.c.task).distinct()).scalars())
+
+
+def _recorded(table: Table, since: datetime, until: datetime, task: str | None) -> Select[Any]:
+    columns = table.c
+    query = (
+        select(table)
+        .where(columns.recorded_at >= since, columns.recorded_at < until)
+        .where(columns.decoded_at >= since - LONGEST_WAIT, columns.decoded_at < until + LONGEST_WAIT)
+        .order_by(columns.recorded_in, columns.ledger_id)
+    )
+    return query if task is None else query.where(columns.task == task)
 
 
 def _by_day() -> Select[Any]:

@@ -70,43 +70,53 @@ def test_before_the_ledger_the_past_is_estimated_from_hours(database: Database, 
     assert other.all.faded(until, HALF_LIFE).jobs == pytest.approx(before.jobs, rel=0.1)
 
 
-def test_runs_come_in_order_as_they_were_written(database: Database, rng: random.Random) -> None:
+def test_jobs_come_in_the_order_in_which_they_were_recorded(database: Database, rng: random.Random) -> None:
     code, chat = some_runs(rng, "code", NOON), some_runs(rng, "chat", NOON + MINUTE / 2)
-    write(database, code + chat)
+    everything = sorted(code + chat, key=lambda run: run.decoded_at)
+    write(database, everything)
     past = PastStore(database)
-    everything = list(past.runs(NOON, NOON + 60 * MINUTE))
-    assert everything == sorted(code + chat, key=lambda run: run.decoded_at)
-    assert list(past.runs(NOON + MINUTE, NOON + 5 * MINUTE, task="code")) == code[1:5]
+    assert [run for one in past.recorded(NOON, NOON + 60 * MINUTE) for run in one.runs] == everything
+    found = past.recorded(NOON + MINUTE, NOON + 5 * MINUTE, task="code")
+    assert [run for one in found for run in one.runs] == code[1:5]
     assert past.first_and_last("chat") == (chat[0].decoded_at, chat[-1].decoded_at)
     assert past.first_and_last("sql") is None
     assert past.tasks() == ["chat", "code"]
 
 
-def test_runs_come_with_their_batch_and_their_chances(database: Database, rng: random.Random) -> None:
+def test_jobs_come_with_their_batch_and_their_chances(database: Database, rng: random.Random) -> None:
     """Drafts of three, then, as the batch drained, of five: the last two positions were not always asked for."""
     plain, changed = some_runs(rng, "code", NOON, 2)
     changed = replace(changed, chances=(40, 30, 20, 6, 5), decode_batch_id=plain.decode_batch_id)
     write(database, [plain, changed])
-    found = list(PastStore(database).runs(NOON, NOON + 60 * MINUTE))
+    found = [run for one in PastStore(database).recorded(NOON, NOON + 60 * MINUTE) for run in one.runs]
     assert found == [plain, changed]
     assert found[1].evidence.chances == changed.evidence.chances
     assert found[1].evidence.chances[3:] == (6.0, 5.0)
 
 
-def test_shadows_come_as_they_were_counted(database: Database, rng: random.Random) -> None:
-    """Of drafters beside the one that decoded, parts of rounds included."""
-    run = some_runs(rng, "code", NOON, 1)[0]
+def test_what_was_recorded_comes_as_it_was_added(database: Database, rng: random.Random) -> None:
+    """A transaction at a time: jobs, and the evidence that they gave together; controls and longer scores as such."""
+    first, second, third = some_runs(rng, "code", NOON, 3)
+    control = replace(first, purpose="control", key=replace(first.key, drafter="", draft_revision=""), mode="vanilla")
     whole, parts, drafted = (
-        ShadowRun(replace(run.key, drafter=drafter), 3, run.counts, 20, 48, run.decoded_at, chances)
-        for drafter, chances in (("other", ()), ("gated", (40, 30, 20)), (run.key.drafter, ()))
+        ShadowRun(replace(first.key, drafter=drafter), 3, first.counts, 20, 48, first.decoded_at, chances)
+        for drafter, chances in (("other", ()), ("gated", (40, 30, 20)), (first.key.drafter, ()))
     )
-    with database.begin() as connection:
-        record_counts(connection, [JobCounts("a", 1, run, (whole, parts, drafted))], HALF_LIFE)
+    groups = [
+        [JobCounts("a", 1, first, (whole, parts, drafted)), JobCounts("b", 1, second)],
+        [JobCounts("c", 1, control), JobCounts("d", 1, third)],
+    ]
+    for minutes, group in enumerate(groups):
+        with database.begin() as connection:
+            record_counts(connection, group, HALF_LIFE, recorded_at=NOON + minutes * MINUTE)
     past = PastStore(database)
-    found = list(past.shadows(NOON, NOON + 60 * MINUTE, task="code"))
-    assert found == [(whole.key, whole.evidence), (parts.key, parts.evidence)]
-    assert list(past.shadows(NOON, NOON + 60 * MINUTE, task="chat")) == []
-    assert list(past.shadows(NOON + 60 * MINUTE, NOON + 120 * MINUTE)) == []
+    found = list(past.recorded(NOON, NOON + 60 * MINUTE, task="code"))
+    assert [one.runs for one in found] == [[first, second], [control, third]]
+    added = [[(s.key, s.evidence) for s in (whole, parts, drafted)] + [(second.key, second.evidence)]]
+    assert [one.evidence for one in found] == [*added, [(third.key, third.evidence)]]
+    assert [one.scored for one in found] == [[whole.key, parts.key], []]
+    assert list(past.recorded(NOON, NOON + 60 * MINUTE, task="chat")) == []
+    assert [one.runs for one in past.recorded(NOON, NOON + MINUTE)] == [[first, second]]
 
 
 def test_ways_of_the_last_jobs(database: Database, rng: random.Random) -> None:

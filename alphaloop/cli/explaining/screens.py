@@ -29,8 +29,9 @@ _AIMS: Final = {
 }
 #: What a rebuilt past cannot know, said with every `--at`.
 REBUILT: Final = (
-    "Evidence is made again from what is kept: by hours, of other tasks by days, and of the hour that was open job by "
-    "job. Costs, settings and the measured batch sizes are today's; of flags only the last change is known."
+    "Evidence is made again from what is kept: exactly, as far back as single jobs are kept; before that it is "
+    "estimated from hours. Costs, settings and the measured batch sizes are today's; of flags only the last change is "
+    "known."
 )
 
 

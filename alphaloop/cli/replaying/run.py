@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, time, timedelta
-from itertools import groupby
-from operator import itemgetter
 from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
@@ -25,7 +22,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.engines import EngineStore
-from alphaloop.store.past import PastStore
+from alphaloop.store.past import PastStore, Recorded
 
 _DAY: Final = timedelta(days=1)
 
@@ -79,11 +76,8 @@ def replay_history(
     for number, (begin, end) in enumerate(window.days()):
         engines.begin_day(end)
         cases: dict[EngineName, dict[Case, Tally]] = {}
-        runs = past.runs(begin, end, task=window.task)
-        shadows = past.shadows(begin, end, task=window.task)
-        events = heapq.merge(_events(runs), _scored(list(shadows)), key=itemgetter(0))
-        for _, moment in groupby(events, key=itemgetter(0)):
-            _replay_moment(list(moment), engines, cases, found)
+        for recorded in past.recorded(begin, end, task=window.task):
+            _replay_recorded(recorded, engines, cases, found)
             if (num_jobs := sum(found.reasons.values())) >= num_told + 500:
                 num_told = num_jobs
                 tell(number, num_jobs)
@@ -209,26 +203,22 @@ class _Engines:
         replay.drafters = [drafter for drafter in there if (drafter.name, drafter.revision) in newest]
 
     def _serving(self, settings: Settings, name: EngineName, at: datetime) -> list[DrafterState]:
-        """Without shared weights: hourly sums lack the counts that one drafter's rounds gave another."""
-        return [replace(one, shared_weights="") for one in serving(self._registry, settings, name.target_revision, at)]
+        return serving(self._registry, settings, name.target_revision, at)
 
 
-def _replay_moment(
-    events: Sequence[_Event], engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed
+def _replay_recorded(
+    recorded: Recorded, engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed
 ) -> None:
-    """Decide the jobs that ended at one moment by the evidence from before, then count them."""
-    ended = [_job(run) for _, _, _, run in events if run is not None]
+    """Decide the jobs that were recorded together by the evidence from before, then count them."""
     batches: dict[object, list[PastJob]] = {}
-    for number, job in enumerate(ended):
-        # Jobs whose batch was not recorded are decided one by one.
-        name = number if job.decode_batch_id is None else job.decode_batch_id
-        batches.setdefault((name, job.engine, job.key.task, job.key.sampling_bucket), []).append(job)
+    for job in map(_job, recorded.runs):
+        name = job.decode_batch_id, job.engine, job.key.task, job.key.sampling_bucket
+        batches.setdefault(name, []).append(job)
     for batch in batches.values():
         _replay_batch(batch, engines, cases, found)
-    engines.add((key, evidence) for _, key, evidence, run in events if run is None or run.is_evidence)
-    for _, key, _, run in events:
-        if run is None:
-            engines.scored(key)
+    engines.add(recorded.evidence)
+    for key in recorded.scored:
+        engines.scored(key)
 
 
 def _replay_batch(
@@ -268,16 +258,3 @@ def _job(run: DecodeRun) -> PastJob:
         run.is_evidence,
         run.decode_batch_id,
     )
-
-
-_Event = tuple[datetime, EvidenceKey, EvidenceSums, DecodeRun | None]
-
-
-def _events(runs: Iterator[DecodeRun]) -> Iterator[_Event]:
-    for run in runs:
-        yield run.decoded_at, run.key, run.evidence, run
-
-
-def _scored(shadows: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> Iterator[_Event]:
-    for key, evidence in shadows:
-        yield evidence.as_of, key, evidence, None
