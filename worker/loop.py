@@ -68,6 +68,7 @@ class Worker:
         finally:
             self._c.costs.save()
             self._c.decider.save()
+            self._c.background.turn(0.0)  # what these have written in the background, whose thread may have ended
 
     def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
