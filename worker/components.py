@@ -84,7 +84,7 @@ class Components:
             neighbour.start()
 
     def check(self) -> None:
-        """Raise what a thread died of."""
+        """Raise the exception that ended a thread."""
         for neighbour in self.neighbours:
             neighbour.check()
 
