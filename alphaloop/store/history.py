@@ -1,4 +1,4 @@
-"""What the hourly sums say about a task's traffic: how long its jobs are, and how many there were."""
+"""A task's traffic by the hourly sums: the length and the number of its jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alphaloop.tables import acceptance_hourly
 
 
 class HistoryStore:
-    """Reads the hourly sums. Decisions rest on alphaloop.store.acceptance_state; this is for what it does not hold."""
+    """Reads the hourly sums, for figures that the evidence in acceptance_state does not hold."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

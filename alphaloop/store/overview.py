@@ -1,4 +1,4 @@
-"""What the tasks are doing now: the rows of the status table."""
+"""The state of the tasks now: the rows of the status table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ACCEPTANCE = text("""
     ) AS runs
     GROUP BY task
 """)
-# What was chosen last; where nothing but exploration and forced modes was seen, what was done last.
+# The last choice; if there is none (only exploration and forced modes), the last setting used.
 _CHOICE = text("""
     SELECT DISTINCT ON (task) task, mode, drafter, num_draft_tokens, reason, explanation
     FROM (
@@ -71,7 +71,7 @@ class TaskNow:
 
 
 class Overview:
-    """Reads what people ask first."""
+    """Reads the figures of the status table."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
