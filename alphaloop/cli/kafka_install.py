@@ -9,8 +9,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from alphaloop.cli.options import global_options
-from alphaloop.cli.screen import err, note, out
-from alphaloop.embedded.install import ARCHIVE, find_kafka_home, install_kafka
+from alphaloop.cli.screen import err, out
+from alphaloop.embedded.install import ARCHIVE, install_kafka
 from alphaloop.settings import Settings
 
 EXAMPLE: Final = """\
@@ -56,11 +56,3 @@ def fetch_kafka(
             deadline_s=deadline_s,
             on_progress=lambda done, total: bar.update(shown, completed=done, total=total),
         )
-
-
-def has_kafka(settings: Settings) -> bool:
-    """Whether an Apache Kafka is here already. Raises ConfigError where KAFKA_HOME names something else."""
-    found = find_kafka_home(settings)
-    if found is not None:
-        note(f"Apache Kafka is in {found}")
-    return found is not None

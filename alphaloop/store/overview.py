@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select, text
+from sqlalchemy import text
 
 from alphaloop.acceptance import Interval, design_effect, wilson
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from alphaloop.tables import jobs
 
 # Speculative runs; jobs are the clusters, so squares and products are summed by job. α_1 and α side by side.
 _ACCEPTANCE = text("""
@@ -75,12 +74,6 @@ class Overview:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    def job_counts(self) -> dict[str, int]:
-        """Jobs by status, ever."""
-        query = select(jobs.c.status, func.count()).group_by(jobs.c.status)
-        with self._database.begin() as connection:
-            return {status: number for status, number in connection.execute(query)}
 
     def tasks_now(self, window: timedelta = timedelta(days=1)) -> list[TaskNow]:
         """Every task with a job in the last `window`, by name."""
