@@ -1,4 +1,4 @@
-"""`alphaloop draft`: a small draft of the target, and what is known of all of them."""
+"""`alphaloop draft`: train, register and list draft models of the target."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ LIST_EXAMPLE: Final = "alphaloop draft list --json"
 
 def train(
     context: typer.Context,
-    folder: Path = typer.Argument(help="Where the draft goes: a new folder, or one of a run that was stopped."),
+    folder: Path = typer.Argument(help="Folder of the draft: a new one, or that of a run that was stopped."),
     prompts: Path | None = typer.Option(
         None,
         help="JSONL to train on, in any form that `alphaloop enqueue` takes; without it the target writes prompts.",
     ),
     held_out: Path | None = typer.Option(
-        None, help="JSONL to judge with, by task, and never to train on; without it some of the others are held out."
+        None, help="JSONL to measure with, by task, never to train on; without it some of the others are held out."
     ),
     task: str | None = typer.Option(None, help="For lines that name no task."),
-    recipe: Path | None = typer.Option(None, help="TOML file with the dials; without it the defaults."),
-    name: str | None = typer.Option(None, help="Under which it is registered; the folder's name, if not given."),
-    seed: int | None = typer.Option(None, help="Of the texts and of the order; the recipe's, if not given."),
+    recipe: Path | None = typer.Option(None, help="TOML file of training settings; the defaults, if not given."),
+    name: str | None = typer.Option(None, help="The registered name; the folder's name, if not given."),
+    seed: int | None = typer.Option(None, help="Seed of the texts and their order; the recipe's, if not given."),
 ) -> None:
     """Make a small draft of the target: a few of its layers, distilled on its own outputs.
 

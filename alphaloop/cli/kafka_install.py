@@ -1,4 +1,4 @@
-"""`alphaloop kafka install`: Apache Kafka where there is none."""
+"""`alphaloop kafka install`: fetch and unpack Apache Kafka."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
 def install(
     context: typer.Context,
     version: str | None = typer.Option(None, help="Release; the configured one, if not given."),
-    mirror: str | None = typer.Option(None, help="Where releases lie; the configured mirror, if not given."),
+    mirror: str | None = typer.Option(None, help="Address of the releases; the configured mirror, if not given."),
 ) -> None:
     """Fetch Apache Kafka, check its published SHA-512, and unpack it under the user's cache.
 
-    A download that was cut short goes on where it stopped. Prints the folder.
+    Continues an interrupted download. Prints the folder.
     """
     settings = global_options(context).settings()
     out().print(str(fetch_kafka(settings, version=version, mirror=mirror)), soft_wrap=True, markup=False)

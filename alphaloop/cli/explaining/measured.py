@@ -1,4 +1,4 @@
-"""What was measured of a task's last jobs: speculative against control, and what trying things took."""
+"""Measurements of a task's last jobs: speculative against control, and the cost of exploration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of the last jobs."""
+    """The measurements of the last jobs."""
 
     ways: Sequence[WayDecoded]
     speculative: Sums  #: as chosen, trials left out
