@@ -51,9 +51,9 @@ def train(
 def register(
     context: typer.Context,
     folder: Path = typer.Argument(help="A folder that `alphaloop draft train` made."),
-    name: str | None = typer.Option(None, help="Another name than the one it was trained under."),
+    name: str | None = typer.Option(None, help="The registered name; the name in training, if not given."),
 ) -> None:
-    """Make a trained draft known to the database, as a candidate: its parent, what it was trained on, its figures."""
+    """Register a trained draft as a candidate, with its parent, training data and figures."""
     carry_out(context, RegisterOrder(**context.params), str, note)
 
 
@@ -61,7 +61,7 @@ def list_drafts(
     context: typer.Context,
     as_json: bool = typer.Option(False, "--json", help="Print as JSON, with all figures."),
 ) -> None:
-    """List the drafts known, whether they may serve, and what they did on held-out text."""
+    """List the registered drafts with their status and their figures on held-out text."""
     with open_database(connected_settings(context, broker=False)) as database:
         drafts = DraftRegistry(database).all()
     if as_json:
@@ -86,7 +86,7 @@ def list_drafts(
 
 
 def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
-    """α_1 on held-out text and the cost ratio c; None where it was never judged."""
+    """α_1 on held-out text and the cost ratio c; None if never measured."""
     if draft.figures is None:
         return None, None
     judgement = Judgement.model_validate(draft.figures)
