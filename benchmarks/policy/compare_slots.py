@@ -21,7 +21,7 @@ from benchmarks.policy.slot_jobs import SlotStream, draw_slot_stream
 from benchmarks.policy.slot_oracle import Known, SlotOracle
 
 #: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
-RULES = ("ours", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
+RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
 #: Draft lengths that play as single settings: all of them would take most of the time.
 STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
 
@@ -51,7 +51,7 @@ def compare_on_slots(scenario: Scenario, device: Device, known: Known, seed: int
         if name == "ours":
             scores[name] = _ours(stream, known, oracle, vanilla, seed)
         elif name in RULES:
-            trace = play_slots(stream, known.table, _peer(name, scenario, seed, static))
+            trace = play_slots(stream, known.table, _peer(name, known, seed, static))
             scores[name] = _score(trace, oracle, vanilla, stream)
         else:
             scores[name] = _score(static(name), oracle, vanilla, stream)
@@ -62,7 +62,10 @@ def _static(scenario: Scenario) -> list[tuple[str | None, int]]:
     return [(drafter, k) for drafter, k in scenario.actions if drafter is None or k in STATIC_LENGTHS]
 
 
-def _peer(name: str, scenario: Scenario, seed: int, static: _Static) -> SlotRule:
+def _peer(name: str, known: Known, seed: int, static: _Static) -> SlotRule:
+    scenario = known.scenario
+    if name == "blind_oracle":
+        return SlotOracle(known, is_blind=True)
     if name == "epsilon_greedy":
         return ByJob(EpsilonGreedy(scenario.actions, seed))
     if name == "ema_tiers":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -35,6 +35,8 @@ class Known:
     scenario: Scenario
     table: SlotTable
     yields: tuple[dict[DraftSetting, Yield], ...]  #: by kind
+    cells: tuple[Hashable, ...]  #: by kind, what a rule can know of it
+    num_jobs: tuple[int, ...]  #: by kind, that the expectations rest on
 
     def ms_a_token(self, kind: int, setting: DraftSetting, num_running: int, slower: Slower, *, reads: bool) -> float:
         """Milliseconds of the device a token, if all that run do the same; `reads`: the drafter has the text to read."""
@@ -48,6 +50,16 @@ class Known:
         return (ms / num_running * its.num_rounds + read_ms) / its.num_tokens
 
 
+    def without_producers(self) -> Known:
+        """What is known if the producer of a job is not: kinds of one cell have the cell's mean."""
+        found = []
+        for cell in self.cells:
+            alike = [kind for kind, other in enumerate(self.cells) if other == cell]
+            shares = [self.num_jobs[kind] for kind in alike]
+            found.append({s: _mean([self.yields[kind][s] for kind in alike], shares) for s in self.yields[0]})
+        return replace(self, yields=tuple(found))
+
+
 def know_slots(scenario: Scenario, device: Device, *, num_jobs: int = NUM_JOBS) -> Known:
     """Expectations from jobs that no rule ever meets."""
     assert scenario.slots is not None
@@ -56,7 +68,9 @@ def know_slots(scenario: Scenario, device: Device, *, num_jobs: int = NUM_JOBS) 
     of_kind = [[job for job in jobs if job.kind == kind] or list(jobs) for kind in kinds]
     settings = [DraftSetting(*action) for action in scenario.actions]
     yields = tuple({setting: _yield_of(its, setting) for setting in settings} for its in of_kind)
-    return Known(scenario, SlotTable(device, scenario.slots.num_slots, scenario.draft_tokens), yields)
+    table = SlotTable(device, scenario.slots.num_slots, scenario.draft_tokens)
+    cells = tuple(its[0].cell if scenario.replayed is None else its[0].cell.task for its in of_kind)
+    return Known(scenario, table, yields, cells, tuple(map(len, of_kind)))
 
 
 def _yield_of(jobs: Sequence[SlotJob], setting: DraftSetting) -> Yield:
@@ -74,11 +88,25 @@ def _yield_of(jobs: Sequence[SlotJob], setting: DraftSetting) -> Yield:
     return Yield(num_rounds / len(jobs), num_offered / num_rounds, num_tokens / len(jobs), prompts)
 
 
-class SlotOracle:
-    """A drafter for each job at its start, then in every round the k, or vanilla, that takes least in expectation."""
+def _mean(yields: Sequence[Yield], num_jobs: Sequence[int]) -> Yield:
+    """Of kinds with so many jobs each."""
+    rounds = [its.num_rounds * num for its, num in zip(yields, num_jobs, strict=True)]
+    offered = sum(its.mean_offered * num for its, num in zip(yields, rounds, strict=True))
+    tokens = sum(its.num_tokens * num for its, num in zip(yields, num_jobs, strict=True))
+    prompts = sum(its.num_prompt_tokens * num for its, num in zip(yields, num_jobs, strict=True))
+    whole = sum(num_jobs)
+    return Yield(sum(rounds) / whole, offered / sum(rounds), tokens / whole, prompts / whole)
 
-    def __init__(self, known: Known) -> None:
-        self._known = known
+
+class SlotOracle:
+    """A drafter for each job at its start, then in every round the k, or vanilla, that takes least in expectation.
+
+    With `is_blind` neither producers nor slow stretches are known: what a rule could know at best.
+    """
+
+    def __init__(self, known: Known, *, is_blind: bool = False) -> None:
+        self._known = known.without_producers() if is_blind else known
+        self._is_blind = is_blind
         self._best: dict[tuple[int, int, Slower, str | None], DraftSetting] = {}
         self._drafter: dict[int, str | None] = {}
 
@@ -87,6 +115,7 @@ class SlotOracle:
 
     def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
         """All that run."""
+        slower = () if self._is_blind else slower
         for one in running:
             number = one.job.number
             chosen = self._drafter.get(number)
