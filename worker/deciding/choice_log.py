@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class StoredChoices:
     """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
-    `write` does the writing, or has it done: then the choice counts as logged, and whoever writes tries again.
+    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class DraftModelDrafter:
         self.context_length = context_length  #: tokens that it can hold of a text; behind them it proposes nothing
         self.min_probability = min_probability
         self.shared_weights = tuple(shared_weights)  #: who drafts with the same model, and is told of by its rounds
-        # What a gate of its own or of its kin asks for.
+        # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
         self._is_weighing = min_probability > 0 or any(one.min_probability for one in shared_weights)
         self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
