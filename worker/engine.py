@@ -95,7 +95,7 @@ class DrafterCounts:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished text and what it took. Times in seconds."""
+    """A finished text, its counts and its times in seconds."""
 
     job_id: str
     text: str

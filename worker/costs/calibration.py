@@ -118,7 +118,7 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     refining = []
     if settings.calibration_widths is None:
         refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
-    # Where prompts cost nothing, a draft that has to read them too looks better than it is.
+    # Without the cost of prompts, a draft that has to read them too would look better than it is.
     readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in drafters}}
     prompts, *longer = (
         [Shape(name, 1, min(num_tokens, most), 0, CostKind.PREFILL) for name, most in readers.items()]

@@ -32,7 +32,7 @@ class StoredChoices:
         self._write = write
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        """The choice that the log tells last. May raise StoreError."""
+        """The last choice in the log. May raise StoreError."""
         identity = self._identity
         return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)
 
