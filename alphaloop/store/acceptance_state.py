@@ -9,7 +9,7 @@ A changed half-life holds from the change on. First- and second-order sums fade 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, cast
 
@@ -151,7 +151,7 @@ def add_jobs(
     if not keys:
         return _draw_ledger_ids(connection, len(jobs))
     as_of = {key: job.as_of for key, job in reversed(evidence)}
-    rows = {"rows": RowSet.parameter({**asdict(key), "as_of": as_of[key]} for key in keys)}
+    rows = {"rows": RowSet.parameter({**key.columns, "as_of": as_of[key]} for key in keys)}
     connection.exec_driver_sql(_LOCK, rows)
     ledger_ids = _draw_ledger_ids(connection, len(jobs))
     standing = {key_of(row): folded_of(row) for row in connection.exec_driver_sql(_STANDING, rows)}
@@ -162,7 +162,7 @@ def add_jobs(
     folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in keys}
     changed = RowSet.parameter(
         {
-            **asdict(key),
+            **key.columns,
             "as_of": its.as_of,
             "num_jobs": its.num_jobs,
             "evidence": its.packed,

@@ -6,7 +6,6 @@ A fold of the ledger like acceptance_state (alphaloop.store.fold): jobs that are
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final
@@ -97,7 +96,7 @@ def _row(key: EvidenceKey, decoded_at: datetime, counts: AcceptanceCounts, num_t
     """One job as a row of sums: sums of squares and products are those of a single job."""
     return {
         "bucket": decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0),
-        **asdict(key),
+        **key.columns,
         "num_jobs": 1,
         **count_columns(counts),
         "num_tokens": num_tokens,

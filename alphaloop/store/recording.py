@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -67,7 +66,7 @@ def _run_row(job: JobCounts, run: DecodeRun, ledger_id: int) -> dict[str, Any]:
         "attempt": job.attempt,
         "is_evidence": job.is_run_evidence,
         **{name: getattr(run, name) for name in _RUN},
-        **asdict(run.key),
+        **run.key.columns,
         **count_columns(run.counts),
         "chances": list(run.chances),
     }
@@ -78,7 +77,7 @@ def _evidence_row(job: JobCounts, shadow: ShadowRun, ledger_id: int) -> dict[str
         "ledger_id": ledger_id,
         "job_id": job.job_id,
         "decoded_at": shadow.decoded_at,
-        **asdict(shadow.key),
+        **shadow.key.columns,
         "source": job.source(shadow).value,
         "is_whole": not shadow.chances,
         "num_draft_tokens": shadow.num_draft_tokens,

@@ -33,7 +33,9 @@ def slot_rule_names(scenario: Scenario) -> list[str]:
     return [*RULES, *(action_name(*action) for action in _static(scenario))]
 
 
-def compare_on_slots(scenario: Scenario, device: Device, known: Known, seed: int, rules: Sequence[str]) -> dict[str, Score]:
+def compare_on_slots(
+    scenario: Scenario, device: Device, known: Known, seed: int, rules: Sequence[str]
+) -> dict[str, Score]:
     """Scores of these rules on the same stream."""
     stream = draw_slot_stream(scenario, device, seed)
     oracle = play_slots(stream, known.table, SlotOracle(known))

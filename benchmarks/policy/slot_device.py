@@ -116,7 +116,9 @@ class SlotTable:
         return self._read[key]
 
 
-def play_slots(stream: SlotStream, table: SlotTable, rule: SlotRule, *, is_control: _IsControl | None = None) -> SlotTrace:
+def play_slots(
+    stream: SlotStream, table: SlotTable, rule: SlotRule, *, is_control: _IsControl | None = None
+) -> SlotTrace:
     """The rule decides all of the stream. `is_control` tells which running jobs a round spent on control."""
     return _Play(stream, table, rule, is_control or (lambda: frozenset())).run()
 

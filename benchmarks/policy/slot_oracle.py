@@ -49,7 +49,6 @@ class Known:
             read_ms = factor * self.table.read_ms(setting.drafter, round(its.num_prompt_tokens)) if reads else 0.0
         return (ms / num_running * its.num_rounds + read_ms) / its.num_tokens
 
-
     def without_producers(self) -> Known:
         """What is known if the producer of a job is not: kinds of one cell have the cell's mean."""
         found = []
