@@ -107,5 +107,3 @@ def _spells(spell: Spell, num_tokens: int, rng: np.random.Generator) -> Iterator
         # Factors in steps of a half: the oracle knows what is best at each.
         yield at, at + lasts, float(np.round(2 * rng.uniform(*spell.slower)) / 2)
         at += lasts + rng.exponential(spell.every_tokens)
-
-

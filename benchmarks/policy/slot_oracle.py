@@ -11,8 +11,9 @@ import numpy as np
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.load import Slower
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import Running, SlotRound, SlotTable
+from benchmarks.policy.slot_device import Running, SlotRound
 from benchmarks.policy.slot_jobs import SlotJob, draw_jobs
+from benchmarks.policy.slot_table import SlotTable
 
 #: Jobs that its expectations rest on, all kinds together. No rule ever meets them.
 NUM_JOBS: Final = 480
@@ -39,7 +40,7 @@ class Known:
     num_jobs: tuple[int, ...]  #: by kind, that the expectations rest on
 
     def ms_a_token(self, kind: int, setting: DraftSetting, num_running: int, slower: Slower, *, reads: bool) -> float:
-        """Milliseconds of the device a token, if all that run do the same; `reads`: the drafter has the text to read."""
+        """Milliseconds of the device a token, if all that run do the same; with `reads` the drafter reads first."""
         its, factors = self.yields[kind][setting], dict(slower)
         ms = self.table.pass_ms(num_running, its.mean_offered)
         read_ms = 0.0
@@ -48,7 +49,6 @@ class Known:
             ms += factor * self.table.draft_ms(setting.drafter, num_running, setting.num_draft_tokens)
             read_ms = factor * self.table.read_ms(setting.drafter, round(its.num_prompt_tokens)) if reads else 0.0
         return (ms / num_running * its.num_rounds + read_ms) / its.num_tokens
-
 
     def without_producers(self) -> Known:
         """What is known if the producer of a job is not: kinds of one cell have the cell's mean."""
