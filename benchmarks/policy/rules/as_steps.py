@@ -36,6 +36,8 @@ def step_of(done: SlotRound) -> Step:
         context=round(mean_context(done)),
         num_prefill_tokens=done.num_read,
         num_draft_prefill_tokens=done.num_draft_read,
+        tokens_by_job={str(one.job.number): n for one, n in zip(done.running, done.num_tokens, strict=True)},
+        proposed_by_job={str(one.job.number): n for one, n in zip(done.running, done.num_offered, strict=True) if n},
         drafter=next(iter(done.drafters)) if len(done.drafters) == 1 else None,
     )
 

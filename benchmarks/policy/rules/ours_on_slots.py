@@ -129,6 +129,10 @@ class OursOnSlots:
         charged = self._schedule.is_charged
         self._control = frozenset(n for n, s in self._on_trial.items() if charged and self._arms.get(s) is None)
 
+    def decision_of(self, one: Running) -> Decision:
+        """Of a running job."""
+        return self._decided[one.job.number].decision
+
     def is_control(self) -> frozenset[int]:
         """Jobs that the experiment has in vanilla in this round."""
         return self._control
