@@ -71,8 +71,8 @@ def _peer(name: str, known: Known, seed: int, static: _Static) -> SlotRule:
     if name == "epsilon_greedy":
         return ByJob(EpsilonGreedy(scenario.actions, seed))
     if name == "ema_tiers":
-        drafter = "draft" if "draft" in scenario.draft_tokens else next(iter(scenario.draft_tokens))
-        return Tiers(EmaTiers(drafter, scenario.draft_tokens[drafter]))
+        model = "draft" if "draft" in scenario.draft_tokens else next(iter(scenario.draft_tokens))
+        return Tiers(EmaTiers(model, scenario.draft_tokens[model]))
     drafting = [action for action in _static(scenario) if action[0] is not None]
     drafter, k = min(drafting, key=lambda action: static(action_name(*action)).ms)
     assert drafter is not None

@@ -37,7 +37,7 @@ class Device(Part):
 
     target: Surface
     drafters: dict[str, Surface]
-    prefill_ms_per_token: dict[str, float] = {}  #: `target` and drafters; nothing: free
+    prefill_ms_per_token: dict[str, float] = Field(default_factory=dict)  #: `target` and drafters; nothing: free
 
     def points(self, slower: dict[str, float] | None = None) -> tuple[CostPoint, ...]:
         """Every measured shape. `slower` multiplies the times of `target`, of a drafter, or of `wide` target passes."""
@@ -83,7 +83,7 @@ class Producer(Part):
     """Who sends a share of a task's jobs. No rule knows the producer of a job."""
 
     share: Positive = 1.0
-    drafters: dict[str, Acceptance] = {}  #: where they differ from the task's
+    drafters: dict[str, Acceptance] = Field(default_factory=dict)  #: where they differ from the task's
 
 
 class Task(Part):
@@ -111,7 +111,7 @@ class Change(Part):
     """What is different about a task from a phase on."""
 
     share: float | None = None
-    drafters: dict[str, Acceptance] = {}
+    drafters: dict[str, Acceptance] = Field(default_factory=dict)
     tokens: int | None = None
 
 
@@ -124,9 +124,9 @@ class Phase(Part):
     jobs: int = Field(gt=0)
     batch: int = Field(default=1, gt=0)
     hours: Positive = 24.0
-    tasks: dict[str, Change] = {}
+    tasks: dict[str, Change] = Field(default_factory=dict)
     steps: int = Field(default=1, gt=0)  #: more than 1: the changes come gradually, in so many steps
-    slower: dict[str, float] = {}  #: the device's real times, times these
+    slower: dict[str, float] = Field(default_factory=dict)  #: the device's real times, times these
     restart: bool = False  #: the process is started anew at the phase's beginning
 
 
@@ -143,7 +143,7 @@ class Scenario(Part):
     slots: Slots | None = None  #: jobs join and leave one by one; without it, as described in stream.py
     replayed: str | None = None  #: with slots: a file of real runs beside this one that the jobs are drawn from
     unwinnable: str = ""  #: what of the oracle's lead no rule can win
-    inferred: dict[str, float] = {}  #: calibrated times over the true ones of the first phase
+    inferred: dict[str, float] = Field(default_factory=dict)  #: calibrated times over the true ones of the first phase
     scored_free: tuple[str, ...] = ("lookup",)  #: drafters that finished texts are replayed to
     survival_more: int = 0  #: draft tokens beyond the best single k with which the survival rule does best
     new_task: str | None = None  #: the one whose cold start is judged

@@ -10,20 +10,19 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
-from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.load import Hiccup, Slower
-from benchmarks.policy.rounds import Costs
-from benchmarks.policy.scenario import Device
 from benchmarks.policy.slot_jobs import SlotJob, SlotStream
+from benchmarks.policy.slot_table import SlotTable
 from benchmarks.policy.stream import Floats
 
+VANILLA: Final = DraftSetting()
 #: Moments, evenly spaced in tokens, at which the time so far is kept.
-NUM_MOMENTS = 120
+NUM_MOMENTS: Final = 120
 
 
 @dataclass(slots=True)
@@ -31,7 +30,7 @@ class Running:
     """A job in a slot."""
 
     job: SlotJob
-    setting: DraftSetting = DraftSetting()  #: how it drafts in the next round
+    setting: DraftSetting = VANILLA  #: how it drafts in the next round
     left: int = 0  #: tokens
     num_rounds: int = 0
     has_read: set[str] = field(default_factory=set)  #: drafters that know its text
@@ -85,35 +84,6 @@ class SlotTrace:
     job_ms: Floats  #: [jobs], share of the device's time
     budget_ms: Floats  #: [jobs], of it, exploring or in control rounds
     budget_tokens: Floats  #: [jobs], put out meanwhile
-
-
-class SlotTable:
-    """The device's true times at whole widths, and at any speed."""
-
-    def __init__(self, device: Device, most_sequences: int, draft_tokens: Mapping[str, int]) -> None:
-        self.table: CostTable = device.table()
-        costs = Costs.of(self.table, most_sequences, dict(draft_tokens))
-        self._passes: list[list[float]] = costs.passes.tolist()
-        self._drafts: dict[str, list[list[float]]] = {name: grid.tolist() for name, grid in costs.drafts.items()}
-        self._read: dict[tuple[str | None, int], float] = {}
-
-    def pass_ms(self, num_running: int, mean_proposed: float) -> float:
-        """The target's pass."""
-        row = self._passes[num_running]
-        below = min(int(mean_proposed), len(row) - 1)
-        above = min(below + 1, len(row) - 1)
-        return row[below] + (mean_proposed - below) * (row[above] - row[below])
-
-    def draft_ms(self, drafter: str, num_drafting: int, k: int) -> float:
-        """Proposing k tokens for so many sequences."""
-        return self._drafts[drafter][num_drafting][k]
-
-    def read_ms(self, part: str | None, num_tokens: int) -> float:
-        """Reading a text."""
-        key = part, num_tokens
-        if key not in self._read:
-            self._read[key] = self.table.prefill_ms(part, num_tokens)
-        return self._read[key]
 
 
 def play_slots(
@@ -193,7 +163,7 @@ class _Play:
         self._end(tokens)
 
     def _admit(self, num_open: int) -> list[Running]:
-        new = []
+        new: list[Running] = []
         while len(self._running) + len(new) < num_open and self._next < len(self._stream.jobs):
             job = self._stream.jobs[self._next]
             self._next += 1

@@ -116,7 +116,7 @@ class _Kind:
 def draw_jobs(scenario: Scenario, num_jobs: int, rng: np.random.Generator) -> tuple[SlotJob, ...]:
     """Jobs in the order of their arrival."""
     if scenario.replayed is not None:
-        runs = read_runs(FILE.with_name(scenario.replayed))
+        runs = read_runs(FILE.parent / scenario.replayed)
         return _draw_replayed(scenario, runs, num_jobs, rng)
     kinds = _kinds_of(scenario.tasks)
     shares = np.array([kind.share for kind in kinds])
@@ -217,7 +217,8 @@ def _pooled(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """α_i and reach_i of all the task's runs with the drafter; a drafter that never ran there accepts nothing."""
     its = [run.of(drafter) for run in runs if run.task == task]
-    alpha, reach = [], []
+    alpha: list[float] = []
+    reach: list[float] = []
     for i in range(most):
         trials, accepts, proposed, chances = (
             sum(getattr(one, name)[i] for one in its if len(one.trials) > i)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.load import Slower
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import Running, SlotRound, SlotTable
+from benchmarks.policy.slot_device import Running, SlotRound
 from benchmarks.policy.slot_jobs import SlotJob, draw_jobs
+from benchmarks.policy.slot_table import SlotTable
 
 #: Jobs that its expectations rest on, all kinds together. No rule ever meets them.
 NUM_JOBS: Final = 480
+#: Beginnings of its search for the settings of a round: the best of all that are tried.
+_NUM_STARTS: Final = 3
+
+
+class _Group(NamedTuple):
+    """Running jobs that are alike to it."""
+
+    kind: int
+    drafter: str | None  #: that has read their texts
+
+
+#: Groups and their numbers of jobs.
+_Mix: TypeAlias = tuple[tuple[_Group, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +53,7 @@ class Known:
     num_jobs: tuple[int, ...]  #: by kind, that the expectations rest on
 
     def ms_a_token(self, kind: int, setting: DraftSetting, num_running: int, slower: Slower, *, reads: bool) -> float:
-        """Milliseconds of the device a token, if all that run do the same; `reads`: the drafter has the text to read."""
+        """Milliseconds of the device a token, if all that run do the same; with `reads` the drafter reads first."""
         its, factors = self.yields[kind][setting], dict(slower)
         ms = self.table.pass_ms(num_running, its.mean_offered)
         read_ms = 0.0
@@ -98,15 +112,18 @@ def _mean(yields: Sequence[Yield], num_jobs: Sequence[int]) -> Yield:
 
 
 class SlotOracle:
-    """A drafter for each job at its start, then in every round the k, or vanilla, that takes least in expectation.
+    """A drafter for each job at its start, then in every round the k, or vanilla, that is best for all that run.
 
+    Sequences share passes and proposals, so what is best for one depends on the others. A round is worth what its
+    tokens are worth, each at its kind's least milliseconds; the settings that run together are those with the most
+    worth a millisecond, found by changing one group of alike jobs at a time, from several beginnings.
     With `is_blind` neither producers nor slow stretches are known: what a rule could know at best.
     """
 
     def __init__(self, known: Known, *, is_blind: bool = False) -> None:
         self._known = known.without_producers() if is_blind else known
         self._is_blind = is_blind
-        self._best: dict[tuple[int, int, Slower, str | None], DraftSetting] = {}
+        self._best: dict[tuple[_Mix, Slower], tuple[DraftSetting, ...]] = {}
         self._drafter: dict[int, str | None] = {}
 
     def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
@@ -114,13 +131,19 @@ class SlotOracle:
 
     def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
         """All that run."""
-        slower = () if self._is_blind else slower
+        groups: dict[_Group, list[Running]] = {}
         for one in running:
-            number = one.job.number
-            chosen = self._drafter.get(number)
-            one.setting = self._best_of(one.job.kind, len(running), slower, chosen)
-            if chosen is None and one.setting.drafter is not None:
-                self._drafter[number] = one.setting.drafter
+            groups.setdefault(_Group(one.job.kind, self._drafter.get(one.job.number)), []).append(one)
+        mix = tuple(sorted(((group, len(jobs)) for group, jobs in groups.items()), key=repr))
+        # A host that slows all parts changes no comparison.
+        slow = () if self._is_blind else tuple(part for part in slower if part[0] != "host")
+        if (mix, slow) not in self._best:
+            self._best[mix, slow] = self._search(mix, slow)
+        for (group, _), setting in zip(mix, self._best[mix, slow], strict=True):
+            for one in groups[group]:
+                one.setting = setting
+                if setting.drafter is not None:
+                    self._drafter[one.job.number] = setting.drafter
 
     def observe(self, done: SlotRound) -> None:
         """It knows already."""
@@ -129,12 +152,55 @@ class SlotOracle:
         """The same."""
         self._drafter.pop(ended.job.number, None)
 
-    def _best_of(self, kind: int, num_running: int, slower: Slower, chosen: str | None) -> DraftSetting:
-        key = kind, num_running, slower, chosen
-        if key not in self._best:
-            able = [s for s in self._known.yields[kind] if chosen is None or s.drafter in (None, chosen)]
-            self._best[key] = min(
-                able,
-                key=lambda s: self._known.ms_a_token(kind, s, num_running, slower, reads=chosen is None),
-            )
-        return self._best[key]
+    def _search(self, mix: _Mix, slower: Slower) -> tuple[DraftSetting, ...]:
+        num_running, known = sum(num for _, num in mix), self._known
+        able = [
+            [s for s in known.yields[group.kind] if group.drafter is None or s.drafter in (None, group.drafter)]
+            for group, _ in mix
+        ]
+        alone = [
+            {s: known.ms_a_token(group.kind, s, num_running, slower, reads=group.drafter is None) for s in settings}
+            for (group, _), settings in zip(mix, able, strict=True)
+        ]
+        worth = [min(its.values()) for its in alone]
+
+        def rate(settings: Sequence[DraftSetting]) -> float:
+            return self._worth_a_ms(mix, settings, worth, slower)
+
+        starts = [[min(its, key=its.__getitem__) for its in alone]]
+        starts += [[s if s in its else starts[0][i] for i, its in enumerate(able)] for s in known.yields[0]]
+        starts.sort(key=rate, reverse=True)
+        found = [self._climb(start, able, rate) for start in starts[:_NUM_STARTS]]
+        return tuple(max(found, key=rate))
+
+    def _climb(
+        self,
+        settings: list[DraftSetting],
+        able: Sequence[Sequence[DraftSetting]],
+        rate: Callable[[Sequence[DraftSetting]], float],
+    ) -> list[DraftSetting]:
+        best = rate(settings)
+        while True:
+            others = [[*settings[:i], s, *settings[i + 1 :]] for i, its in enumerate(able) for s in its]
+            settings_now = max(others, key=rate)
+            if (reached := rate(settings_now)) <= best * (1 + 1e-9):
+                return settings
+            settings, best = settings_now, reached
+
+    def _worth_a_ms(self, mix: _Mix, settings: Sequence[DraftSetting], worth: Sequence[float], slower: Slower) -> float:
+        known, factors = self._known, dict(slower)
+        num_running, num_offered, gained, read_ms = 0, 0.0, 0.0, 0.0
+        drafting: dict[str, tuple[int, int]] = {}
+        for (group, num), setting, each in zip(mix, settings, worth, strict=True):
+            its = known.yields[group.kind][setting]
+            num_running += num
+            num_offered += num * its.mean_offered
+            gained += num * each * its.num_tokens / its.num_rounds
+            if setting.drafter is not None:
+                before, longest = drafting.get(setting.drafter, (0, 0))
+                drafting[setting.drafter] = before + num, max(longest, setting.num_draft_tokens)
+                if group.drafter is None:
+                    took = known.table.read_ms(setting.drafter, round(its.num_prompt_tokens))
+                    read_ms += factors.get(setting.drafter, 1.0) * num * took / its.num_rounds
+        draft_ms = sum(factors.get(d, 1.0) * known.table.draft_ms(d, num, k) for d, (num, k) in drafting.items())
+        return gained / (known.table.pass_ms(num_running, num_offered / num_running) + draft_ms + read_ms)

@@ -32,29 +32,16 @@ from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Slice, Treatment
 from benchmarks.policy.load import Slower
 from benchmarks.policy.play import BEGINNING
+from benchmarks.policy.rules.as_steps import Truth, mean_context, step_of
 from benchmarks.policy.rules.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
 from benchmarks.policy.scenario import Scenario
 from benchmarks.policy.slot_device import Running, SlotRound
 from benchmarks.policy.slot_jobs import Counter
 from worker.costs.live import LiveCosts
-from worker.engine import Step
 
 #: Reasons of decisions that were free to speculate, as in worker/jobs/steering.py.
 ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
 _FIRST_DRAFT: Final = "r1"
-
-
-@dataclass(slots=True)
-class Truth:
-    """Sequence-milliseconds of a subject's treatment rounds, and of vanilla rounds for the same tokens there."""
-
-    vanilla_ms: float = 0.0
-    treatment_ms: float = 0.0
-
-    @property
-    def speedup(self) -> float:
-        """What the experiment is to find."""
-        return self.vanilla_ms / self.treatment_ms
 
 
 @dataclass(slots=True)
@@ -142,6 +129,10 @@ class OursOnSlots:
         charged = self._schedule.is_charged
         self._control = frozenset(n for n, s in self._on_trial.items() if charged and self._arms.get(s) is None)
 
+    def decision_of(self, one: Running) -> Decision:
+        """Of a running job."""
+        return self._decided[one.job.number].decision
+
     def is_control(self) -> frozenset[int]:
         """Jobs that the experiment has in vanilla in this round."""
         return self._control
@@ -149,7 +140,7 @@ class OursOnSlots:
     def observe(self, done: SlotRound) -> None:
         """Costs, the experiment and the counts of each job learn from the round."""
         self._now_ms = done.began_ms + done.ms
-        self._costs.observe(_step(done))
+        self._costs.observe(step_of(done))
         self.slices += self._schedule.observe(self._facts(done))
         self._note_truth(done)
         for place, one in enumerate(done.running):
@@ -215,7 +206,7 @@ class OursOnSlots:
             started_at=BEGINNING + timedelta(milliseconds=done.began_ms),
             wall_s=done.ms / 1000,
             num_running=len(done.running),
-            mean_context_tokens=_context(done),
+            mean_context_tokens=mean_context(done),
             has_prompt=done.num_read > 0 or done.num_draft_read > 0,
             tasks=tasks,
         )
@@ -230,30 +221,6 @@ class OursOnSlots:
             read_ms = len(places) * (done.read_ms + done.draft_read_ms)
             truth.vanilla_ms += sum(done.num_tokens[i] for i in places) * done.vanilla_ms(places) + read_ms
             truth.treatment_ms += len(places) * done.ms
-
-
-def _step(done: SlotRound) -> Step:
-    """The round as an engine tells it. Prompts are told of, so the costs leave the round out as a worker's do."""
-    num_running, draft_ms = len(done.running), done.draft_ms + done.draft_read_ms
-    return Step(
-        finished=(),
-        deltas=(),
-        batch=num_running,
-        width=done.widest + 1,
-        wall_s=done.ms / 1000,
-        draft_s=draft_ms / 1000,
-        verify_s=(done.ms - draft_ms) / 1000,
-        num_positions=num_running + sum(done.num_offered),
-        context=round(_context(done)),
-        num_prefill_tokens=done.num_read,
-        num_draft_prefill_tokens=done.num_draft_read,
-        drafter=next(iter(done.drafters)) if len(done.drafters) == 1 else None,
-    )
-
-
-def _context(done: SlotRound) -> float:
-    tokens = [one.job.cell.prompt_tokens + one.job.needed - one.left for one in done.running]
-    return sum(tokens) / len(tokens)
 
 
 def _subject_of(one: Running) -> str:

@@ -170,8 +170,9 @@ def test_jobs_of_one_task_differ_as_much_as_told(seed: int) -> None:
     assert ratios[0] < 1.5 < 2.5 < ratios[1]
 
 
-def test_the_committed_scenarios_are_twelve_and_name_what_exists() -> None:
+def test_the_committed_scenarios_have_names_of_their_own_and_name_what_exists() -> None:
     scenarios = read_scenarios().scenarios
-    assert len({s.name for s in scenarios}) == 12
+    assert len({s.name for s in scenarios}) == len(scenarios) == 21
+    assert sum(s.slots is None for s in scenarios) == 12
     assert {s.kind for s in scenarios} == {"stationary", "changing"}
     assert any(s.new_task for s in scenarios)
