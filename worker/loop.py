@@ -68,6 +68,8 @@ class Worker:
         finally:
             self._c.costs.save()
             self._c.decider.save()
+            # The thread for such writes may have ended: what was saved just now is written here.
+            self._c.background.turn(0.0)
 
     def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.

@@ -19,6 +19,7 @@ from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
+from worker.background import BackgroundWrites
 from worker.engine import PreparedJob
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob
@@ -92,7 +93,7 @@ class Turning:
             feed_thread=thread,
             recorder=recorder,
             publishing=recorder,
-            background=[],
+            background=BackgroundWrites(lambda seconds: None),
             steering=Steering(SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)), lambda: NOW),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
             decider=SimpleNamespace(decide_each=self._decide, remember=nothing, save=nothing),
