@@ -110,8 +110,8 @@ class AcceptanceCounts:
     ) -> AcceptanceCounts:
         """These counts and one more round: `num_emitted` of its `num_accepted + 1` tokens belong to the text.
 
-        A round cut short inside its accepted tokens is censored at the cut. Of a tree, `num_proposed` is its depth, and
-        `num_tested` the depths at which a token was tried: its accepted path may end where no token hangs.
+        A round that ends inside its accepted tokens is censored there. Of a tree, `num_proposed` is its depth, and
+        `num_tested` the depths at which a token was tested: the accepted path may end at a leaf.
         """
         reached = min(num_proposed, num_accepted + 1)
         tested = reached if num_tested is None else num_tested
@@ -134,7 +134,7 @@ class AcceptanceCounts:
         )
 
 
-#: The round that every job begins with: one token, and nobody drafted.
+#: The round that every job begins with: one token and no draft.
 PREFILL: Final = AcceptanceCounts(rounds=1, num_empty_rounds=1)
 
 
@@ -168,10 +168,10 @@ class Interval:
 def sampling_bucket(
     temperature: float, *, is_cut: bool = False, is_reproducible: bool = False, is_adjusted: bool = False
 ) -> str:
-    """Which sampling settings share a history: greedy, or temperature in halves, and what else changes acceptance.
+    """Which sampling settings share a history: greedy, or temperature in steps of .5, and what else changes acceptance.
 
     `cut`: improbable tokens are left out (top_p, top_k, min_p). `seeded`: drawn by the reproducible coupling, which
-    accepts less than the maximal one. `adjusted`: scores carry a bias or a penalty, which speaks against repetition.
+    accepts less than the maximal one. `adjusted`: scores carry a bias or a penalty.
     """
     if temperature == 0:
         parts = ["greedy"]

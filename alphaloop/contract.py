@@ -1,6 +1,6 @@
 """The message contract as documents: JSON Schemas, an AsyncAPI 3 description and the settings reference.
 
-They are written from the pydantic models, so that they cannot say something else than the code:
+They are generated from the pydantic models, so that they cannot disagree with the code:
 `python -m alphaloop.contract` writes them into docs/reference/, `--check` compares and changes nothing.
 """
 
@@ -85,7 +85,7 @@ def dead_letter_headers_schema() -> dict[str, Any]:
 
 
 def asyncapi() -> dict[str, Any]:
-    """An AsyncAPI 3 document of the topics, told from alphaloop's side: it receives jobs and sends results."""
+    """An AsyncAPI 3 document of the topics from alphaloop's side: it receives jobs and sends results."""
     task = {"task": {"description": "Kind of prompt: a table of configs/tasks.toml."}}
     return {
         "asyncapi": "3.0.0",

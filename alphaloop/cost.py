@@ -102,7 +102,7 @@ class CostTable:
     def prefill_ms(self, drafter: str | None, num_tokens: float) -> float:
         """Expected milliseconds to read one prompt: interpolated, by the token beyond the longest one measured.
 
-        0 when never measured: a prompt is read in every mode, so not knowing its cost only draws ratios apart.
+        0 when never measured: every mode reads the prompt, so leaving it out only exaggerates ratios.
         """
         prompts = self._prompts.get(drafter)
         if not prompts or num_tokens <= 0:
@@ -112,7 +112,7 @@ class CostTable:
 
 
 class RoundCosts:
-    """The same, for one batch size and one context: what `decide` asks for once and then looks up many times."""
+    """The costs at one batch size and one context, prepared for many reads in one decision."""
 
     def __init__(
         self,
@@ -182,9 +182,9 @@ class RoundCosts:
     def _pass_ms(self, proposed: Sequence[float], k: int) -> float | None:
         """The target's part, for what is proposed, without padding.
 
-        One sequence: E[T(1 + W)] = T(1) + Σ_{i≤k} P(W ≥ i) · (T(i + 1) - T(i)). A device's time goes in steps, so the
-        time of the mean width is another. Several: their mean width decides, and varies less. Nobody proposes with
-        probability (1 - P(W ≥ 1))^batch, and the pass is 1 wide; otherwise it is 1 + E[W] / P(somebody) on average.
+        One sequence: E[T(1 + W)] = T(1) + Σ_{i≤k} P(W ≥ i) · (T(i + 1) - T(i)), because T is a step function of width.
+        Several: the mean width varies less and is used itself. With probability (1 - P(W ≥ 1))^batch no sequence
+        proposes and the pass is 1 wide; otherwise it is 1 + E[W] / P(some sequence proposes) on average.
         """
         narrow = self.part_ms(None, 1)
         if narrow is None:

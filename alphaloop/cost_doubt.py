@@ -1,7 +1,7 @@
-"""How sure a corrected cost is, and what becomes of it while nothing measures it. Pure.
+"""The variance of a corrected cost, and how the correction fades while no round measures it. Pure.
 
 The logarithm of a drafter's correction is modelled as an Ornstein–Uhlenbeck process around that of the target's
-correction (Uhlenbeck and Ornstein 1930). A host or a neighbour slows a drafter down for a while, and then it is over.
+correction (Uhlenbeck and Ornstein 1930), because other load on a host slows a drafter down only for a while.
 With m the last estimate of variance v, t the target's level and κ = 2^-h after h half-lives, the estimate becomes
 
     mean      t + κ · (m - t)
@@ -19,7 +19,7 @@ from typing import Final
 
 from alphaloop.cost import CostPoint
 
-#: Work that slows a host down (a build, a backup, a neighbour's burst) is over after seconds to minutes.
+#: Work that slows a host down (a build, a backup, another tenant's load) ends after seconds to minutes.
 HALF_LIFE_S: Final = 300.0
 #: A return to a drafter that is still slow is noticed within 32 rounds. Once in so many rounds of the target it costs
 #: at most 32 / 8,192 = 0.4 % of the time, a fifth of the usual share for exploration.
@@ -46,7 +46,7 @@ class LogEstimate:
 
 
 def num_half_lives(seconds: float, num_rounds: float = 0.0) -> float:
-    """Half-lives that pass in so many seconds and rounds of the target; either of them alone makes an estimate old."""
+    """Half-lives that pass in so many seconds and rounds of the target; both age an estimate."""
     return max(0.0, seconds) / HALF_LIFE_S + num_rounds / HALF_LIFE_ROUNDS
 
 
@@ -65,8 +65,8 @@ def timing_variance(num_samples: int) -> float:
 def after_pause(points: Iterable[CostPoint], seconds: Mapping[str, float]) -> tuple[CostPoint, ...]:
     """Stored points as they stand after a pause in which nothing was measured; `seconds` are by drafter.
 
-    A drafter's level fades towards the target's, and what its shapes differ by stays. The target's points stay as they
-    are: its level is common to all that is compared, and its first rounds measure it again.
+    A drafter's level fades towards the target's; the differences between its shapes stay. The target's points stay too,
+    because all alternatives share its level and its first rounds measure it again.
     """
     points = tuple(points)
     towards = level_of(point for point in points if point.drafter is None)

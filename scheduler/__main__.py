@@ -37,7 +37,7 @@ MAX_CHECK_AGE_S: Final = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 after a run or a wanted stop, 1 after an error that a person must see to."""
+    """Run the scheduler; returns 0 after a run or a requested stop, 1 after an error that an operator must fix."""
     options = _options(argv)
     try:
         settings = load_settings(options.configs, profile=options.profile)
@@ -95,7 +95,7 @@ def _scheduler(
 
 
 def _stay(settings: Settings, scheduler: Scheduler, metrics: SchedulerMetrics, lock: AdvisoryLock) -> int:
-    """Lead or stand by until SIGTERM or SIGINT; 1 when the Kafka client died, so that a supervisor starts anew."""
+    """Lead or stand by until SIGTERM or SIGINT; returns 1 when the Kafka client died, so that a supervisor restarts."""
     stop, died = threading.Event(), threading.Event()
     dials = settings.scheduler
 
@@ -123,7 +123,7 @@ def _stay(settings: Settings, scheduler: Scheduler, metrics: SchedulerMetrics, l
 
     def demote() -> None:
         metrics.set_leader(False)
-        # Stopping on purpose, the run under way is finished first; a lost lock waits for nobody.
+        # A requested stop finishes the run under way first; a lost lock does not wait for it.
         ticker.stop(wait=stop.is_set())
 
     leadership = Leadership(lock, promote=promote, demote=demote)

@@ -1,4 +1,4 @@
-"""Why acceptance moved, in a word for SQL and a sentence for the owner.
+"""Why acceptance moved: a word for SQL and a sentence for people.
 
 | traffic | probes | on record | cause |
 |---|---|---|---|

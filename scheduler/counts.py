@@ -1,4 +1,4 @@
-"""What a run reads: decoded traffic by stream, probe results, and which drafts exist."""
+"""The inputs of a run: decoded traffic by stream, probe results, and draft revisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alphaloop.measurements import DecodedJob, DriftSubject, ProbeResult, Stream
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Everything that estimates and tests are made of, read at `now`."""
+    """The inputs of estimates and tests, read at `now`."""
 
     since: datetime
     now: datetime
@@ -30,7 +30,7 @@ class Counts:
         return sum(len(jobs) for jobs in self.streams.values())
 
     def current_streams(self) -> dict[Stream, Sequence[DecodedJob]]:
-        """Speculative streams of the models that decoded last, by task and drafter: older revisions are history."""
+        """Speculative streams of the revisions that decoded last, by task and drafter."""
         newest: dict[tuple[str, str], tuple[datetime, DriftSubject]] = {}
         for stream, jobs in self.streams.items():
             seen = (jobs[-1].decoded_at, subject_of(stream))
@@ -47,7 +47,7 @@ class Counts:
     def traffic(self, task: str, drafter: str) -> list[DecodedJob]:
         """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla.
 
-        Vanilla jobs are those of the target that decoded the task last: another target is no control.
+        Vanilla jobs are those of the target that decoded the task last.
         """
         streams: Mapping[Stream, Sequence[DecodedJob]] = self.current_streams()
         if not drafter:
@@ -65,5 +65,5 @@ class Counts:
 
 
 def subject_of(stream: Stream) -> DriftSubject:
-    """What a drift event about this stream is about."""
+    """The subject of a drift event about this stream."""
     return DriftSubject(stream.task, stream.drafter, stream.draft_revision, stream.target_revision)

@@ -1,20 +1,20 @@
-"""Has the acceptance of a stream of jobs moved? A sequential test with a stated rate of false alarms.
+"""The drift test: a sequential test for a change of acceptance, with a given rate of false alarms.
 
-Each job contributes one residual: what it accepted less what the reference says it should have, Σ_i (a_i - α_i · n_i),
-over position 1 alone or over all positions. Expectations by position make the residual indifferent to k. Standardised
+Each job contributes one residual: accepted tokens less those that the reference expects, Σ_i (a_i - α_i · n_i), over
+position 1 alone or over all positions. Expectations by position make the residual independent of k. Standardised
 residuals feed a two-sided CUSUM (Page 1954):
 
     S⁺ = max(0, S⁺ + z - κ)      S⁻ = max(0, S⁻ - z - κ)      alarm when either reaches h
 
-* The job is the unit of variance, since trials inside a job are correlated: the variance is that of the residuals of
-  the reference jobs. It is taken proportional to the tokens of the job, not to its trials: how many rounds a text
-  takes depends on what was accepted, so dividing by trials would turn a mean of zero into a bias. It is kept by k.
-* The reference is every job before this one (self-starting, Hawkins 1987), and z allows for the error of that
-  reference: a handful of reference jobs does not raise the number of false alarms.
+* The unit of variance is the job, because trials inside a job are correlated: the variance is that of the residuals of
+  the reference jobs, by k. It is proportional to the tokens of the job, not to its trials, because the number of rounds
+  depends on what was accepted, so dividing by trials would bias the mean.
+* The reference is every job before this one (self-starting, Hawkins 1987). z includes the error of the reference, so a
+  small reference does not raise the number of false alarms.
 * h comes from the average run length wanted, by Siegmund's approximation (1985, §II.6) for normal z:
   ARL = (exp(2κb) - 2κb - 1) / (2κ²) with b = h + 1.166 for one side, and half of that for two.
 * In alarm the reference stays what it was when the change began (the last time S was zero: Page's estimate of the
-  change point), and S is held at h. The alarm ends when S has come back to zero: two thresholds, so it does not flap.
+  change point), and S is held at h. The alarm ends when S is back at zero: two thresholds, so it does not flap.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from alphaloop.measurements import DecodedJob
 
 ALLOWANCE: Final = 0.5  # κ: quickest for a shift of one standard deviation of a job
 WINSOR: Final = 3.0  # residuals of short jobs are skewed; one job alone cannot raise an alarm
-PRIOR_VARIANCE: Final = 0.1  # accepted tokens squared, a token: what independent trials at α = .7 come to, roughly
-SHRINKAGE: Final = 2  # jobs that the variance over all k counts for beside that of a job's own k
+PRIOR_VARIANCE: Final = 0.1  # accepted tokens squared, a token: about that of independent trials at α = .7
+SHRINKAGE: Final = 2  # weight, in jobs, of the variance over all k beside that of the job's k
 OVERSHOOT: Final = 1.166  # Siegmund's correction for jumps over the boundary: 2 · 0.583
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What the test says about a stream. Counts are of the positions tested, summed."""
+    """The result of the test of a stream. Counts are summed over the positions tested."""
 
     is_alarm: bool
     direction: int  #: -1 fell, +1 rose, 0 no alarm
@@ -91,7 +91,7 @@ class _Reference:
         return residual / math.sqrt(job.num_tokens * (1 + job.num_tokens / max(self.num_tokens, 1)))
 
     def standardised(self, job: DecodedJob, num_positions: int) -> float:
-        """The residual in standard deviations; one residual of prior keeps a spotless reference from dividing by 0."""
+        """The residual in standard deviations; a prior of one residual avoids a division by 0."""
         overall = (sum(self.residuals_sq.values()) + PRIOR_VARIANCE) / (sum(self.num_residuals.values()) + 1)
         k = job.num_draft_tokens
         own, num_own = self.residuals_sq.get(k, 0.0), self.num_residuals.get(k, 0)

@@ -1,4 +1,4 @@
-"""From counts to what a report shows: α_1 and α with intervals."""
+"""Estimates for the report: α_1 and α with intervals."""
 
 from __future__ import annotations
 

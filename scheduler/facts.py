@@ -1,4 +1,4 @@
-"""Small facts that a run gathers for its report: choices in force, probes sent."""
+"""Parts of a run's report: choices in force, probes sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SettingInForce:
 
 @dataclass(frozen=True, slots=True)
 class SentProbes:
-    """What was due, and what of it was sent."""
+    """The probes that were due and those that were sent."""
 
     chosen: tuple[Due, ...] = ()
     num_probes: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -20,7 +20,7 @@ ACTIVE, STALE = "active", "stale"
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What the tests say now."""
+    """The results of the drift tests."""
 
     findings: tuple[Finding, ...]
     evaluated: frozenset[tuple[str, str]]  #: (task, drafter) of everything that could be tested
@@ -40,7 +40,7 @@ class StatusChange:
 
 
 def judge(counts: Counts, events: Sequence[OpenEvent], settings: SchedulerSettings) -> Verdicts:
-    """Test the traffic of every drafter in use and its probes, and name the cause of what moved."""
+    """Test the traffic and the probes of every drafter in use, and name the cause of drift."""
     traffic = _watch_traffic(counts, settings)
     comparisons = {c.subject: c for c in compare_probes(counts.probes)}
     flagged = {
@@ -70,8 +70,8 @@ def judge(counts: Counts, events: Sequence[OpenEvent], settings: SchedulerSettin
 def events_to_close(events: Iterable[OpenEvent], verdicts: Verdicts) -> list[OpenEvent]:
     """Open events that the tests no longer support.
 
-    An event about something that could not be tested stays open, and so does one that probes opened while no probes
-    can be compared: nothing was learnt. An event about a draft that another revision has replaced is over.
+    An event stays open if its subject could not be tested, or if probes opened it and no probes can be compared. An
+    event about a draft that another revision has replaced is closed.
     """
     supported = {(finding.subject, finding.cause.value) for finding in verdicts.findings}
     compared = {(c.subject.task, c.subject.drafter) for c in verdicts.comparisons}
@@ -88,7 +88,7 @@ def events_to_close(events: Iterable[OpenEvent], verdicts: Verdicts) -> list[Ope
 def status_changes(
     comparisons: Iterable[ProbeComparison], statuses: Mapping[tuple[str, str, str], str], settings: SchedulerSettings
 ) -> list[StatusChange]:
-    """Drafts whose status changes: judged over all their tasks together, since the status holds for all of them.
+    """Drafts whose status changes, judged over all their tasks together, because the status holds for all of them.
 
     `statuses` is by (drafter, draft revision, target revision). Only active and stale change into each other here.
     """

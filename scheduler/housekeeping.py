@@ -1,4 +1,4 @@
-"""What keeps the database in shape: partitions ahead, old ones dropped, days rolled up, dead runs cleared."""
+"""Housekeeping of the database: makes and drops partitions, sums up days, cleans up dead runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """Runs first, so that nothing else waits for a missing partition."""
+    """Runs first, so that no later step lacks a partition."""
 
     partitions: PartitionKeeper
     rollups: RollupStore
@@ -47,5 +47,5 @@ class Housekeeper:
         except StoreUnavailable:
             raise
         except StoreError as error:
-            # A long query holds the table: measuring goes on, and the next run drops what this one could not.
+            # A long query holds the table: the next run drops the partition.
             log.warning("%s", error.message, extra={"action": "retention_postponed", "code": error.code})

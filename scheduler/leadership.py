@@ -1,4 +1,4 @@
-"""One process of several measures: the one that holds the lock."""
+"""Leadership: of several processes only the one that holds the lock measures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Takes the lock when it is free, and notices when it is lost. One thread uses it.
+    """Takes the lock when it is free, and detects its loss. One thread uses it.
 
     `promote` is called after the lock was taken, `demote` after it was found lost or given up.
     """
@@ -25,7 +25,7 @@ class Leadership:
 
     @property
     def check_age_s(self) -> float:
-        """Seconds since the last check was over; read by other threads."""
+        """Seconds since the last check ended; other threads read it."""
         return time.monotonic() - self._checked_at
 
     @property
@@ -34,8 +34,9 @@ class Leadership:
         return self._leads
 
     def check(self) -> bool:
-        """Ask the database once, and act on a change; returns whether this process leads. A database that does not
-        answer is no leader's: the lock went with its connection.
+        """Ask the database once, and act on a change; returns whether this process leads.
+
+        A broken connection is a lost lock.
         """
         held = self._lock.is_held() if self._leads else self._try()
         if held and not self._leads:
@@ -50,7 +51,7 @@ class Leadership:
         return self._leads
 
     def resign(self) -> None:
-        """Stop leading, then give up the lock, so that another process starts only after this one has stopped."""
+        """Stop leading, then release the lock, so that another process starts only after this one has stopped."""
         if self._leads:
             self._leads = False
             self._demote()

@@ -43,7 +43,7 @@ class RunSummary:
     """What one run did."""
 
     scheduled_for: datetime
-    claimed: bool  #: False: somebody else had this run, nothing was done
+    claimed: bool  #: False: another process had this run, nothing was done
     num_jobs: int = 0
     num_events_opened: int = 0
     num_events_closed: int = 0
@@ -54,13 +54,13 @@ class RunSummary:
     page: Path | None = None
 
     def outcome(self) -> dict[str, Any]:
-        """What schedule_runs keeps."""
+        """The counts that schedule_runs stores."""
         kept = asdict(self)
         return {name: kept[name] for name in kept if name.startswith("num_") or name == "headline"}
 
 
 class Scheduler:
-    """Measures: reads what was decoded, judges it, sends probes, reports. It never decodes."""
+    """Measures: reads the counts of decoded jobs, tests for drift, sends probes, reports. It never decodes."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class Scheduler:
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
 
-        1. claim the run   2. keep house, compute speed-ups anew   3. read counts   4. judge   5. flag or clear
+        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift   5. set or clear flags
         6. send due probes   7. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
-        run and raised (StoreError, BrokerError, ConfigError); the next run does what this one left.
+        run and raised (StoreError, BrokerError, ConfigError); the next run does the remaining work.
         """
         due = scheduled_for or now
         if not self._schedule.claim(self._schedule_id, due, self._owner, now):
@@ -139,7 +139,7 @@ class Scheduler:
         outcome = {"error": type(error).__name__}
         if isinstance(error, AlphaloopError):
             outcome = {"error": error.code, "message": error.message}
-        # The database may be what failed: the first error is the one to see.
+        # The database may be what failed; the first error is the one to raise.
         with suppress(StoreError):
             self._schedule.finish(self._schedule_id, due, outcome, now)
 
@@ -176,7 +176,7 @@ class Scheduler:
     def _report(
         self, counts: Counts, choices: dict[str, SettingInForce], sent: SentProbes, *, opened: int, closed: int
     ) -> tuple[Report, Path]:
-        """Into Postgres, into the folder, and onto the topic."""
+        """Write the report to Postgres, to the folder and to the topic."""
         drafts: Sequence[DraftRevision] = self._drafts.all()
         events: Sequence[OpenEvent] = self._drift.open_events()
         report = build_report(

@@ -1,7 +1,4 @@
-"""What the scheduler counts.
-
-Labels are tasks, causes and outcomes: few and known. Every counter is in base units.
-"""
+"""The metrics of the scheduler. Labels are tasks, causes and outcomes, which have few values."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ CAUSES: Final = ("traffic_changed", "draft_stale", "unexplained")
 
 
 class SchedulerMetrics:
-    """The figures of this process, in a registry of their own."""
+    """The metrics of this process."""
 
     def __init__(self) -> None:
         self.registry: Final = CollectorRegistry()
@@ -43,7 +40,7 @@ class SchedulerMetrics:
 
     @contextmanager
     def time_run(self) -> Iterator[None]:
-        """Time a run, however it ends."""
+        """Time a run, also one that fails."""
         with self._seconds.time():
             yield
 
@@ -69,5 +66,5 @@ class SchedulerMetrics:
         self._missed.inc()
 
     def set_leader(self, is_leader: bool) -> None:
-        """Note whether this process leads."""
+        """Record whether this process leads."""
         self._leader.set(is_leader)

@@ -1,8 +1,8 @@
 """Comparisons of the same prompts decoded twice: a probe run with an earlier one.
 
-Pairing takes the difference between prompts, by far the largest variance, out of the comparison, so a handful of
-prompts says what hundreds of unpaired jobs would. Intervals are Student's, with one degree of freedom less than there
-are prompts, over linearised ratios (Cochran 1977, §6.4): prompts are the unit, tokens inside a prompt are correlated.
+Pairing removes the variance between prompts, by far the largest one, so a few prompts are as precise as hundreds of
+unpaired jobs. Intervals are Student's over linearised ratios (Cochran 1977, §6.4), with one degree of freedom less than
+prompts. The unit is the prompt, because tokens inside a prompt are correlated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which drafters are measured now, and the jobs that measure them.
+"""The drafters to measure now, and the jobs that measure them.
 
 A probe is an ordinary job on the task's topic, greedy, with the drafter and k it names; its control is the same prompt
-decoded vanilla. Both are sent for drafters that are switched off too: that is the way back.
+decoded vanilla. Drafters that are not in use get probes too, so that they can come back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from alphaloop.measurements import ProbeSet
 from alphaloop.messages import Body, Decoding, Job, Purpose
 
-PRIOR_JOB_DEVICE_S: Final = 5.0  #: before anything of a task was timed: 48 tokens at 10 a second
+PRIOR_JOB_DEVICE_S: Final = 5.0  #: for a task without timings: 48 tokens at 10 a second
 MAX_JOB_ID_CHARS: Final = 200
 
 
@@ -31,7 +31,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A probe or control with what probe_runs keeps of it."""
+    """A probe or control and its row of probe_runs."""
 
     job: Job
     probe_set: str
@@ -70,7 +70,7 @@ def find_due(
 def within_budget(
     due: Sequence[Due], job_device_s: Mapping[str, float], num_prompts: Mapping[str, int], budget_device_s: float
 ) -> list[Due]:
-    """The longest beginning of `due` whose jobs fit the budget; a measurement is sent whole or not at all.
+    """The longest prefix of `due` whose jobs fit the budget; a measurement is sent whole or not at all.
 
     `job_device_s` is what a probe of a task took on average, `num_prompts` how many are sent. Each task pays for its
     controls once.

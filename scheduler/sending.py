@@ -1,4 +1,4 @@
-"""Sends the probes that are due: noted in Postgres first, marked as sent when Kafka has acknowledged them."""
+"""Sends the probes that are due: recorded in Postgres first, marked as sent when Kafka has acknowledged them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADERS = (("content-type", b"application/json"),)
 
 
 class Sender(Protocol):
-    """What is needed of alphaloop.kafka.Producer."""
+    """The part of alphaloop.kafka.Producer that is used."""
 
     def send(
         self, topic: str, *, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = ...
@@ -35,12 +35,12 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProbeSender:
-    """Finds what is due within the budget, and sends it."""
+    """Finds the probes that are due within the budget, and sends them."""
 
     probes: ProbeStore
     sender: Sender
     settings: SchedulerSettings
-    tasks: Collection[str]  #: tasks that workers know; a probe of another would end as a dead letter
+    tasks: Collection[str]  #: tasks that workers know; a probe of any other would become a dead letter
     default_num_draft_tokens: int
     flush_timeout_s: float
 
@@ -119,13 +119,13 @@ class ProbeSender:
 
 
 def _fit_drafters(drafts: Sequence[DraftRevision]) -> list[str]:
-    """Drafters with a revision that is measured: stale ones too, for that is their way back."""
+    """Drafters with a revision that is measured: stale ones too, so that they can become active again."""
     measured = (DraftStatus.ACTIVE, DraftStatus.STALE)
     return sorted({draft.drafter for draft in drafts if draft.status in measured})
 
 
 def _in_force(choices: Mapping[str, SettingInForce]) -> dict[tuple[str, str], int]:
-    """k by (task, drafter) where one is used: its probes measure the speed-up of what is used."""
+    """k by (task, drafter) of the drafters in use, whose probes are decoded at that k."""
     return {
         (task, choice.drafter): choice.num_draft_tokens
         for task, choice in choices.items()

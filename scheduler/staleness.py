@@ -1,7 +1,7 @@
-"""Is a draft stale? Its probes now, against its own first probes on the same prompts.
+"""Whether a draft is stale: its latest probes compared with its first probes on the same prompts.
 
-Two thresholds: the flag opens when α_1 fell by more than `drop` and the interval of the change excludes zero, and
-closes when less than `recover` of the fall remains. In between nothing changes, so a draft at the edge does not flap.
+Two thresholds: the flag opens when α_1 fell by more than `drop` and the interval of the change excludes zero. The flag
+closes when less than `recover` of the fall remains. In between it stays, so it does not flap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProbeComparison:
 
 
 def is_stale(was_stale: bool, change: Interval, *, drop: float, recover: float) -> bool:
-    """The state of the flag after seeing `change` of α_1."""
+    """The state of the flag after `change` of α_1."""
     if was_stale:
         return change.mean <= -recover
     return change.mean < -drop and change.high < 0
@@ -50,7 +50,7 @@ def is_stale(was_stale: bool, change: Interval, *, drop: float, recover: float) 
 def compare_probes(results: Iterable[ProbeResult]) -> list[ProbeComparison]:
     """For each (task, drafter): the latest probe run of its current draft against that draft's first, on the same set.
 
-    Subjects probed only once, or without a trial on either side, are left out: nothing can be said of them.
+    Subjects probed only once, or without a trial on either side, are left out.
     """
     ordered = sorted(results, key=lambda r: (r.task, r.drafter, r.scheduled_for, r.position))
     found = []

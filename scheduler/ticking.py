@@ -22,9 +22,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Ticker:
     """Runs `run(now, scheduled_for)` at once and then at every multiple of the interval since 1970, UTC.
 
-    Every leader computes the same times, so a run that one leader claimed is not repeated by the next. Ticks that
-    pile up become one; a tick later than the grace is dropped and counted. `fatal` is called when the process cannot
-    go on.
+    Every leader computes the same times, so the next leader does not repeat a claimed run. Waiting ticks are merged
+    into one; a tick later than the grace is dropped and counted. `fatal` is called when the process cannot go on.
     """
 
     def __init__(
@@ -47,10 +46,10 @@ class Ticker:
         return self._scheduler is not None
 
     def start(self) -> None:
-        """Begin ticking; nothing happens when it ticks already."""
+        """Begin ticking; does nothing when it ticks already."""
         if self._scheduler is not None:
             return
-        # One thread: two runs never overlap, not even the first one and one at the interval.
+        # One thread, so that two runs never overlap.
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(max_workers=1)},
@@ -62,7 +61,7 @@ class Ticker:
         self._scheduler.start()
 
     def stop(self, *, wait: bool) -> None:
-        """No more ticks; `wait` for a run that is under way."""
+        """Stop ticking; with `wait`, wait for a run that is under way."""
         if self._scheduler is not None:
             scheduler, self._scheduler = self._scheduler, None
             scheduler.shutdown(wait=wait)
@@ -89,7 +88,7 @@ class Ticker:
 class AlignedInterval(IntervalTrigger):  # type: ignore[misc]
     """Multiples of the interval since the start date, also after a run at another time.
 
-    One job that never ends: APScheduler 3.11.3 may trip over a job whose trigger is over while it shuts down.
+    The trigger never ends, because APScheduler 3.11.3 may fail at shutdown on a job whose trigger has ended.
     """
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:

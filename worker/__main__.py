@@ -96,7 +96,7 @@ def _unready(components: Components) -> str | None:
 
 
 def _on_signals(stop: threading.Event, hurry: threading.Event, drain_s: float) -> None:
-    """First SIGTERM or SIGINT: finish the batch, within `drain_s`. The second: give it back at once."""
+    """First SIGTERM or SIGINT: finish running jobs within `drain_s`. The second: give them back at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():

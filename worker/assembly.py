@@ -107,7 +107,7 @@ def assemble(
     died = threading.Event()
 
     def gives_up() -> bool:
-        """Nobody waits for room that a thread which is gone will never make."""
+        """Whether to stop waiting for room, because the thread that makes room has ended."""
         return hurry.is_set() or died.is_set()
 
     publishing = PublishingQueue(max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=gives_up)
@@ -233,7 +233,7 @@ def _dead_letter(validation: Validation, group: str, delivery: Delivery, error: 
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """What decides, and what it goes by."""
+    """The decider and the costs and evidence that it uses."""
 
     decider: Decider
     evidence_cache: EvidenceCache
@@ -275,7 +275,7 @@ def _half_life(settings: Settings) -> timedelta:
 
 
 def _remember(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
-    """All that was ever measured here, before the first job comes: a restarted worker decides from it at once."""
+    """Read all stored evidence before the first job, so that a restarted worker decides from it at once."""
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),
         DraftRegistry(database),

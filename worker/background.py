@@ -1,4 +1,4 @@
-"""Writes that no promise rests on, from a thread of their own: the decoding thread never waits for the database.
+"""Writes that may be lost, from a thread of their own: the decoding thread never waits for the database.
 
 Corrected costs, changes of a choice, switchback slices. A write that Postgres refuses is logged and lost. Outcomes of
 jobs take another way (worker/jobs/recording.py).
@@ -45,7 +45,7 @@ class BackgroundWrites:
         self._queue.put([(what, write)])
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
-        """Do what waits, one write after the other. What fails for want of the database is done again next turn."""
+        """Do the waiting writes in order; while the database is away, a write is repeated in the next turn."""
         waiting = self._queue.take(_MOST_WAITING, timeout_s)
         for number, (what, write) in enumerate(waiting):
             try:

@@ -85,7 +85,7 @@ class Components:
             neighbour.start()
 
     def check(self) -> None:
-        """Raise what a thread died of."""
+        """Raise the exception that ended a thread."""
         for neighbour in self.neighbours:
             neighbour.check()
         for name, thread in (("leases", self.leases), ("watch", self.watch)):

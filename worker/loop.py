@@ -55,21 +55,20 @@ class Worker:
         return self._c.feed.num_waiting + self._running.num_to_run_alone
 
     def run(self) -> None:
-        """Turn until told to stop; then what runs is decoded to its end, and everything else is given back."""
+        """Turn until told to stop; then decode running jobs to their end and give back all others."""
         self._c.start()
         try:
             while not self._c.stop.is_set():
                 self.run_once()
             self._drain()
         except BaseException:
-            # What runs may have caused this and keeps its burnt attempt; what was never started did not.
+            # A running job may have caused this, so its attempt stays counted; a job that never started did not.
             self._release(self._c.feed.ready.take_all())
             raise
         finally:
             self._c.costs.save()
             self._c.decider.save()
-            # The thread for such writes may have ended: what was saved just now is written here.
-            self._c.background.turn(0.0)
+            self._c.background.turn(0.0)  # what these have written in the background, whose thread may have ended
 
     def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
@@ -77,13 +76,13 @@ class Worker:
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
         2. cancel    running jobs whose cancellation came
         3. start     claimed jobs that fit, decided lane by lane
-        4. steer     how each sequence drafts in this round: by how many run, and by the switchback experiment
+        4. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
         5. step      one round of the engine
         6. hand over what ended, and streamed text
 
-        Before it, `JobFeed` takes messages, validates, orders and claims them; behind it, `Recorder` commits outcomes
-        and `Publisher` publishes them and finishes their deliveries. A crash anywhere before that delivers the messages
-        again: the claim then finds what was recorded and emits it once more, or the job is decoded anew.
+        Before the loop, `JobFeed` takes messages, validates, orders and claims them. After the loop, `Recorder` commits
+        outcomes, and `Publisher` publishes them and finishes their deliveries. After a crash Kafka delivers unfinished
+        messages again: a recorded outcome is then published again, and any other job is decoded again.
         """
         self._c.check()
         self._learn()
@@ -111,7 +110,7 @@ class Worker:
         return len(dropped)
 
     def _start(self, timeout_s: float) -> int:
-        """Start what fits, in the order of the feed; a job that has to run alone starts when nothing else runs."""
+        """Fill free slots in the order of the feed; a job that has to run alone starts when nothing else runs."""
         if (alone := self._running.next_alone()) is not None:
             return self._start_lane([alone], alone=True)
         limit = self._running.num_free()
@@ -127,13 +126,13 @@ class Worker:
                 num_started += num_begun
                 if num_begun < len(lane):
                     break
-        # Nobody overtakes a job for which there is no memory: it would wait for ever behind smaller ones.
+        # No job overtakes one for which memory is short, because that job could wait for ever behind smaller ones.
         self._c.feed.ready.put_back(startable[num_started:])
         self._c.feed.started()
         return num_started
 
     def _startable(self, taken: Sequence[ClaimedJob]) -> list[ClaimedJob]:
-        """Those that are still wanted and may share the engine."""
+        """The jobs that are not cancelled or expired and may share the engine."""
         asked, now = self._c.leases.cancelled(), self._c.now()
         startable, ended = [], []
         for claimed in taken:
@@ -149,10 +148,10 @@ class Worker:
         return startable
 
     def _start_lane(self, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
-        """Decide for jobs of one lane together, and start them until memory is short; returns how many left the line.
+        """Decide for jobs of one lane together and start them until memory is short; returns how many wait no longer.
 
-        A job that the engine refuses has failed, and has left the line too. An empty engine is never asked for room: a
-        job that has none there has none anywhere.
+        A job that the engine refuses fails and waits no longer either. An empty engine is not asked for room, because a
+        job that does not fit there never fits.
         """
         if len(self._running) and not self._running.has_room(jobs[0]):
             return 0
@@ -181,7 +180,7 @@ class Worker:
         return decisions
 
     def _hand_over(self, stepped: Stepped) -> int:
-        """Pass on what a step brought; returns how many jobs ended."""
+        """Hand over the step's outcomes, texts, times and slices; returns how many jobs ended."""
         now = self._c.now()
         if (step := stepped.step) is not None:
             self._c.metrics.stepped(step)
@@ -237,7 +236,7 @@ class Worker:
         return EndedJob(job.claimed, outcome)
 
     def _drain(self) -> None:
-        """Decode what runs to its end, or give it back when told to hurry; then wait for records and publications."""
+        """Decode running jobs to their end, or give them back in a hurry; then wait until outcomes are published."""
         self._c.intake.stop_taking()
         self._c.feed_thread.end(_IDLE_WAIT_S * 10)
         self._release(self._c.feed.ready.take_all() + self._running.take_waiting_alone())
@@ -255,7 +254,7 @@ class Worker:
         self._learn()
 
     def _release(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Give jobs back as if they had never been claimed; without a database their leases run out instead."""
+        """Undo the claims of these jobs; if the database is away their leases run out instead."""
         if not claimed:
             return
         try:

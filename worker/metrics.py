@@ -79,7 +79,7 @@ class WorkerMetrics:
         self._build = Gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=r)
 
     def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
-        """Read these gauges whenever somebody scrapes."""
+        """Read these gauges at every scrape."""
         r = self.registry
         Gauge("alphaloop_intake_in_flight", "Messages taken and not finished", registry=r).set_function(
             lambda: intake.num_in_flight
@@ -90,21 +90,21 @@ class WorkerMetrics:
         Gauge("alphaloop_intake_poll_age_seconds", "Since the consumer was polled", registry=r).set_function(
             lambda: intake.poll_age_s
         )
-        Gauge("alphaloop_num_requests_waiting", "Jobs waiting for a batch", registry=r).set_function(num_waiting)
+        Gauge("alphaloop_num_requests_waiting", "Jobs waiting for a slot", registry=r).set_function(num_waiting)
 
     def watch_costs(self, costs: LiveCosts) -> None:
-        """Show how much slower than calibrated the target and each drafter are, whenever somebody scrapes."""
+        """Show at every scrape how much slower than calibrated the target and each drafter are."""
         told = "Time of rounds over what was calibrated, by what was timed"
         level = Gauge("alphaloop_cost_level", told, ["part"], registry=self.registry)
         for part in costs.parts:
             level.labels(part or "target").set_function(partial(costs.level, part))
 
     def running_on(self, identity: EngineIdentity) -> None:
-        """Say what decodes."""
+        """Show the engine, target and device."""
         self._build.labels(__version__, identity.engine, identity.target, identity.device).set(1)
 
     def decided(self, task: str, decision: Decision) -> None:
-        """Count a decided batch."""
+        """Count a decision."""
         self._decisions.labels(task, decision.mode.value, decision.reason.value).inc()
 
     def stepped(self, step: Step) -> None:

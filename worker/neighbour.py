@@ -1,4 +1,4 @@
-"""A thread beside the loop. What it died of ends the worker; how long ago it turned says whether it is well."""
+"""A thread beside the loop. An exception in it ends the worker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Neighbour:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what the thread died of."""
+        """Raise the exception that ended the thread."""
         if self._failure is not None:
             raise self._failure
 

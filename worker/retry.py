@@ -1,4 +1,4 @@
-"""Waiting out a database or broker that is away, without losing what is in hand."""
+"""Retries while a database or broker is away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_WAIT_S: Final = 10.0
 
 
 class Retry:
-    """Repeats what failed for want of a server until it works or the worker is told to hurry."""
+    """Repeats a call that failed because a server is away, until it works or the worker is told to hurry."""
 
     def __init__(self, hurry: threading.Event) -> None:
         self._hurry = hurry

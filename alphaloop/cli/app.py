@@ -43,7 +43,7 @@ app: Final = typer.Typer(
 
 
 def epilog(example: str) -> str:
-    """An example as it stands at the end of a command's help, its line breaks kept."""
+    """An example for the end of a command's help, with its line breaks."""
     return "Example:\n\n\b\n" + "\n".join(f"  {line}" for line in example.splitlines())
 
 
@@ -63,14 +63,14 @@ def root(
         None, envvar="ALPHALOOP_PROFILE", help="A further file of that folder, laid over the others: local."
     ),
     data_dir: Path | None = typer.Option(
-        None, envvar="ALPHALOOP_DATA_DIR", help="Where the embedded broker, the database and the reports live."
+        None, envvar="ALPHALOOP_DATA_DIR", help="Folder of the embedded broker, the database and the reports."
     ),
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Options before the command."""
     context.obj = GlobalOptions(configs, profile, data_dir)
     logs.configure("WARNING")
-    # What the Kafka client mends by itself is of no interest here; a broker that is gone is told by alphaloop.kafka.
+    # The Kafka client retries by itself; alphaloop.kafka logs a lost broker.
     logging.getLogger("alphaloop.kafka.librdkafka").setLevel(logging.ERROR)
 
 

@@ -22,15 +22,15 @@ alphaloop calibrate --budget 20 --no-store --json"""
 
 def calibrate(
     context: typer.Context,
-    budget: float = typer.Option(40.0, min=1.0, help="Seconds of measuring; what is needed may take longer."),
+    budget: float = typer.Option(40.0, min=1.0, help="Seconds to measure; required shapes may take longer."),
     no_store: bool = typer.Option(False, "--no-store", help="Show only; needs no database."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Measure what rounds cost on this device, in under a minute.
 
     Times the target's passes and every drafter's proposals over batch sizes, widths and contexts, and the reading of
-    prompts, and stores the times for the workers of this device in place of those that they know. Worth it on an idle
-    device: a worker measures only what it lacks, at its first start, and learns the rest from its rounds.
+    prompts. Replaces the stored times for the workers of this device. Run it on an idle device: at its first start a
+    worker measures only what is missing, and real rounds correct the costs.
     """
 
     def shown(found: Calibration) -> None:
@@ -41,7 +41,7 @@ def calibrate(
 
 
 def show(found: Calibration) -> None:
-    """Milliseconds as people read them: a row for each batch and context, a column for each width."""
+    """Print milliseconds: a row for each batch and context, a column for each width."""
     screen, identity = out(), found.identity
     screen.print(f"{identity.target} on {identity.device}, {identity.engine}\n", soft_wrap=True, markup=False)
     screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")

@@ -1,6 +1,6 @@
-"""Have an order carried out by `python -m worker.commands`, and show its events.
+"""Run an order in a process `python -m worker.commands`, and show its events.
 
-The command line never imports the worker, whose decoding needs torch; it starts that process and shows what it tells.
+The command line does not import the worker, because decoding needs torch; it starts a process and shows its events.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Data = TypeVar("Data")
 def carry_out(context: typer.Context, order: Order, data: type[Data], show: Callable[[Data], None]) -> None:
     """Have `order` carried out; `show` is called with the report, whose type is `data`.
 
-    Raises AlphaloopError for an error that the process tells in words, and typer.Exit with the process's exit code
-    where that is not 0.
+    Raises AlphaloopError for an error that the process reports, and typer.Exit with the process's exit code if that is
+    not 0.
     """
     options = global_options(context)
     with subprocess.Popen(
@@ -63,8 +63,8 @@ def carry_out(context: typer.Context, order: Order, data: type[Data], show: Call
 
 
 def _send(order: Order, stdin: IO[bytes]) -> None:
-    """Write the order, and behind it the prompts where they come from our own standard input."""
-    # A process that has ended reads no more; why it ended follows from its events.
+    """Write the order, followed by the prompts if they come from standard input."""
+    # If the process has ended, its events say why.
     with contextlib.suppress(BrokenPipeError), stdin:
         stdin.write(order.model_dump_json().encode() + b"\n")
         stdin.flush()
@@ -73,14 +73,14 @@ def _send(order: Order, stdin: IO[bytes]) -> None:
 
 
 def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None:
-    """Show events until the process ends; the error if it told one."""
+    """Show events until the process ends; returns the error if it reported one."""
     failure = None
     with progress() as bar:
         task = bar.add_task("starting", total=None, note="")
         for line in lines:
             match event := EVENT.validate_json(line):
                 case Stage():
-                    # A task cannot be told that its total is not known: another one takes its place.
+                    # The total of a task cannot be set to unknown, so another task replaces it.
                     bar.remove_task(task)
                     task = bar.add_task(event.name, total=event.total, completed=event.done, note="")
                 case Advance():
@@ -97,7 +97,7 @@ def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None
 
 @contextmanager
 def _passing_signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While the block runs, the process decides what SIGINT and SIGTERM mean."""
+    """While the block runs, pass SIGINT and SIGTERM to the process."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda received, _: child.send_signal(received)) for number in numbers]
     try:

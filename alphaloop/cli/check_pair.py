@@ -23,8 +23,8 @@ def check_pair(
     context: typer.Context,
     target: str = typer.Argument(help="A folder, a .gguf file, a hub name, or package:NAME."),
     draft: str = typer.Argument(help="The smaller model, named in the same ways."),
-    dtype: Dtype | None = typer.Option(None, help="Of the target; models.target.dtype if not given."),
-    draft_dtype: Dtype | None = typer.Option(None, help="Of the draft; the target's if not given."),
+    dtype: Dtype | None = typer.Option(None, help="The target's dtype; models.target.dtype if not given."),
+    draft_dtype: Dtype | None = typer.Option(None, help="The draft's dtype; the target's if not given."),
     context_length: int | None = typer.Option(
         None, min=16, help="Tokens served, prompt and output; the target's own, at most 8192, if not given."
     ),

@@ -18,7 +18,7 @@ from alphaloop.settings import Settings
 #: Loading a model from a slow disk, converting it once, calibrating.
 START_TIMEOUT_S: Final = 300.0
 _GRACE_S: Final = 15.0
-#: Replaced by what the parent resolved.
+#: Variables that the parent replaces by its resolved addresses.
 _ADDRESSES: Final = frozenset(
     {"KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL", "ALPHALOOP_KAFKA__BOOTSTRAP_SERVERS", "ALPHALOOP_POSTGRES__URL"}
 )
@@ -47,9 +47,9 @@ def child_command(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def child_environment(options: GlobalOptions, settings: Settings) -> dict[str, str]:
-    """The environment in which a child reads the same settings and speaks to the very same broker and database.
+    """The environment that gives a child the same settings, broker and database.
 
-    Addresses travel in the environment, not in arguments: arguments are visible to everyone on the machine.
+    It holds the addresses, because arguments are visible to every user of the machine.
     """
     environment = {name: value for name, value in options.environment().items() if name not in _ADDRESSES}
     environment["ALPHALOOP_DATA_DIR"] = str(settings.data_dir.absolute())

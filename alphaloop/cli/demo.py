@@ -1,4 +1,4 @@
-"""`alphaloop demo`: everything once, on this machine, on real text."""
+"""`alphaloop demo`: jobs of real text on this machine, from Kafka to the report."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
 def demo(
     context: typer.Context,
     jobs: int = typer.Option(8, min=2, max=100, help="Jobs of each task."),
-    seed: int = typer.Option(7, help="Which prompts are taken, and what is explored."),
+    seed: int = typer.Option(7, help="Seed of the choice of prompts and of exploration."),
     data_dir: Path | None = DATA_DIR,
 ) -> None:
-    """Show everything once, on real text: the whole way in a few minutes.
+    """Run alphaloop on this machine on real text, in a few minutes.
 
     Starts a broker, a database and a worker with a real model under .alphaloop/demo, measures the drafters on probe
     sets, decodes jobs of eight tasks, tests for drift, and writes the report. The data is kept.
@@ -64,7 +64,7 @@ def _embedded(options: GlobalOptions) -> Settings:
 
 
 def _try_kafka(settings: Settings) -> None:
-    """Fetch Apache Kafka where there is none, for a minute at most; without it the fallback broker serves."""
+    """Fetch Apache Kafka if there is none, for a minute at most; without it the fallback broker runs."""
     if settings.embedded.broker == "tansu" or find_kafka_home(settings) is not None:
         return
     note("no Apache Kafka is here; fetching it, for a minute at most …")

@@ -33,7 +33,7 @@ def list_letters(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
-    """List the newest dead letters: when, where from, and why they were refused."""
+    """List the newest dead letters: their times, topics and reasons."""
     kafka = connected_settings(context, database=False).kafka
     letters = [letter_as_json(record, show_value=show_value) for record in _newest(kafka, task, limit)]
     if as_json:
@@ -51,7 +51,7 @@ def list_letters(
 
 
 def letter_as_json(record: Record, *, show_value: bool) -> dict[str, Any]:
-    """One dead letter; its value only where it was asked for, its size always."""
+    """One dead letter, with its size and, with `show_value`, its value."""
     reason = dead_letter_reason(record)
     when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC) if record.timestamp_ms is not None else None
     letter: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`alphaloop draft`: a small draft of the target, and what is known of all of them."""
+"""`alphaloop draft`: train, register and list draft models of the target."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ LIST_EXAMPLE: Final = "alphaloop draft list --json"
 
 def train(
     context: typer.Context,
-    folder: Path = typer.Argument(help="Where the draft goes: a new folder, or one of a run that was stopped."),
+    folder: Path = typer.Argument(help="Folder of the draft: a new one, or that of a run that was stopped."),
     prompts: Path | None = typer.Option(
         None,
         help="JSONL to train on, in any form that `alphaloop enqueue` takes; without it the target writes prompts.",
     ),
     held_out: Path | None = typer.Option(
-        None, help="JSONL to judge with, by task, and never to train on; without it some of the others are held out."
+        None, help="JSONL to measure with, by task, never to train on; without it some of the others are held out."
     ),
     task: str | None = typer.Option(None, help="For lines that name no task."),
-    recipe: Path | None = typer.Option(None, help="TOML file with the dials; without it the defaults."),
-    name: str | None = typer.Option(None, help="Under which it is registered; the folder's name, if not given."),
-    seed: int | None = typer.Option(None, help="Of the texts and of the order; the recipe's, if not given."),
+    recipe: Path | None = typer.Option(None, help="TOML file of training settings; the defaults, if not given."),
+    name: str | None = typer.Option(None, help="The registered name; the folder's name, if not given."),
+    seed: int | None = typer.Option(None, help="Seed of the texts and their order; the recipe's, if not given."),
 ) -> None:
     """Make a small draft of the target: a few of its layers, distilled on its own outputs.
 
@@ -51,9 +51,9 @@ def train(
 def register(
     context: typer.Context,
     folder: Path = typer.Argument(help="A folder that `alphaloop draft train` made."),
-    name: str | None = typer.Option(None, help="Another name than the one it was trained under."),
+    name: str | None = typer.Option(None, help="The registered name; the name in training, if not given."),
 ) -> None:
-    """Make a trained draft known to the database, as a candidate: its parent, what it was trained on, its figures."""
+    """Register a trained draft as a candidate, with its parent, training data and figures."""
     carry_out(context, RegisterOrder(**context.params), str, note)
 
 
@@ -61,7 +61,7 @@ def list_drafts(
     context: typer.Context,
     as_json: bool = typer.Option(False, "--json", help="Print as JSON, with all figures."),
 ) -> None:
-    """List the drafts known, whether they may serve, and what they did on held-out text."""
+    """List the registered drafts with their status and their figures on held-out text."""
     with open_database(connected_settings(context, broker=False)) as database:
         drafts = DraftRegistry(database).all()
     if as_json:
@@ -86,7 +86,7 @@ def list_drafts(
 
 
 def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
-    """α_1 on held-out text and the cost ratio c; None where it was never judged."""
+    """α_1 on held-out text and the cost ratio c; None if never measured."""
     if draft.figures is None:
         return None, None
     judgement = Judgement.model_validate(draft.figures)

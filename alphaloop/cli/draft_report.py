@@ -1,4 +1,4 @@
-"""What a finished draft is worth, in words and a table."""
+"""The figures of a finished draft, in sentences and a table."""
 
 from __future__ import annotations
 

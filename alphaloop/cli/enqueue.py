@@ -27,13 +27,13 @@ cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday"""
 def enqueue(
     context: typer.Context,
     file: list[str] = typer.Option(
-        [], "--file", "-f", help="JSONL file of jobs, - for standard input; may be given again."
+        [], "--file", "-f", help="JSONL file of jobs, - for standard input; may be repeated."
     ),
     task: str | None = typer.Option(None, help="Task of the prompt, and of lines that name none."),
     prompt: str | None = typer.Option(None, help="One prompt instead of a file."),
     max_tokens: int | None = typer.Option(None, min=1, help="Upper bound on generated tokens, for every job."),
     temperature: float | None = typer.Option(None, min=0.0, max=2.0, help="0 is greedy; for every job."),
-    decoding: Decoding | None = typer.Option(None, help="Leave the choice to history, or force one way."),
+    decoding: Decoding | None = typer.Option(None, help="Decide from history, or force one mode."),
     segment: str | None = typer.Option(None, help="Label that may split a task's history."),
     batch_id: str | None = typer.Option(None, help="Label of this group of jobs, echoed in the results."),
     strict: bool = typer.Option(False, "--strict", help="Send nothing at all when a line is wrong."),
@@ -47,7 +47,7 @@ def enqueue(
     """Send jobs, and wait for their results if asked to.
 
     A line is {"task": …, "prompt": …}, a whole job, or a line of an OpenAI batch file. A wrong line is reported with
-    its place and the good ones go out; the exit code is 1 then, and also when a job did not succeed.
+    its place, and the others are sent. The exit code is 1 if a line was wrong or a job did not succeed.
     """
     if bool(file) == (prompt is not None):
         raise typer.BadParameter("expected either --file or --prompt")
@@ -62,7 +62,7 @@ def enqueue(
             items = list(items)
         if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
             report_wrong(wrong)
-            raise AlphaloopError(f"nothing was sent: {len(wrong)} wrong", hint="without --strict the good lines go out")
+            raise AlphaloopError(f"nothing was sent: {len(wrong)} wrong", hint="without --strict the others are sent")
         summary = Summary()
         if waits:
             rows = send_and_wait(settings.kafka, list(items), summary, timeout)
@@ -92,7 +92,7 @@ def _read(
 ) -> Iterable[JobLine | BadLine]:
     if prompt is not None:
         return reader.read([json.dumps({"prompt": prompt}).encode()], "--prompt")
-    # Opened before anything is read, so that a misspelt second name does not come after the first file was sent.
+    # Opened before anything is read, so that a misspelt second name fails before the first file is sent.
     opened = [(name, _open(name, stack)) for name in files]
     named = (("standard input" if name == "-" else name, lines) for name, lines in opened)
     return (item for name, lines in named for item in reader.read(lines, name))

@@ -1,4 +1,4 @@
-"""`alphaloop explain TASK`: what history says, what each alternative is expected to bring, and what was decided."""
+"""`alphaloop explain TASK`: the evidence, the expected goodput of each alternative, and the decision."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,
 def explain(
     context: typer.Context,
     task: str = typer.Argument(help="The task to explain."),
-    segment: str = typer.Option("", help="Of jobs with this label; without, of jobs that have none."),
+    segment: str = typer.Option("", help="Segment of the jobs; jobs without a segment, if not given."),
     at: str | None = typer.Option(None, help="As of an earlier time: 2026-09-01T12:00 (UTC), or 90m, 2h, 3d ago."),
     batch: int | None = typer.Option(None, min=1, help="Batch size; the worker's, if not given."),
-    sampling: str = typer.Option("greedy", help="Which sampling settings: greedy, t<=0.5, t<=1.0 …"),
+    sampling: str = typer.Option("greedy", help="Sampling bucket: greedy, t<=0.5, t<=1.0 …"),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
-    """Say how a task is decoded, and why.
+    """Show how a task is decoded, and why.
 
-    Takes the same history and the same measured costs through the same policy as a worker does: evidence, alternatives
-    with what is expected of them, the reason, what was measured, and when the choice changed last.
+    Applies the policy of a worker to the same evidence and the same measured costs. Prints the evidence, the
+    alternatives with their expected goodput, the reason, measurements, and the last changes of the choice.
     """
     now = datetime.now(UTC)
     when = now if at is None else moment(at, now, "--at")

@@ -1,4 +1,4 @@
-"""`alphaloop kafka install`: Apache Kafka where there is none."""
+"""`alphaloop kafka install`: fetch and unpack Apache Kafka."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from alphaloop.cli.options import global_options
-from alphaloop.cli.screen import err, note, out
-from alphaloop.embedded.install import ARCHIVE, find_kafka_home, install_kafka
+from alphaloop.cli.screen import err, out
+from alphaloop.embedded.install import ARCHIVE, install_kafka
 from alphaloop.settings import Settings
 
 EXAMPLE: Final = """\
@@ -21,11 +21,11 @@ alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
 def install(
     context: typer.Context,
     version: str | None = typer.Option(None, help="Release; the configured one, if not given."),
-    mirror: str | None = typer.Option(None, help="Where releases lie; the configured mirror, if not given."),
+    mirror: str | None = typer.Option(None, help="Address of the releases; the configured mirror, if not given."),
 ) -> None:
     """Fetch Apache Kafka, check its published SHA-512, and unpack it under the user's cache.
 
-    A download that was cut short goes on where it stopped. Prints the folder.
+    Continues an interrupted download. Prints the folder.
     """
     settings = global_options(context).settings()
     out().print(str(fetch_kafka(settings, version=version, mirror=mirror)), soft_wrap=True, markup=False)
@@ -56,11 +56,3 @@ def fetch_kafka(
             deadline_s=deadline_s,
             on_progress=lambda done, total: bar.update(shown, completed=done, total=total),
         )
-
-
-def has_kafka(settings: Settings) -> bool:
-    """Whether an Apache Kafka is here already. Raises ConfigError where KAFKA_HOME names something else."""
-    found = find_kafka_home(settings)
-    if found is not None:
-        note(f"Apache Kafka is in {found}")
-    return found is not None

@@ -23,16 +23,16 @@ head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json"
 def measure(
     context: typer.Context,
     prompts: Path = typer.Option(help="JSONL in any form that `alphaloop enqueue` takes; - for standard input."),
-    task: str | None = typer.Option(None, help="Whose settings the prompts get where they say nothing themselves."),
+    task: str | None = typer.Option(None, help="Task whose settings are the defaults of the prompts."),
     max_tokens: int | None = typer.Option(None, min=1, help="Upper bound on generated tokens, for every prompt."),
     temperature: float | None = typer.Option(None, min=0.0, max=2.0, help="0 is greedy; for every prompt."),
-    num: int = typer.Option(100, min=10, help="At most so many prompts; more are drawn from at random."),
-    drafter: list[str] = typer.Option([], help="Only this drafter of configs/models.toml; may be given again."),
-    k: list[int] = typer.Option([], "--k", min=1, help="Draft length; may be given again. 2, 4 and 8 if not given."),
+    num: int = typer.Option(100, min=10, help="At most so many prompts, drawn at random if there are more."),
+    drafter: list[str] = typer.Option([], help="Only this drafter of configs/models.toml; may be repeated."),
+    k: list[int] = typer.Option([], "--k", min=1, help="Draft length; may be repeated. 2, 4 and 8 if not given."),
     batch: int = typer.Option(1, min=1, max=256, help="Prompts decoded together."),
-    repeats: int = typer.Option(1, min=1, help="How often every prompt is decoded in every way."),
+    repeats: int = typer.Option(1, min=1, help="How often every prompt is decoded with every setting."),
     bar: float = typer.Option(1.3, min=0.1, help="Speed-up over vanilla that is worth shipping."),
-    seed: int = typer.Option(0, help="Of the order in which everything is decoded, and of the prompts drawn."),
+    seed: int = typer.Option(0, help="Seed of the order of decoding and of the choice of prompts."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON, every paired ratio included."),
 ) -> None:
     """Say whether speculation pays on your own prompts: ship, do not ship, or too close.

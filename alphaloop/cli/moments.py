@@ -1,4 +1,4 @@
-"""Moments as people write them: `2026-09-01`, `2026-09-01T12:30`, `90m`, `2h`, `3d`."""
+"""Moments in options: `2026-09-01`, `2026-09-01T12:30`, `90m`, `2h`, `3d`."""
 
 from __future__ import annotations
 

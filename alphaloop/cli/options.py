@@ -1,4 +1,4 @@
-"""The options before a command, and the settings they lead to."""
+"""The options before a command, and the settings that they select."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GlobalOptions:
         return settings.model_copy(update={"data_dir": self.data_dir.absolute()}) if self.data_dir else settings
 
     def environment(self) -> dict[str, str]:
-        """This process's environment with these options in it, for a child that has to read the same settings."""
+        """This process's environment with these options, so that a child reads the same settings."""
         given = {
             "ALPHALOOP_CONFIGS": self.configs and str(self.configs.absolute()),
             "ALPHALOOP_PROFILE": self.profile,
@@ -36,12 +36,12 @@ class GlobalOptions:
         return {**os.environ, **{name: value for name, value in given.items() if value}}
 
 
-#: For commands that people give it to: `alphaloop up --data-dir ./data` says what it means.
+#: Commands also take the option after their name: `alphaloop up --data-dir ./data`.
 DATA_DIR: Final = typer.Option(None, help="The same as before the command.")
 
 
 def global_options(context: typer.Context, data_dir: Path | None = None) -> GlobalOptions:
-    """What was given before the command; `data_dir` is what was given behind it."""
+    """The options before the command; `data_dir` is the option after it."""
     found = context.find_object(GlobalOptions) or GlobalOptions()
     return found if data_dir is None else replace(found, data_dir=data_dir)
 

@@ -1,4 +1,4 @@
-"""What became of jobs just sent: their results, and the dead letters of those that were refused."""
+"""The outcomes of jobs just sent: their results, and the dead letters of those that were refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Outcome = Result | Refusal
 
 
 class OutcomeReader:
-    """Reads `results` and the dead letters of some tasks from the moment it was made: make it before you produce."""
+    """Reads `results` and the dead letters of some tasks from its construction on: construct it before you produce."""
 
     def __init__(self, kafka: KafkaSettings, tasks: Collection[str]) -> None:
         """Creates missing topics first. Raises BrokerError."""
@@ -57,9 +57,9 @@ class OutcomeReader:
     def outcomes(
         self, job_ids: Collection[str], *, timeout_s: float, alive: Callable[[], None] = lambda: None
     ) -> Iterator[Outcome]:
-        """The first outcome of each of these jobs as they come; ends when all are there or time is up.
+        """The first outcome of each of these jobs as they arrive; ends when all are there or time is up.
 
-        `alive` is called between two polls and raises what should end the wait.
+        `alive` is called between two polls and may raise to end the wait.
         """
         waiting = set(job_ids)
         deadline = time.monotonic() + timeout_s

@@ -27,9 +27,9 @@ def add(
     task: str = typer.Option(help="The task that the prompts stand for."),
     file: Path = typer.Option(help="JSONL of prompts, in any form that `alphaloop enqueue` takes."),
 ) -> None:
-    """Make these prompts the task's probe set. They must never come as traffic: a drafter could know them.
+    """Make these prompts the task's probe set. Never send them as traffic: a drafter could have seen them.
 
-    The former set stops being sent, and its history stays. The same prompts again change nothing.
+    The previous set is no longer sent; its history stays. The same prompts again change nothing.
     """
     settings = connected_settings(context, broker=False)
     try:
@@ -68,5 +68,5 @@ def list_sets(
 
 
 def probe_bodies(jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """The bodies as they are kept, in OpenAI's form."""
+    """The bodies as they are stored, in OpenAI's form."""
     return [job.body.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for job in jobs]

@@ -1,6 +1,6 @@
-"""`alphaloop worker` and `alphaloop scheduler`: become that process.
+"""`alphaloop worker` and `alphaloop scheduler`: replace the command by that process.
 
-The command line imports neither (both load what a laptop without a model does not need), so it replaces itself.
+The command line imports neither, because both load libraries that the other commands do not need.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class SchedulerMode(StrEnum):
 
 def worker(
     context: typer.Context,
-    seed: int | None = typer.Option(None, help="Of the exploration; another every time if not given."),
+    seed: int | None = typer.Option(None, help="Seed of exploration; random if not given."),
 ) -> None:
-    """Decode jobs until told to stop. SIGTERM finishes the running batch first."""
+    """Decode jobs until SIGTERM, which lets running jobs finish."""
     _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
 
 
@@ -41,7 +41,7 @@ def scheduler(
         SchedulerMode.RUN, help="run: stay and measure at every interval. once: one run now, then end."
     ),
 ) -> None:
-    """Re-measure acceptance, look for drift and report."""
+    """Measure acceptance again, test for drift and report."""
     _become(context, "scheduler", [mode.value])
 
 

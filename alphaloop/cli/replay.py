@@ -25,7 +25,7 @@ alphaloop replay --set policy.explore_share=0.0
 alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
 alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json"""
 
-#: Settings that a decision depends on, and history knows enough of; `*` is a name of the user's.
+#: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
     "policy.*",
     "worker.history_half_life_days",
@@ -43,16 +43,16 @@ def replay(
     since: str | None = typer.Option(None, help="From this time on: 2026-09-01, or 90m, 2h, 3d ago. 14 days at most."),
     until: str | None = typer.Option(None, help="Up to this time; now, if not given."),
     changes: list[str] = typer.Option(
-        [], "--set", help="A setting to exchange, policy.explore_share=0.0; may be given again."
+        [], "--set", help="A setting to change, policy.explore_share=0.0; may be repeated."
     ),
-    configs: Path | None = typer.Option(None, help="A folder of TOML files to decide by instead of today's."),
-    seed: int = typer.Option(0, help="Of the draws that exploration, controls and bounds rest on."),
+    configs: Path | None = typer.Option(None, help="Folder of TOML files to use instead of today's."),
+    seed: int = typer.Option(0, help="Seed of the random draws for exploration, controls and bounds."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
-    """Decide history again under another configuration: what would it have cost us?
+    """Decide past jobs again under another configuration, and compare the costs.
 
-    Goes through the jobs that were decoded, in order, with the policy that a worker uses, and compares the device time
-    of what it would have chosen with that of what was chosen. Writes nothing to the database.
+    Decides the jobs in order with the policy that a worker uses, and compares the device time of its choices with that
+    of the choices made. Writes nothing to the database.
     """
     now = datetime.now(UTC)
     end = now if until is None else moment(until, now, "--until")
@@ -74,7 +74,7 @@ def replay(
 
 
 def changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
-    """The settings to replay with. Raises ConfigError for what is no setting, or has no say in a decision."""
+    """The settings to replay with. Raises ConfigError for an unknown setting or one that no decision depends on."""
     for change in changes:
         path = change.partition("=")[0].strip()
         if not any(_matches(path, known) for known in _DECIDING) and _is_setting(was, change):
@@ -85,7 +85,7 @@ def changed_settings(context: typer.Context, was: Settings, configs: Path | None
 
 
 def _is_setting(settings: Settings, change: str) -> bool:
-    """Raises ConfigError if it is none: that is the better message."""
+    """Whether `change` names a setting. Raises ConfigError if not, with the better message."""
     overridden(settings, [change])
     return True
 

@@ -1,4 +1,4 @@
-"""What a person sees: data on standard output, everything else on standard error, and how figures are written."""
+"""Output: data on standard output, everything else on standard error, and the format of figures."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def err() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output; what JSON has no type for (times, paths) becomes text."""
+    """Print one JSON document to standard output; times and paths become text."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def paragraph(text: str, *, style: str = "", indent: int = 0) -> None:
-    """Words on standard output, broken to the window's width."""
+    """Print text to standard output, wrapped to the window's width."""
     screen = out()
     for line in Text(text, style=style).wrap(screen, screen.width - indent):
         screen.print(Text(" " * indent).append_text(line), no_wrap=True, overflow="ignore", crop=False)
@@ -79,7 +79,7 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None) ->
     """A plain table; the columns named in `right` hold figures."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        # What names a row stays whole; the other columns give way in a narrow window.
+        # In a narrow window the name of a row stays whole and the other columns shrink.
         is_name = column == columns[0]
         made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=is_name)
     return made

@@ -24,7 +24,7 @@ _FLUSH_S: Final = 120.0
 
 @dataclass(slots=True)
 class Summary:
-    """What became of the lines."""
+    """The outcomes of the lines."""
 
     sent: int = 0
     invalid: int = 0
@@ -50,7 +50,7 @@ class Summary:
 
 
 def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summary, *, show_id: bool) -> None:
-    """Send as lines are read; a file need not fit into memory. Without a good line nobody is connected to."""
+    """Send lines as they are read, so that a file need not fit into memory. Connects at the first good line."""
     producer: Producer | None = None
     ready: set[str] = set()
     wrong: list[BadLine] = []
@@ -114,7 +114,7 @@ def _outcomes(kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, 
                 summary.wall_s = time.monotonic() - started
                 bar.update(shown, advance=1, note=counts(Counter(map(status_of, outcomes.values()))))
     except KeyboardInterrupt:
-        summary.interrupted = True  # what has come back is still written
+        summary.interrupted = True  # the results so far are still written
     finally:
         producer.close()
     return outcomes
@@ -138,7 +138,7 @@ def _row(job: Job, outcome: Outcome | None) -> dict[str, Any]:
 
 
 def report_wrong(wrong: Sequence[BadLine]) -> None:
-    """Say on standard error where the wrong lines are and what is wrong with them."""
+    """Print the place and the error of every wrong line to standard error."""
     for item in wrong[:_MAX_SHOWN]:
         where = f"{item.where}: {item.error.field}" if item.error.field else item.where
         note(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))

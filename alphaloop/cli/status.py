@@ -33,7 +33,7 @@ def status(
     hours: float = typer.Option(24.0, min=0.01, help="How far back to look."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
-    """Show every task: jobs, decoding, and what it brings."""
+    """Show every task: its jobs, how they are decoded, and the measured speed-up."""
     settings = connected_settings(context)
     with open_database(settings) as database:
         tasks = Overview(database).tasks_now(timedelta(hours=hours))
@@ -42,7 +42,7 @@ def status(
     try:
         waiting = backlog(settings.kafka)
     except BrokerError as error:
-        note(f"the broker does not say what waits: {error.message}")
+        note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
     known = {now.task for now in tasks}
     tasks += [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
     if as_json:
@@ -92,7 +92,7 @@ def mode_of(now: TaskNow) -> str:
 
 
 def task_as_json(now: TaskNow, waiting: dict[str, int] | None) -> dict[str, Any]:
-    """A task for machines: counts, and the rates that the table shows."""
+    """A task as JSON: counts, and the rates that the table shows."""
     return {
         **asdict(now),
         "waiting": None if waiting is None else waiting.get(now.task, 0),
@@ -106,7 +106,7 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
     is_embedded = stack is not None and stack.bootstrap_servers == settings.kafka.bootstrap_servers
     shown = {"broker": f"{settings.kafka.bootstrap_servers}", "database": database.replace("+psycopg", "", 1)}
     for module, process in (("worker", settings.worker), ("scheduler", settings.scheduler)):
-        # A port picked by the system is known to the process, which logs it.
+        # Port 0: the process logs the port that the system chose.
         known = f"http://{process.http_host}:{process.http_port}/metrics" if process.http_port else "-"
         shown[module] = _logged_metrics(settings, module) if is_embedded else known
     return {

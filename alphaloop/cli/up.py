@@ -1,4 +1,4 @@
-"""`alphaloop up` and `alphaloop down`: everything on one machine, for as long as it is wanted."""
+"""`alphaloop up` and `alphaloop down`: start and stop everything on one machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def up(
 
     Broker, database, worker and scheduler run until Ctrl-C or `alphaloop down`.
 
-    What KAFKA_BOOTSTRAP_SERVERS or DATABASE_URL name is used instead of starting it. The data is kept.
+    Uses the broker of KAFKA_BOOTSTRAP_SERVERS and the database of DATABASE_URL if set. The data is kept.
     """
     options = global_options(context, data_dir)
     options = replace(options, profile=options.profile or "local")
@@ -87,7 +87,7 @@ def down(
 
 
 def prepare(settings: Settings) -> None:
-    """Schema and topics. Raises StoreError, BrokerError."""
+    """Create the schema and the topics. Raises StoreError, BrokerError."""
     assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
     schema.upgrade(settings.postgres.url)
     ensure_topics(settings.kafka, settings.tasks)
@@ -95,7 +95,7 @@ def prepare(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets `stop`; the second one is obeyed at once."""
+    """The first SIGINT or SIGTERM sets `stop`; the second one ends the process at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():

@@ -1,1 +1,1 @@
-"""Speculative or vanilla, which drafter, how far ahead, and why: what is remembered, believed, weighed and chosen."""
+"""The decision how jobs are decoded: evidence, posteriors, expected goodput, exploration and the policy."""

@@ -18,10 +18,10 @@ class BudgetStore(Protocol):
         """The budget at the session's first decision. May raise StoreError."""
 
     def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
-        """The budget after a decision; returned with what others added or spent in between."""
+        """Store the budget after a decision; returns it with what other sessions added or spent in between."""
 
     def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
-        """As `keep`, when the session ends: nothing may wait for the next decision."""
+        """As `keep`, at the end of the session: writes at once."""
 
 
 class BudgetsInMemory:
@@ -39,7 +39,7 @@ class BudgetsInMemory:
         return ExplorationBudget(unseen=dict.fromkeys(used, 0.0) or None)
 
     def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
-        """Nobody else spends from it."""
+        """Store the budget; no other session spends from it."""
         self._budgets[task, sampling_bucket] = budget
         return budget
 

@@ -46,11 +46,10 @@ class News(NamedTuple):
 def news_of(
     tried: Alternative, chosen: Alternative, posteriors: Mapping[str, Posterior], shared_weights: Mapping[str, str]
 ) -> News:
-    """The uncertainty about ln(speed-up) of `tried` that only trying it can resolve.
+    """The uncertainty about ln(speed-up) of `tried` that only trying it can resolve; 0 for vanilla.
 
-    Vanilla has none. Where the chosen alternative uses the same drafter, or one with shared weights, its rounds time
-    that drafter already, and of a longer draft only the positions beyond the chosen length count. `shared_weights` is
-    by drafter, for those that share weights.
+    If the chosen alternative uses the same drafter, or one with shared weights, its rounds already time that drafter.
+    Then only the positions beyond the chosen length count. `shared_weights` is by drafter.
     """
     if tried.drafter is None:
         return News()

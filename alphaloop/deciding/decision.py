@@ -18,22 +18,22 @@ class Reason(StrEnum):
     """Why a job is decoded the way it is; one short word for tables, metrics and SQL."""
 
     FASTER = "faster"  #: the chosen alternative's expected goodput is above vanilla's
-    ON_TARGET = "on_target"  #: it meets the task's time target, or the deadline, and faster ones are not sure to
+    ON_TARGET = "on_target"  #: it meets the time target or the deadline; faster alternatives are less sure to
     NOT_FASTER = "not_faster"  #: no alternative is expected to beat vanilla by the required margin
-    UNCERTAIN = "uncertain"  #: a rival looks faster than what runs, but not beyond its noise
+    UNCERTAIN = "uncertain"  #: a rival is expected to be faster than the incumbent, but not beyond the noise
     NO_HISTORY = "no_history"  #: a cold task: decided by the evidence of other tasks, or by the prior alone
     NO_COSTS = "no_costs"  #: the calibration of this device is missing
-    NO_DRAFTER = "no_drafter"  #: no drafter is configured, or the probe's is not here
+    NO_DRAFTER = "no_drafter"  #: no drafter is configured, or this worker lacks the probe's drafter
     EXPLORING = "exploring"  #: from the exploration budget
     CONTROL = "control"  #: a control job is decoded vanilla
     PROBE = "probe"  #: a probe measures the drafter it names
     FORCED = "forced"  #: the job, or its task's configuration, fixed the mode
     STALE_DRAFT = "stale_draft"  #: every drafter that could serve is flagged stale
-    UNKNOWN_REVISION = "unknown_revision"  #: evidence belongs to a revision, and this drafter names none
+    UNKNOWN_REVISION = "unknown_revision"  #: the drafter has no revision under which to keep evidence
     CANNOT_SERVE = "cannot_serve"  #: no drafter can serve these sampling settings
     SWITCHED_OFF = "switched_off"  #: a prompt pattern for which an operator switched speculation off
     NO_MEMORY = "no_memory"  #: the draft's keys and values do not fit beside the target's
-    FIRST_TOKENS = "first_tokens"  #: drafts would have to read the prompt before a stream's first token, and be late
+    FIRST_TOKENS = "first_tokens"  #: reading the prompt for drafts would delay a stream's first token too long
     SHORT_OUTPUT = "short_output"  #: too few tokens to gain anything
 
 
@@ -77,7 +77,7 @@ class DecisionContext:
 
     @property
     def size(self) -> JobSize | None:
-        """A usual one of the jobs."""
+        """The size of a typical job; None without prompt lengths."""
         return None if self.prompt_tokens is None else JobSize(self.prompt_tokens, self.expected_tokens)
 
     @property

@@ -1,8 +1,8 @@
-"""Sums over the jobs of an evidence key. They fade, so that reading them costs the same after any history.
+"""Sums over the jobs of an evidence key. The sums fade. Their size does not grow with the history.
 
 Every sum gives a job the weight w, which halves every half-life of its age. First-order sums (Σ w·x) fade by f,
-second-order sums (Σ w²·x·y, names ending in `_w2`) by f². Jobs, not tokens, are the unit of variance: a text that
-quotes its prompt is accepted in runs, so the second-order sums hold squares and products of whole jobs.
+second-order sums (Σ w²·x·y, names ending in `_w2`) by f². The unit of variance is the job, not the token, because
+acceptance is correlated inside a text. So the second-order sums hold squares and products of whole jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alphaloop.errors import AlphaloopError
 
 
 class InconsistentEvidence(AlphaloopError, ValueError):
-    """Sums of different moments were to be added, or more was to be subtracted than the sums hold."""
+    """An addition of sums of different moments, or a subtraction of more than the sums hold."""
 
     code = "inconsistent_evidence"
 
@@ -106,7 +106,7 @@ class EvidenceSums:
         return EvidenceSums(as_of or self.as_of, **sums)
 
     def __add__(self, other: EvidenceSums) -> EvidenceSums:
-        """Both jobs' sums; raises InconsistentEvidence unless they are as of the same moment: fade them first."""
+        """The sums over both sets of jobs. Raises InconsistentEvidence unless both have the same `as_of`."""
         if self.as_of != other.as_of:
             raise InconsistentEvidence(
                 f"expected sums of the same moment, found {self.as_of.isoformat()} and {other.as_of.isoformat()}",
@@ -146,7 +146,7 @@ class EvidenceSums:
         return self.prompt_tokens / self.jobs if self.jobs > 0 else None
 
 
-#: Names of the sums, in the order in which they stand.
+#: Names of the sums, in order.
 SUMS: Final = tuple(field.name for field in fields(EvidenceSums) if field.name != "as_of")
 #: Those that fade by the square of the factor.
 SECOND_ORDER: Final = frozenset(name for name in SUMS if name.endswith("_w2"))

@@ -12,8 +12,8 @@ Two things are worth a trial:
   about acceptance, which a job shows with noise, and about costs, which the rounds of one job show. The gain falls
   exponentially with certainty, so exploration ends by itself. Two draft lengths of one drafter, or of drafters with
   shared weights, share most of their uncertainty; a longer draft is tried for the positions that were never seen.
-* **A re-check of an unused drafter.** An unused drafter leaves no evidence when its acceptance or its cost becomes
-  better. With changes every M jobs on average, a gain rate G if a change made the drafter better, a probability p of
+* **A re-check of an unused drafter.** An unused drafter leaves no evidence when its acceptance or its cost improves.
+  With changes every M jobs on average, a gain rate G if a change made the drafter better, a probability p of
   that, and a cost C of a re-check, delay and re-checks together cost least with a re-check every √(2·C·M / (p·G)) jobs
   (the economic lot size, Harris 1913). M grows with the task's age without a change, so re-checks become rarer. Hosts
   change with time and not with a task's jobs, so an hour is the longest interval.
@@ -32,7 +32,7 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 
-#: Standard deviation over jobs of ln(tokens a round): how little one job says.
+#: Standard deviation over jobs of ln(tokens a round).
 _JOB_NOISE: Final = 0.25
 #: A trial goes on for one of these numbers of decisions: one may be too few to change the choice.
 _NUM_DECISIONS: Final = (1, 4, 16)
@@ -43,7 +43,7 @@ _BETTER: Final = 0.25
 _CHEAPER_BY: Final = 1.27
 #: Least expected gain, of ln(speed-up), that is worth a trial, even a free one.
 _LEAST_GAIN: Final = 0.002
-#: Least cost of a re-check, as a share of its tokens: where the model expects no loss, there may still be one.
+#: Least cost of a re-check, as a share of its tokens, because a loss is possible where the model expects none.
 _LEAST_LOSS: Final = 0.01
 #: Seconds without a drafter after which it is re-checked, however few the jobs. At a job a minute, 2 % of an hour's
 #: jobs are about what a re-check of a drafter that is half as fast loses.
@@ -96,7 +96,7 @@ class ExplorationBudget:
         )
 
     def used(self, drafter: str | None) -> ExplorationBudget:
-        """That drafter decodes these jobs."""
+        """With that drafter counted as used now."""
         if drafter is None:
             return self
         return replace(self, unseen={**(self.unseen or {}), drafter: 0.0}, unseen_s={**self.unseen_s, drafter: 0.0})
@@ -130,7 +130,7 @@ def worth_trying(
     num_tokens: float,
     shared_weights: Mapping[str, str] | None = None,
 ) -> Trial | None:
-    """What to decode these jobs with instead of the choice; None where no trial is worth its cost, or affordable.
+    """The trial to decode these jobs with instead of the choice; None if no trial is affordable and worth its cost.
 
     `shared_weights` as for `news_of`.
     """

@@ -9,8 +9,8 @@ drafter propose together; different drafters propose one after the other.
 
 As in goodput.py, prompts are read before, by the target and by the draft models of those that use them. The search
 climbs group by group until nothing improves. It begins from the best common setting, so it never ends below that.
-Where more sequences run than the decision is about, the others are taken to be mixed as these are. A trial is of all
-jobs together: a group is no comparison for another group, because it pays for the other's drafts.
+Running sequences beyond these jobs are assumed to have the same mix of groups. A trial covers all jobs together: one
+group is no comparison for another, because every group pays for the drafts of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Mode
 
-#: Reasons of decisions that compared speeds: groups may depart from these.
+#: Reasons of decisions that compared speeds. Only then may groups get other settings.
 _FREE: Final = frozenset({Reason.FASTER, Reason.NOT_FASTER, Reason.UNCERTAIN, Reason.NO_HISTORY})
 _MAX_SWEEPS: Final = 4
 #: Groups get settings of their own only for so much more goodput of all together.
@@ -138,7 +138,7 @@ class Together:
         return num_tokens / (reading_ms + ms * num_tokens / tokens)
 
     def best_common(self, given: DraftSetting) -> DraftSetting:
-        """The best choice for all groups alike; `given` if no other is better."""
+        """The best setting that all groups share; `given` if no other is better."""
         return max([given, *self._choices], key=lambda choice: self.rate((choice,) * len(self._groups)) or 0.0)
 
     def climb(self, common: DraftSetting) -> tuple[tuple[DraftSetting, ...], float]:
@@ -157,7 +157,7 @@ class Together:
         return tuple(chosen), best / start if start > 0 else 1.0
 
     def _running(self, num_jobs: int) -> int:
-        """Running sequences that are taken to be like so many of the jobs."""
+        """Running sequences that so many of the jobs stand for."""
         return max(1, round(self._share * num_jobs))
 
     def _at(self, num_running: int) -> RoundCosts:

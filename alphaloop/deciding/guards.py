@@ -38,7 +38,7 @@ def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: 
 def fit(
     context: DecisionContext, drafters: Sequence[DrafterState], costs: CostTable
 ) -> tuple[list[DrafterState], Refusal]:
-    """The drafters that may serve, and why the last of the others may not."""
+    """The drafters that may serve, and why the last refused one may not."""
     able, refusal = [], Refusal(Reason.NO_DRAFTER, "no drafter is configured")
     for drafter in drafters:
         found = _refused(context, drafter, costs)

@@ -6,12 +6,12 @@ from typing import Final, NamedTuple, Protocol
 
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, DraftSetting
 
-#: Incumbents held in memory; beyond it all are dropped, and the log tells the last choice again.
+#: Incumbents held in memory. Beyond this number all are dropped and read from the log again.
 _MAX_HELD: Final = 50_000
 
 
 class IncumbentKey(NamedTuple):
-    """Jobs among which a choice goes on."""
+    """Jobs that share an incumbent."""
 
     task: str
     sampling_bucket: str
@@ -51,7 +51,7 @@ class ChoicesInMemory:
 
 
 class Incumbents:
-    """The incumbents by key. A new session begins with the choice that the log tells for the task.
+    """The incumbents by key. A new session begins with the choice that was logged last for the task.
 
     A choice is logged when it, or its reason, differs from the last decision with the same key.
     """
@@ -72,7 +72,7 @@ class Incumbents:
         return self._begun_with[subject]
 
     def keep(self, key: IncumbentKey, decision: Decision) -> None:
-        """The decision was taken: its choice stays, and is logged if it is a change."""
+        """Make the decision's choice the incumbent, and log it if it changed."""
         if len(self._kept) > _MAX_HELD:
             self._kept.clear()
             self._logged.clear()

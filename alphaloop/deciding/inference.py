@@ -1,7 +1,7 @@
 """From evidence to posteriors, borrowing strength.
 
 A posterior is handed down pair (all tasks) → task → sampling bucket → prompt bucket → segment. At every step it widens
-by the standard deviation between such groups, and siblings' evidence counts by as much as siblings resemble each other.
+by the standard deviation between such groups, and evidence of siblings counts the less, the more siblings differ.
 These standard deviations are learned from the groups (empirical Bayes; method of moments of DerSimonian and Laird 1986)
 with a prior worth a few groups. Jobs are not split by segment until the difference between segments is beyond chance.
 """
@@ -26,7 +26,7 @@ from alphaloop.deciding.trust import design_effect, effective
 _SAMPLING_SPREAD: Final = 0.5
 _PROMPT_SPREAD: Final = 0.25
 _SEGMENT_SPREAD: Final = 0.5
-#: Groups' worth of the prior spread in a learned one.
+#: Weight of the prior spread in an estimated spread, in groups.
 _PRIOR_GROUPS: Final = 2.0
 #: Weight of the parent in a reach, in chances. Only costs depend on a reach.
 _REACH_CHANCES: Final = 20.0
@@ -201,8 +201,8 @@ def _reach(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
 def _offered(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
     """How often a token is proposed behind those proposed before it.
 
-    Evidence does not tell how many proposals k ended, only how many accepted drafts (`chances`). The share of
-    proposals that k ended is taken to be the same.
+    Evidence holds how many accepted drafts ended at k (`chances`), not how many proposals did. The share is assumed
+    to be the same for proposals.
     """
     found: list[float] = []
     for i in range(max(len(parent), len(sums.chances))):

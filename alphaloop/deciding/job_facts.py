@@ -43,7 +43,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class TaskRules:
-    """What a configuration says of a task."""
+    """The settings of a task."""
 
     max_tokens: float = 256.0
     decoding: Decoding = Decoding.AUTO

@@ -1,6 +1,6 @@
 """The evidence of a key: all of it, and its recent window.
 
-Two sums are kept, because it is not known beforehand how long the past stays true:
+Two sums are kept, because it is not known how long old evidence stays valid:
 
 * `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
 * `recent`: the recent window, part of `all`. Fades faster, by half every 6 hours and by half every 16 jobs added.
@@ -57,7 +57,7 @@ class KeyEvidence:
         kept = kept_of_older([(evidence.recent, evidence.all)], design_effect([evidence.all]), _FORGETTING_Z)
         if kept == 1:
             return evidence
-        # The recent window is in part from before the change; left whole, its jobs would seem to differ wildly.
+        # Part of the recent window is from before the change. Left whole, it would inflate the variance between jobs.
         recent = recent.scaled(max(kept, _KEPT_RECENT)) + job
         return KeyEvidence(recent + (evidence.all - evidence.recent).scaled(kept), recent)
 

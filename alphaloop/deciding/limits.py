@@ -16,7 +16,7 @@ class PolicyLimits:
     min_jobs: float = 4.0  #: a drafter with fewer is cold
     min_speedup: float = 1.01  #: expected gain over vanilla below which speculation is not worth its risk
     switch_gain: float = 0.02  #: a rival that is expected to be so much faster is taken, however uncertain that is
-    horizon_jobs: float = 300.0  #: jobs for which new knowledge is used
+    horizon_jobs: float = 300.0  #: jobs over which the result of a trial pays back
     change_jobs: float = 500.0  #: prior for the jobs between two changes of a task
     short_output_tokens: float = 20.0
     prior_alpha: float = 0.5  #: of a draft model that no task has used

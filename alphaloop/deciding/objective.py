@@ -1,8 +1,8 @@
 """The objective of a decision: most tokens a second, or a time target.
 
 Alternatives that meet the target with a probability of 90 % or more come first, ranked by goodput. The others follow,
-ranked by their probability. So a task with a target drafts only once the lower side of the posterior meets the target
-too, where a task without one would draft on the mean alone.
+ranked by their probability. So a task with a target drafts only if the lower end of the posterior meets the target
+too; a task without a target drafts on the mean alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An aim, and, but for throughput, the milliseconds in which to reach it."""
+    """An aim and, except for throughput, its target in milliseconds."""
 
     aim: Aim = Aim.THROUGHPUT
     target_ms: float = math.inf

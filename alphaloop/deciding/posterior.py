@@ -22,8 +22,8 @@ class Posterior:
     jobs: float  #: effective jobs of this task behind it
     design_effect: float
     kept: float = 1.0  #: share of older evidence's weight that the recent window left
-    #: P(a token is proposed at i | proposed through i - 1), accepted or not; empty: as `reach`. Drafters that check
-    #: their own certainty draft further where they are right, so the length of a draft does not follow from `reach`.
+    #: P(a token is proposed at i | proposed through i - 1), accepted or not; empty: as `reach`. `reach` does not give
+    #: the length of a draft, because drafters with a confidence gate draft further where they are right.
     offered: tuple[float, ...] = ()
     tokens: tuple[float, ...] = field(init=False)  #: expected tokens a round at k
     common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together

@@ -14,8 +14,8 @@ from alphaloop.deciding.inference import PairPosterior, infer, splits_by_segment
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 
-#: New evidence changes a posterior little when it is a small share of the jobs behind it. So much of them, or so long a
-#: wait, is due for an update: to infer takes a millisecond, and jobs end hundreds of times a second.
+#: A posterior is inferred again after this share of new jobs, or this long, because inference takes a millisecond and
+#: hundreds of jobs end in a second.
 _NEWS_SHARE: Final = 0.02
 _NEWS_WAITS: Final = timedelta(seconds=1)
 #: Where no evidence was added, only fading moves a posterior.
@@ -51,7 +51,7 @@ class Posteriors:
         self._splits: dict[Place, tuple[int, bool]] = {}
 
     def of(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Posterior:
-        """The posterior of `drafter` for `wanted`, whose own drafter is not looked at."""
+        """The posterior of `drafter` for `wanted`; the drafter that `wanted` names is ignored."""
         place = Place(wanted.task, drafter.name, drafter.revision)
         key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
         version = self._evidence.version(place)

@@ -1,8 +1,8 @@
 """Replay: history is decided again under other rules, job by job. Pure; writes nothing.
 
-Jobs come in the order in which they ended, and are decided with the evidence from before. Two things differ from a run
-under the other rules, and whoever reads the result must know them: evidence is what history decoded, not what the other
-rules would have decoded; and jobs count as decided at the moment they ended.
+Jobs come in the order in which they ended, and are decided with the evidence from before. A replay differs from a run
+under the other rules in two ways: its evidence is what history decoded, not what the other rules would have decoded;
+and jobs count as decided at the moment they ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from alphaloop.messages import Decoding, Purpose
 
 #: A worker adds up a drafter's tasks anew every minute. For days of history that would take minutes.
 PAIR_LASTS: Final = timedelta(minutes=10)
-#: Reasons that follow from the job or from the engine's state, of which history says no more.
+#: Reasons that follow from the job or from the engine's state, which history does not record.
 _GIVEN: Final = frozenset(
     {Reason.PROBE, Reason.SWITCHED_OFF, Reason.NO_MEMORY, Reason.FIRST_TOKENS, Reason.CANNOT_SERVE}
 )
@@ -96,7 +96,7 @@ class Replay:
         *,
         was: Rules | None = None,
     ) -> None:
-        """`was` are the rules of then, which tell whether a forced mode came from the task or from the job itself."""
+        """`was` are the rules of that time: they show whether a forced mode came from the task or from the job."""
         self.drafters: Sequence[DrafterState] = ()
         self.num_batches = 0
         self._rules, self._was = rules, was or rules

@@ -43,7 +43,7 @@ from alphaloop.messages import Decoding
 _MILLISECOND: Final = timedelta(milliseconds=1)
 #: Settings by running sequences are computed for lengths that are rounded to steps of so much.
 _LENGTH_STEP: Final = 1.25
-#: Real rounds correct the costs all the time, a little. The settings follow after so long at the latest.
+#: Real rounds correct the costs in small steps. The settings are computed anew after this time at the latest.
 _COSTS_LAST: Final = timedelta(seconds=1)
 _MAX_TABLES: Final = 1000
 
@@ -177,7 +177,7 @@ class DecisionSession:
         now: datetime,
         conditions: EngineConditions | None = None,
     ) -> DecisionContext:
-        """What a decision for all of `jobs` knows beside evidence and costs."""
+        """The context of one decision for all of `jobs`."""
         conditions = conditions or EngineConditions()
         lengths = self._evidence.lengths(subject.task, self._drafters(), now)
         limit, prompts = fmean(job.max_tokens for job in jobs), [job.num_prompt_tokens for job in jobs]
@@ -239,9 +239,9 @@ class DecisionSession:
 
 
 def _objective(rules: TaskRules, jobs: Sequence[JobFacts], now: datetime) -> Objective:
-    """The task's target; without one the earliest deadline of the jobs; without one the most tokens a second.
+    """The task's target, else the earliest deadline of the jobs, else throughput.
 
-    The task's target goes first because a deadline that is hours away would turn it off.
+    The task's target has precedence, because a deadline that is hours away would otherwise disable it.
     """
     if rules.objective.aim is not Aim.THROUGHPUT:
         return rules.objective

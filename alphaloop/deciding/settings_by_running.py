@@ -1,8 +1,8 @@
 """How a job drafts while more or fewer sequences run than were expected when it was decided. Pure.
 
-Jobs join and leave at every round, and a pass that fewer sequences share has room for longer drafts. So a vanilla job
-may draft once the device has emptied, and a drafting job may stop once the device has filled. A job keeps to one
-drafter besides vanilla: a second drafter would have to read the job's text again.
+Jobs join and leave at every round, and longer drafts pay in a pass that fewer sequences share. So a vanilla job may
+start to draft when other jobs end, and a drafting job may stop when others join. A job uses at most one drafter,
+because a second drafter would have to read the job's text again.
 
 The best setting is searched at powers of two. It replaces the decision's own setting only where the expected goodput
 grows by `min_speedup`, and between two powers only as far as it is not slower than the decision's own setting.
@@ -87,7 +87,7 @@ def _start(decision: Decision, drafter: str) -> int:
 def _first_to_gain(
     search: _Search, decision: Decision, drafters: Sequence[DrafterState], expected: int, min_speedup: float
 ) -> DrafterState | None:
-    """The drafter that is worth its drafts first as the device empties from `expected` sequences on."""
+    """The drafter that becomes faster than vanilla first as fewer than `expected` sequences run."""
     best_k = {drafter.name: _start(decision, drafter.name) for drafter in drafters}
     for _, last in _ranges(expected, expected):
         found: tuple[float, DrafterState] | None = None

@@ -44,7 +44,7 @@ def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: flo
             before += older * m * rate * (1 - rate)
     if information <= 0 or before <= 0:
         return 1.0
-    # Beyond a logit and a half the linear step overshoots; then nothing is left of older evidence either way.
+    # Beyond 1.5 logits the linear step overshoots; older evidence is dropped there in any case.
     excess = (score / information) ** 2 - z**2 * (1 / information + 1 / before)
     return 1 / (1 + before * max(0.0, excess))
 
@@ -52,8 +52,8 @@ def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: flo
 def design_effect(leaves: Iterable[EvidenceSums]) -> float:
     """The factor by which differences between jobs inflate the variance; each leaf is compared within itself.
 
-    Position by position, so that jobs of different k do not look different for it: the residuals Σ w²(a - s·c)² exceed
-    the binomial Σ w²·c·s(1 - s) by (m_i - 1)·ρ at m_i chances a job.
+    Residuals are taken by position, so that a different k adds no variance: the residuals Σ w²(a - s·c)² exceed the
+    binomial Σ w²·c·s(1 - s) by (m_i - 1)·ρ at m_i chances a job.
     """
     beyond = binomial = weight = chances = chances_w2 = 0.0
     for leaf in leaves:

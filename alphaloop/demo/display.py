@@ -1,4 +1,4 @@
-"""What the demo shows: jobs coming back by task while they do, and one table at the end."""
+"""The demo's screens: outcomes by task while they arrive, and one table at the end."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class _TaskProgress:
 
 @dataclass(slots=True)
 class TrafficProgress:
-    """Counts what has come back, and renders itself."""
+    """Counts outcomes by task, and renders itself."""
 
     by_task: dict[str, _TaskProgress]
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(cls, totals: Mapping[str, int]) -> TrafficProgress:
-        """Nothing has come back yet."""
+        """Progress without any outcome."""
         return cls({task: _TaskProgress(total) for task, total in totals.items()})
 
     def add(self, task: str, outcome: Outcome) -> None:

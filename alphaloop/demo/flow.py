@@ -1,4 +1,4 @@
-"""The demo, step by step: `Demo.run()` shows the whole of it in order."""
+"""The demo, step by step, in `Demo.run()`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 
 MAX_TOKENS: Final = 48
-#: Every wait has an end: so long without a single outcome is a failure, on however slow a machine.
+#: So long without a single outcome is a failure, also on a slow machine.
 STALLED_S: Final = 180.0
 SCHEDULER_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
@@ -48,12 +48,12 @@ _MANUAL: Final = "manual"
 
 @dataclass(slots=True)
 class Demo:
-    """One run. `step` says what it is doing, for whoever has to report a failure."""
+    """One run. `step` names what it is doing, for a report of a failure."""
 
     options: GlobalOptions
     settings: Settings  #: local ones, naming neither broker nor database
-    screen: Console  #: what happens meanwhile: standard error
-    page: Console  #: what comes out in the end: standard output
+    screen: Console  #: progress: standard error
+    page: Console  #: the result: standard output
     seed: int
     jobs_per_task: int
     step: str = field(default="reading this Python's sources", init=False)
@@ -207,7 +207,7 @@ class Demo:
 
 
 def _jobs(prompts: DemoPrompts, batch_id: str) -> Iterator[Job]:
-    """The traffic as it comes in life: tasks mixed."""
+    """The traffic, tasks mixed."""
     for row in zip(*prompts.traffic.values(), strict=True):
         for task, prompt in zip(prompts.traffic, row, strict=True):
             yield Job.model_validate(
@@ -220,7 +220,7 @@ def _body(prompt: str) -> dict[str, object]:
 
 
 class _Patience:
-    """Ends a wait whose worker died, or that brings nothing any more."""
+    """Ends a wait if the worker died or no more outcomes arrive."""
 
     def __init__(self, what: str, worker: ChildProcess) -> None:
         self._what = what

@@ -1,4 +1,4 @@
-"""From this Python's own text to prompts of eight tasks: some for probe sets, others for traffic, none in both."""
+"""Prompts of eight tasks from this Python's sources: some for probe sets, others for traffic, none in both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from alphaloop.demo.sources import Function, ModuleDoc, functions, licence_clauses, module_doc, modules, stdlib_folder
 from alphaloop.errors import ConfigError
 
-# Some 60 to 400 tokens: large enough to look something up in, small enough for a laptop.
+# About 60 to 400 tokens: long enough for look-up, short enough for a laptop.
 MIN_CHARS: Final = 240
 MAX_CHARS: Final = 1300
 _MAX_PER_MODULE: Final = 3
@@ -126,7 +126,7 @@ TASKS: Final = (*FROM_FUNCTIONS, *FROM_MODULES, *FROM_CLAUSES)
 
 
 def _read_library(folder: Path, rng: Random, *, wanted: int) -> tuple[list[Function], list[ModuleDoc]]:
-    """Enough functions and module documentation to deal out; parsing all of the library would take seconds."""
+    """At least `wanted` functions and module docs, because parsing the whole library would take seconds."""
     found: list[Function] = []
     docs: list[ModuleDoc] = []
     for name, tree, source in modules(folder, rng):
@@ -141,7 +141,7 @@ def _read_library(folder: Path, rng: Random, *, wanted: int) -> tuple[list[Funct
 
 
 def _deal(items: Sequence[Item], makers: Mapping[str, Callable[[Item], str]], each: int) -> dict[str, list[str]]:
-    """Give each item to the task that has fewest so far among those whose prompt of it has the right size."""
+    """Give each item to the task with the fewest prompts among those that make a prompt of the right size of it."""
     dealt: dict[str, list[str]] = {task: [] for task in makers}
     for item in items:
         for task in sorted(makers, key=lambda task: len(dealt[task])):

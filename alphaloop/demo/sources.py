@@ -1,4 +1,4 @@
-"""Text that nobody wrote for a demo and that is on every machine: the running Python's own sources and licences."""
+"""Text for the demo: the sources and licences of the running Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching a large file over HTTP(S): resumable, within a time limit, never larger than expected."""
+"""Downloads of large files over HTTP(S): resumable, with limits of time and size."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def fetch_text(url: str, deadline: Deadline) -> str:
 
 
 def fetch(url: str, part: Path, deadline: Deadline, on_progress: OnProgress) -> None:
-    """Bring `url` into `part`, going on after the bytes that `part` already holds.
+    """Download `url` into `part`, after the bytes that `part` already holds.
 
-    A connection that breaks is taken up again as long as every attempt brings something. Raises InstallFailed; `part`
-    stays for a later call then.
+    A broken connection is retried as long as every attempt receives bytes. Raises InstallFailed and keeps `part` for a
+    later call.
     """
     for _ in range(_MAX_ATTEMPTS):
         before = _size(part)
@@ -74,7 +74,7 @@ def _fetch_once(url: str, part: Path, deadline: Deadline, on_progress: OnProgres
     try:
         answer = _open(url, deadline, start)
     except _NothingBeyond:
-        return None  # the file was whole already; whether it is the right one the checksum says
+        return None  # the file was complete already; the checksum shows whether it is the right one
     with answer:
         continued = answer.status == http.HTTPStatus.PARTIAL_CONTENT
         done = start if continued else 0

@@ -1,8 +1,8 @@
-"""Stands between alphaloop and a server, so that the server never outlives alphaloop, not even a kill -9 of it.
+"""A process between alphaloop and a server, which stops the server when alphaloop ends, even by kill -9.
 
 Run as a script by `alphaloop.embedded.process`, with the standard library only. Standard input is a pipe from
-alphaloop: when it closes, on purpose or because alphaloop is gone, the server gets its stop signal, a grace period, and
-only then a kill. The server's process id is written to standard output, its own output goes to standard error.
+alphaloop: when it closes, the server gets its stop signal, and after a grace period a kill. The guard writes the
+server's process id to standard output; the server's output goes to standard error.
 
     python -I -S guard.py '{"command": ["…"], "stop_signal": 15, "grace_s": 20, "run_as": null, "keep_search": false,
                              "keep_open": []}'
@@ -26,13 +26,13 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def main(order: dict[str, Any]) -> int:
-    """Run the command until it ends or standard input closes; the exit code is the command's (128 + signal)."""
+    """Run the command until it ends or standard input closes; returns its exit code (128 + signal)."""
     awake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    # This process has one thread, so code between fork and exec is safe here, as it would not be in alphaloop itself.
+    # Code between fork and exec is safe here, because this process has one thread.
     child = subprocess.Popen(
         order["command"],
         stdin=subprocess.DEVNULL,
@@ -64,12 +64,12 @@ def _prepare(order: dict[str, Any]) -> None:
     if order["run_as"] is not None:
         _become(*order["run_as"], keep_search=order["keep_search"])
     if sys.platform == "linux":
-        # Only now: changing the user clears it. It covers a kill -9 of this guard.
+        # After the change of user, which clears it. It covers a kill -9 of this guard.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, order["stop_signal"], 0, 0, 0)
 
 
 def _become(user: int, group: int, *, keep_search: bool) -> None:
-    """Give up root; with `keep_search` the right to pass through folders that are closed to the new user stays."""
+    """Give up root; with `keep_search`, keep the right to pass through folders that are closed to the new user."""
     libc = ctypes.CDLL(None, use_errno=True)
     if keep_search:
         libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)

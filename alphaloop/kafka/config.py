@@ -1,7 +1,7 @@
-"""Settings as librdkafka properties, and one voice for a broker that goes away and comes back.
+"""Settings as librdkafka properties, and log lines for a lost broker.
 
-librdkafka writes a "Connect … failed" line every second for as long as a broker is gone. Every client gets a
-`BrokerWatch` instead: the loss is said once, the return once.
+librdkafka writes a "Connect … failed" line every second while a broker is gone. `BrokerWatch` logs the loss once and
+the return once instead.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 DEAD_LETTER_OVERHEAD_BYTES: Final = 128 << 10
 
 _STATISTICS_INTERVAL_MS: Final = 2000
-#: Lines of librdkafka that only repeat what BrokerWatch says.
+#: Lines of librdkafka that repeat those of BrokerWatch.
 _REPEATED_FACILITIES: Final = frozenset({"FAIL", "ERROR", "BRKMAIN"})
 
 
 class BrokerWatch:
-    """Says once that the broker is lost and once that it is back. One per client; called from the client's thread."""
+    """Logs the loss of the broker once and its return once. One per client; called from the client's thread."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -53,12 +53,12 @@ class BrokerWatch:
             log.error("broker: %s (%s)", error.str(), error.name())
 
     def on_statistics(self, statistics: str) -> None:
-        """librdkafka's `stats_cb`: an idle client learns only from here that a broker is up again."""
+        """librdkafka's `stats_cb`: the only sign for an idle client that a broker is up again."""
         if self._is_lost and any(b["state"] == "UP" for b in json.loads(statistics)["brokers"].values()):
             self.answered()
 
     def answered(self) -> None:
-        """A broker has just answered."""
+        """Record that a broker has just answered."""
         self._said.clear()
         if self._is_lost:
             self._is_lost = False
@@ -78,9 +78,9 @@ _library_log.addFilter(_Repetition())
 def client_config(
     kafka: KafkaSettings, own: Mapping[str, Any] | None = None, *, watch: BrokerWatch | None = None
 ) -> dict[str, Any]:
-    """The properties that every client shares, over them the client's `own`, over all `kafka.extra`.
+    """The properties that all clients share, overridden by the client's `own`, and those by `kafka.extra`.
 
-    Raises ConfigError where no broker is named. Secrets are unwrapped here and nowhere else: never log the result.
+    Raises ConfigError without a broker. The result holds secrets: never log it.
     """
     servers = bootstrap_servers(kafka)
     watch = watch or BrokerWatch(servers)
@@ -109,7 +109,7 @@ def client_config(
 
 
 def bootstrap_servers(kafka: KafkaSettings) -> str:
-    """Where the broker is. Raises ConfigError when no setting says it."""
+    """The broker's address. Raises ConfigError if no setting names it."""
     if not kafka.bootstrap_servers:
         raise ConfigError(
             "kafka.bootstrap_servers: expected HOST:PORT, found nothing",

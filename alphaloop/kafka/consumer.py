@@ -1,7 +1,7 @@
-"""A consumer for long jobs: explicit commits, cooperative assignment, and a poll that outlives the broker.
+"""A consumer for long jobs: explicit commits, cooperative assignment, and a poll that survives the loss of a broker.
 
-Nothing is committed or stored behind the caller's back, little is fetched ahead (a paused partition throws its
-prefetched messages away), and every method belongs to the one thread that polls.
+Only the caller commits. Little is fetched ahead, because a paused partition drops its prefetched messages. Every
+method belongs to the one thread that polls.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ _PASSING_S: Final = 0.1
 class Consumer:
     """One group member, or a group-less reader of whole topics.
 
-    `start` says where a partition without a committed offset begins. `earliest` is right for alphaloop's groups: a job
-    that waited before the first worker came up must run, and when offsets expired or were lost, reading again from the
-    start is harmless, since a job with a recorded outcome is answered from the record. `latest` would skip jobs in
-    silence. `error` raises from `poll` and leaves the choice to the operator.
+    `start` says where a partition without a committed offset begins. alphaloop's groups use `earliest`, because a job
+    that was sent before the first worker started must run. Reading from the start again is harmless: a job with a
+    recorded outcome is answered from the record. `latest` would skip jobs silently. `error` makes `poll` raise.
     """
 
     def __init__(
@@ -82,10 +81,9 @@ class Consumer:
     ) -> None:
         """Join the group for topics and `^patterns`; the callbacks run inside `poll` and `close`.
 
-        `on_assign` runs once its partitions can be paused, `on_revoke` while its partitions can still be committed;
-        in `on_lost` others may own them already, so nothing may be committed there. Each gets only the difference.
-        A member that was put out while a revocation waited for its poll gets that revocation late: a commit inside
-        `on_revoke` can raise StaleAssignment like any other.
+        `on_assign` runs once its partitions can be paused, `on_revoke` while its partitions can still be committed. In
+        `on_lost` other members may own them, so nothing may be committed. Each gets only the difference. A commit in
+        `on_revoke` can raise StaleAssignment, because a member that was removed from the group is called late.
         """
 
         def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -127,11 +125,11 @@ class Consumer:
             self._client.assign(wanted)
 
     def poll(self, timeout_s: float) -> Record | None:
-        """The next record, or None after `timeout_s` and whenever there was only news of the client.
+        """The next record; None after `timeout_s` or a client event.
 
-        A broker that is gone is logged once and yields None: keep polling. Raises FatalBrokerError when the client is
-        dead, BrokerError for what only an operator can mend (no permission, no offset to start from), and whatever a
-        callback raised.
+        A lost broker is logged once and yields None: keep polling. Raises FatalBrokerError when the client is dead,
+        BrokerError for what only an operator can fix (no permission, no offset to start from), and whatever a callback
+        raised.
         """
         with mapped("polling"):
             message = self._client.poll(timeout_s)
@@ -154,17 +152,17 @@ class Consumer:
             self._client.resume(theirs(partitions))
 
     def assignment(self) -> set[TopicPartition]:
-        """The partitions that this member reads now, as far as it knows."""
+        """The partitions assigned to this member, as far as the client knows."""
         with mapped("asking for the assignment"):
             return set(ours(self._client.assignment()))
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Store the *next* offset to read of each partition and wait for the broker's word.
+        """Store the *next* offset to read of each partition and wait for the broker's answer.
 
-        The broker takes a lower offset than before without complaint; never going back is the caller's business.
-        Raises StaleAssignment when the group moved on, BrokerUnavailable at once while no broker answers and after
-        `kafka.request_timeout_s` without a word (the commit may still arrive; until then further ones are refused), and
-        BrokerError with the partition otherwise.
+        The broker accepts a lower offset than before; the caller must not send one. Raises StaleAssignment when the
+        group has rebalanced, BrokerUnavailable at once while no broker answers and after `kafka.request_timeout_s`
+        without an answer (the commit may still arrive; until then further ones are refused), and BrokerError with the
+        partition otherwise.
         """
         if not offsets:
             return
@@ -179,7 +177,7 @@ class Consumer:
         self._watch.answered()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-        """The group's committed offsets, the next to read; None where nothing was committed yet."""
+        """The group's committed offsets, the next to read; None if nothing was committed."""
         wanted = theirs(partitions)
         answers = self._patiently(
             "asking for committed offsets", lambda: self._client.committed(wanted, timeout=self._timeout_s)
@@ -190,7 +188,7 @@ class Consumer:
         return {TopicPartition(a.topic, a.partition): a.offset if a.offset >= 0 else None for a in answers}
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        """The first offset that is kept and the one that the next message will get, asked of the broker."""
+        """The first stored offset and the offset of the next message, from the broker."""
         doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
         theirs = ck.TopicPartition(partition.topic, partition.partition)
         answer = self._patiently(doing, lambda: self._client.get_watermark_offsets(theirs, timeout=self._timeout_s))
@@ -200,7 +198,7 @@ class Consumer:
         return low, high
 
     def _patiently(self, doing: str, ask: Callable[[], Answer]) -> Answer:
-        """Ask again for a while what a broker that has just started does not know yet."""
+        """Repeat a request for a while that a newly started broker cannot answer yet."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -211,9 +209,9 @@ class Consumer:
                 time.sleep(_PASSING_S)
 
     def close(self) -> None:
-        """Leave the group, so that others take over at once; `on_revoke` runs inside. Safe to call twice."""
+        """Leave the group, so that other members take over at once; calls `on_revoke`. Safe to call twice."""
         if not self._commits.settled(self._timeout_s):
-            # Closing under a waiting commit would free what it uses; without a broker there is no group to leave.
+            # Closing would free what the waiting commit uses; without a broker there is no group to leave.
             log.warning("a commit still waits for the broker; this member leaves its group by silence")
             return
         with mapped("leaving the group"), contextlib.suppress(RuntimeError):
@@ -228,10 +226,10 @@ class Consumer:
         if code in UNREACHABLE:
             self._watch.on_error(error)
         elif code == KafkaError._MAX_POLL_EXCEEDED:
-            # Informational: the member left the group and joins again with the next poll.
+            # No error: the member left the group and joins again with the next poll.
             log.warning("this member was put out of the group: not polled for max.poll.interval.ms; joining again")
         elif code in MISSING:
-            # A pattern, or a topic that is not there yet: the subscription picks it up once it exists.
+            # A pattern, or a topic that does not exist yet: the subscription includes it once it exists.
             log.debug("%s", error.str())
         else:
             raise broker_error(error, "polling")

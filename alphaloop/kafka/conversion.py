@@ -11,7 +11,7 @@ from alphaloop.kafka.records import Record, TopicPartition
 
 
 def ours(partitions: Iterable[ck.TopicPartition]) -> list[TopicPartition]:
-    """The client's partitions as ours; offsets are left behind."""
+    """The client's partitions as ours, without offsets."""
     return [TopicPartition(tp.topic, tp.partition) for tp in partitions]
 
 
@@ -35,7 +35,7 @@ def record_of(message: ck.Message) -> Record:
 
 
 def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
-    # The stub of the client allows a mapping, as for sending; what it reads is always a list of pairs.
+    # The client's stub also allows a mapping; headers that were read are always a list of pairs.
     return tuple((name, _bytes(value) or b"") for name, value in headers or ())
 
 

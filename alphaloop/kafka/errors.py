@@ -1,7 +1,7 @@
 """librdkafka's errors as ours.
 
-Four questions decide the class, in this order: is the client dead, did the group move on, does nobody answer, was a
-message not stored? Everything else is a plain refusal.
+Four questions decide the class, in this order: is the client dead, has the group rebalanced, does no broker answer, was
+a message not stored? Everything else is a BrokerError.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNREACHABLE: Final = frozenset(
         KafkaError.NETWORK_EXCEPTION,
     }
 )
-#: Passes by itself within moments of a broker's start or an election.
+#: Temporary errors after a broker's start or an election.
 PASSING: Final = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -79,7 +79,7 @@ MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOW
 
 
 def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
-    """The member of our tree for `error`, saying what was being done when it happened."""
+    """The BrokerError for `error`; its message begins with `doing`, what was being done."""
     cause = _cause(error)
     if cause is None:
         return BrokerError(f"{doing}: {error}")

@@ -22,10 +22,10 @@ _SERVE_S: Final = 0.1
 
 
 class Producer:
-    """Sends messages; `flush` tells whether all of them were stored.
+    """Sends messages; `flush` shows whether all of them were stored.
 
-    A message may arrive once although it was sent twice by librdkafka (idempotence), but twice when the caller sends
-    it again after a failure whose outcome is unknown: readers tell results apart by their key, the job_id.
+    A retry by librdkafka is stored once (idempotence). A message that the caller sends again after an unknown outcome
+    may be stored twice; readers recognise duplicate results by their key, the job_id.
     """
 
     def __init__(self, kafka: KafkaSettings, client_id: str = "alphaloop") -> None:
@@ -47,7 +47,7 @@ class Producer:
 
     @property
     def num_pending(self) -> int:
-        """Messages sent whose delivery report has not been served yet."""
+        """Messages sent whose delivery report has not been handled."""
         return self._pending.total()
 
     def send(
@@ -62,8 +62,8 @@ class Producer:
     ) -> None:
         """Hand one message to the client; it is stored only when `flush` returns or `on_delivery` got None.
 
-        A full buffer is waited out for `kafka.request_timeout_s`, serving delivery reports meanwhile. Raises
-        DeliveryFailed when it stays full or the message is too large, FatalBrokerError when the client is dead.
+        Waits up to `kafka.request_timeout_s` while the buffer is full, and handles delivery reports meanwhile. Raises
+        DeliveryFailed if it stays full or the message is too large, FatalBrokerError when the client is dead.
         """
         report = functools.partial(self._delivered, topic, on_delivery)
         deadline = time.monotonic() + self._buffer_s
@@ -86,7 +86,7 @@ class Producer:
                 return
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Serve delivery reports and the client's news."""
+        """Handle delivery reports and client events."""
         self._client.poll(timeout_s)
 
     def flush(self, timeout_s: float) -> None:
@@ -109,7 +109,7 @@ class Producer:
         raise DeliveryFailed(f"messages not stored: {', '.join(parts)}{reason}", hint=first.hint if first else None)
 
     def close(self) -> None:
-        """Drop what was not delivered, so that nothing is sent behind the caller's back; flush first."""
+        """Drop what was not delivered, so that nothing is sent later; flush first."""
         self._client.purge()
         self._client.flush(_SERVE_S)
 

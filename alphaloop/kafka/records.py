@@ -1,4 +1,4 @@
-"""What is read from Kafka, free of the client library's own types."""
+"""Records and partitions without the client library's types."""
 
 from __future__ import annotations
 

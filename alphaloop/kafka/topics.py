@@ -30,12 +30,12 @@ _DAY_MS: Final = 24 * _HOUR_MS
 
 
 def jobs_topic(task: str) -> str:
-    """Where the jobs of a task arrive."""
+    """The topic of a task's jobs."""
     return f"jobs.{task}"
 
 
 def dlq_topic(topic: str) -> str:
-    """Where what cannot be read from `topic` goes."""
+    """The dead-letter topic of `topic`."""
     return f"{topic}.dlq"
 
 
@@ -48,16 +48,16 @@ def task_of(topic: str) -> str | None:
 def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[str]:
     """Create the topics that are missing, and return their names; existing ones are left as they are.
 
-    Several processes may do this at once. Raises BrokerError when a topic is refused, BrokerUnavailable when nobody
-    answers.
+    Several processes may do this at once. Raises BrokerError when a topic is refused, BrokerUnavailable without a
+    broker.
     """
     return _create_missing(kafka, _contract_topics(kafka, tasks))
 
 
 def ensure_dead_letter_topic(kafka: KafkaSettings, topic: str) -> None:
-    """Create `topic`'s dead-letter topic if it is missing: somebody may have made a jobs topic that no task names.
+    """Create `topic`'s dead-letter topic if it is missing, for a jobs topic that no configured task names.
 
-    Raises as ensure_topics.
+    Raises the errors of ensure_topics.
     """
     _create_missing(kafka, [_dead_letter_topic(kafka, topic)])
 
@@ -68,7 +68,7 @@ def list_topics(kafka: KafkaSettings) -> list[str]:
 
 
 def cluster_id(kafka: KafkaSettings) -> str:
-    """The cluster's own name, part of the job_id of jobs that came without one. Raises BrokerUnavailable."""
+    """The cluster's id, part of the job_id of jobs that came without one. Raises BrokerUnavailable."""
     metadata: Any = _metadata(kafka, kafka.request_timeout_s)  # the stub knows only the initial None
     if not metadata.cluster_id:
         raise BrokerError("expected the broker to name its cluster, found no cluster id")

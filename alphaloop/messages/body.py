@@ -1,7 +1,7 @@
 """The `body` of a job, in OpenAI's form (chat completions with `messages`, completions with `prompt`).
 
-A field that this engine cannot honour exactly is refused, never ignored: a job that asked for `n: 4` and got one text
-would be a wrong result. Fields nobody here has heard of are allowed, as OpenAI's clients send many.
+A field that this engine cannot honour exactly is refused, never ignored: one text for a job with `n: 4` would be a
+wrong result. Unknown fields are allowed, because OpenAI's clients send many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def _token_ids_as_keys(value: object) -> object:
-    # Checked before pydantic reads the items, as its error would name a wrong key, which may be anything.
+    # Checked before pydantic reads the items, because its error would repeat a wrong key, which may be prompt text.
     if isinstance(value, dict) and not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
         raise ValueError("expected token ids as keys, decimal numbers such as '50256', found another key")
     return value

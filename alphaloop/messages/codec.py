@@ -1,4 +1,4 @@
-"""From a Kafka message's bytes to a Job, or to the one error that says what is wrong with it."""
+"""From a Kafka message's bytes to a Job, or to the error that explains the refusal."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def parse_job(
     """Read one job.
 
     `task` is the topic's; the message may repeat it but not contradict it. A message without `job_id` gets one derived
-    from where it lies (`origin`), so that a redelivery is the same job.
+    from its `origin`, so that a redelivery is the same job.
 
     Raises MalformedMessage for anything that is not a UTF-8 JSON object of at most `max_bytes` bytes and `max_depth`
-    levels, InvalidField for everything a field can get wrong.
+    levels, InvalidField for a wrong field.
     """
     fields = _read_object(value, max_bytes=max_bytes, max_depth=max_depth)
     if fields.setdefault("task", task) != task and isinstance(fields["task"], str):
@@ -62,7 +62,7 @@ def derived_job_id(origin: Origin) -> str:
 
 
 def payload_digest(job: Job) -> bytes:
-    """SHA-256 over everything the sender asked for: equal digests of one job_id are a redelivery, others a conflict.
+    """SHA-256 over everything the sender asked for. Equal digests of one job_id are a redelivery, others a conflict.
 
     Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts.
     """

@@ -1,7 +1,7 @@
 """A dead letter: a message that cannot become a job, with the reason in its headers.
 
-Key, value and original headers are kept byte for byte, so a corrected producer can send them again. The headers follow
-Kafka's own names for share groups (KIP-1191); ours beside them start with `alphaloop-`.
+Key, value and original headers are kept byte for byte, so that they can be sent again. The added headers have Kafka's
+names for share groups (KIP-1191); ours start with `alphaloop-`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What goes to `<topic>.dlq`."""
+    """A message for `<topic>.dlq`."""
 
     topic: str
     key: bytes | None

@@ -30,9 +30,9 @@ class Decoding(StrEnum):
 class Purpose(StrEnum):
     """Why the job exists."""
 
-    TRAFFIC = "traffic"  #: somebody wants the text
-    PROBE = "probe"  #: re-measures α on a fixed probe set
-    CONTROL = "control"  #: the probe's twin, decoded vanilla
+    TRAFFIC = "traffic"  #: a user wants the text
+    PROBE = "probe"  #: measures α again on a fixed probe set
+    CONTROL = "control"  #: a probe's prompt, decoded vanilla
 
 
 class Job(BaseModel):

@@ -1,6 +1,6 @@
-"""A result: what became of a job, on the `results` topic and in `jobs.outcome`.
+"""A result: how a job ended, on the `results` topic and in `jobs.outcome`.
 
-Counts are reported, rates are left to the reader: α_i is `accepts[i] / trials[i]`.
+Counts are reported, not rates: α_i is `accepts[i] / trials[i]`.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class Result(_Part):
     recorded_at: AwareDatetime
 
     def encode(self) -> bytes:
-        """The result as UTF-8 JSON; the bytes that are recorded are the bytes that are sent, every time."""
+        """The result as UTF-8 JSON; the recorded bytes are the bytes that are sent."""
         return self.model_dump_json(exclude_none=True).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Result:
-        """Read a result back; raises pydantic's ValidationError on anything else."""
+        """The result from its JSON; raises pydantic's ValidationError on anything else."""
         return cls.model_validate_json(value)

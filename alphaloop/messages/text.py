@@ -1,4 +1,4 @@
-"""Text that can travel: through UTF-8, through Postgres, through a log line."""
+"""Types of text that UTF-8, Postgres and log lines can hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, Stri
 
 
 def _encodable(value: str) -> str:
-    # JSON's \ud800 escapes decode to lone surrogates, which no UTF-8 encoder accepts later on.
+    # JSON's \ud800 escapes decode to lone surrogates, which UTF-8 cannot encode.
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -18,7 +18,7 @@ def _encodable(value: str) -> str:
 
 
 def _iso8601(value: object) -> object:
-    # Pydantic would also read seconds since 1970, and take "60" for a minute after midnight of that day.
+    # Pydantic would also accept seconds since 1970, such as "60".
     if isinstance(value, datetime) or (isinstance(value, str) and "-" in value[1:]):
         return value
     raise ValueError("expected a date and time in ISO 8601 with its offset, such as 2026-01-31T09:00:00Z")
@@ -26,7 +26,7 @@ def _iso8601(value: object) -> object:
 
 PlainText = Annotated[str, AfterValidator(_encodable)]
 
-#: An identifier from outside: printable ASCII and no spaces at all, so that it is safe in keys, labels and SQL.
+#: An identifier from outside: printable ASCII without spaces, so that it is safe in keys, labels and SQL.
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
 
 #: A task: becomes part of topic names, so Kafka's alphabet without the dot that separates a topic's parts.

@@ -1,7 +1,6 @@
 """Reading settings: configs/*.toml, then a profile over them, then the environment over both.
 
-A key nobody knows is refused with the nearest one that exists: a misspelt setting that is silently ignored is the
-longest kind of debugging.
+An unknown key is refused with the nearest known one, because an ignored misspelling is hard to find.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def load_settings(
     one more file of it (`local`), laid over the others; `overrides` (nested mappings) are laid over both. The
     environment wins: `ALPHALOOP_WORKER__BATCH_SIZE=8`, and the plain names in PLAIN_ENV.
 
-    Raises ConfigError with the path of the setting, what was found, and what was meant perhaps.
+    Raises ConfigError with the path of the setting, what was found, and a likely correction.
     """
     folder = find_configs(configs)
     merged: dict[str, Any] = {}
@@ -176,7 +175,7 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
 
 
 def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
-    """Pydantic's complaint about settings as ours: where, what was found, and what was meant perhaps."""
+    """A ConfigError for pydantic's error about settings: the path, what was found, and a likely correction."""
     errors = error.errors(include_url=False, include_context=False)
     # A misspelt key of a required setting is two errors; the one that names the misspelling helps.
     first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
@@ -190,7 +189,7 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
 
 
 def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
-    """The path as a person wrote it, without the tags that pydantic adds to it, and the last section on it."""
+    """The path without the tags that pydantic adds, and the last section on it."""
     annotation: Any = Settings
     section: type[BaseModel] = Settings
     path = []
@@ -209,6 +208,6 @@ def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
 
 
 def nearest(name: str, known: set[str]) -> str:
-    """A hint: the known name that was meant perhaps, or all of them."""
+    """A hint: the most similar known name, or all of them."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""Every setting but the models', typed and frozen. The TOML files in configs/ hold the same names, and say what for."""
+"""Every setting except the models', typed and frozen. The TOML files in configs/ explain them under the same names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PostgresSettings(Section):
 
 
 class TaskSettings(Section):
-    """One task of configs/tasks.toml: what its jobs get where they say nothing themselves."""
+    """One task of configs/tasks.toml: the defaults of its jobs."""
 
     description: str = ""
     max_tokens: int = Field(256, ge=1)
@@ -67,7 +67,7 @@ class TaskSettings(Section):
     )  #: a job whose prompt, or one of whose messages, is covered by one of them is decoded vanilla; * is any text
     target_time_per_token_ms: float | None = Field(
         None, gt=0
-    )  #: behind the first token; meeting it goes before tokens a second
+    )  #: after the first token; the target has precedence over throughput
     target_time_to_first_token_ms: float | None = Field(
         None, gt=0
     )  #: from the start of decoding; only one of the two targets can be given
@@ -95,52 +95,52 @@ class WorkerSettings(Section):
     """configs/worker.toml."""
 
     batch_size: int = Field(4, ge=1, le=256)
-    max_buffered: int = Field(4096, ge=1)  #: jobs taken from Kafka and not yet decoded; beyond it partitions are paused
+    max_buffered: int = Field(4096, ge=1)  #: jobs read from Kafka and not yet decoded; then partitions are paused
     max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
     max_watermark_distance: int = Field(10_000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
-    task_quantum_s: float = Field(1.0, ge=0)  #: device time by which a task may be ahead of others before they go first
-    priority_ageing_s: float = Field(10.0, gt=0)  #: waiting so long is worth one step of priority
+    task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
+    priority_ageing_s: float = Field(10.0, gt=0)  #: a wait of this length counts as one step of priority
     max_job_bytes: int = Field(1 << 20, ge=1024)
     max_json_depth: int = Field(32, ge=4)
-    max_attempts: int = Field(3, ge=1)  #: a job whose attempts died this often is failed, not tried again
-    lease_s: float = Field(30.0, gt=0)  #: how long a claim outlives a silent worker
+    max_attempts: int = Field(3, ge=1)  #: a job fails after so many attempts whose worker died
+    lease_s: float = Field(30.0, gt=0)  #: a claim ends so long after the last sign of life of its worker
     commit_interval_s: float = Field(1.0, gt=0)
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for the running batch to finish
     http_host: str = "127.0.0.1"
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
-    calibration_batches: tuple[AtLeastOne, ...] | None = None  #: measured for certain; unset: 1 and batch_size
+    calibration_batches: tuple[AtLeastOne, ...] | None = None  #: always measured; unset: 1 and batch_size
     calibration_widths: tuple[AtLeastOne, ...] | None = None  #: unset: 1 and the longest draft plus one
     calibration_contexts: tuple[AtLeastOne, ...] | None = None  #: tokens before; unset: 256, and 2048 if there is time
     calibration_samples: int = Field(3, ge=1)  #: timings of a shape in each of three passes
-    calibration_budget_s: float = Field(15.0, ge=0)  #: at a start on an unknown device; what is needed may take longer
-    correction_half_life_rounds: int = Field(32, ge=1)  #: a change of speed that lasts so long is believed, no shorter
+    calibration_budget_s: float = Field(15.0, ge=0)  #: at a start on an unknown device; required shapes may take longer
+    correction_half_life_rounds: int = Field(32, ge=1)  #: a change of speed that lasts so many rounds is followed
     correction_save_s: float = Field(60.0, gt=0)  #: between two times at which corrected costs are stored
     history_days: float = Field(14.0, gt=0)  #: how far back evidence counts
     history_half_life_days: float = Field(3.0, gt=0)
     evidence_poll_s: float = Field(
         5.0, gt=0
-    )  #: between two looks at what others measured; stale flags and promotions are told at once
+    )  #: between two reads of other workers' evidence; stale flags and promotions are read at once
 
 
 class PolicySettings(Section):
-    """`[policy]` of configs/worker.toml; the same dials as alphaloop.deciding.limits.PolicyLimits."""
+    """`[policy]` of configs/worker.toml; the same settings as alphaloop.deciding.limits.PolicyLimits."""
 
-    explore_share: Share = 0.02  #: of all tokens, what exploration may be expected to cost
+    explore_share: Share = 0.02  #: expected cost of exploration, as a share of all tokens
     control_share: Share = Field(
         0.02
     )  #: share of a task's device time that switchback slices decode vanilla, so that the speed-up is measured
     first_jobs: float = Field(8.0, ge=0)  #: first credit of a new task for exploration, in jobs
     min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer is cold
     min_speedup: float = Field(1.01, ge=1.0)  #: expected gain over vanilla below which speculation is not worth it
-    switch_gain: float = Field(0.02, ge=0)  #: a rival that is expected to be so much faster is taken at once
-    horizon_jobs: float = Field(300.0, gt=0)  #: for how many jobs something learned is used
-    change_jobs: float = Field(500.0, gt=0)  #: jobs between two changes of a task, before more is known of it
+    switch_gain: float = Field(0.02, ge=0)  #: a rival that is expected to be so much faster is chosen at once
+    horizon_jobs: float = Field(300.0, gt=0)  #: jobs over which the result of a trial pays back
+    change_jobs: float = Field(500.0, gt=0)  #: prior for the jobs between two changes of a task
     short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla
-    prior_alpha: float = Field(0.5, gt=0, lt=1)  #: of a draft model that no task has used
-    prior_spread: float = Field(1.0, gt=0)  #: standard deviation between tasks (logits), before any were compared
+    prior_alpha: float = Field(0.5, gt=0, lt=1)  #: prior α of a draft model that no task has used
+    prior_spread: float = Field(1.0, gt=0)  #: prior standard deviation between tasks, in logits
 
     def limits(self) -> PolicyLimits:
-        """The dials as the pure policy takes them."""
+        """The settings as the pure policy takes them."""
         return PolicyLimits(**self.model_dump())
 
 
@@ -154,13 +154,12 @@ class SchedulerSettings(Section):
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
     probe_max_tokens: int = Field(48, ge=8)
     probe_num_draft_tokens: int = Field(3, ge=1)  #: k of a probe, no more than its drafter's longest
-    probe_device_share: Share = 0.01  #: of the device time of the last day that probes may take
-    probe_min_device_s: float = Field(60.0, ge=0)  #: always allowed a run, so that a quiet system is measured too
+    probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
+    probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
     probe_deadline_s: float = Field(1800.0, gt=0)
     drift_false_alarm_jobs: int = Field(2000, ge=10)  #: average run length, in jobs, before a false alarm
     drift_min_jobs: int = Field(8, ge=2)
     drift_window_days: float = Field(14.0, gt=0)
-    recent_jobs: int = Field(30, ge=2)
     stale_drop: float = Field(0.10, gt=0, lt=1)  #: fall of probe α_1 that opens a stale flag
     stale_recover: float = Field(0.04, ge=0, lt=1)  #: remaining fall below which the flag closes
     partitions_ahead_days: int = Field(7, ge=1)

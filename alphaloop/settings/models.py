@@ -29,7 +29,7 @@ class TargetSettings(Section):
     )  #: tokens of prompt and output together; unset: the model's own, at most 8192
     max_cache_bytes: int | None = Field(
         None, ge=1 << 20
-    )  #: for the target's keys and values of all running jobs; unset: half of what the models leave, less drafts' share
+    )  #: for the target's cache over all running jobs; unset: half of what the models leave, less the drafters' share
     num_threads: int | None = Field(None, ge=1)
     gpu_kernels: bool = False  #: on a GPU, short passes as recorded kernels (decision 9); not yet run on one
 
@@ -39,18 +39,18 @@ class LookupDrafterSettings(Section):
 
     method: Literal["lookup"] = "lookup"
     max_draft_tokens: int = Field(12, ge=1, le=64)
-    max_ngram: int = Field(16, ge=1, le=32)  #: a match longer than this counts no more
-    min_ngram: int = Field(1, ge=1, le=16)  #: a match shorter than this counts for nothing
+    max_ngram: int = Field(16, ge=1, le=32)  #: tokens of the longest match; a longer one counts no more
+    min_ngram: int = Field(1, ge=1, le=16)  #: a shorter match is ignored
     min_probability: float = Field(
         0.1, ge=0, lt=1
     )  #: of a token and all before it being accepted; the draft ends before a less likely one
     num_branches: int = Field(1, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
-    remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs may look things up in earlier results of that task
-    max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: for each of them, in this worker's memory
-    shadow_share: Share = 0.005  #: of the device time of texts it did not decode, for scoring it on them; 0: never
+    remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs also draft from earlier results of that task
+    max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: of such results, for each task and worker
+    shadow_share: Share = 0.005  #: share of the device time of other drafters' texts for scoring it on them; 0: never
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
-        """As it is decided about."""
+        """The drafter as decisions take it."""
         return DrafterState(
             name,
             revision,
@@ -66,23 +66,23 @@ class DraftModelDrafterSettings(Section):
     """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
 
     method: Literal["draft_model"] = "draft_model"
-    source: str  #: as of models.target.source
+    source: str  #: in the forms of models.target.source
     revision: str | None = None  #: of a hub name
     dtype: Dtype | None = None  #: unset: the target's
     max_draft_tokens: int = Field(5, ge=1, le=64)
     min_probability: float = Field(
         0.0, ge=0.0, lt=1.0
-    )  #: a draft ends behind the token at which the product of its probabilities falls below this; 0: never
+    )  #: a draft ends after the token at which the product of its probabilities falls below this; 0: never
     num_branches: int = Field(
         1, ge=1, le=8
-    )  #: likeliest tokens side by side at each place of a greedy draft, within the same number of tokens
+    )  #: likeliest tokens that are alternatives at each place of a greedy draft, within the same number of tokens
     max_prompt_tokens: int | None = Field(
         None, ge=16
-    )  #: of a prompt that it reads, the first few and those before its end; unset: all
+    )  #: tokens of a prompt that it reads, the first few and the last ones; unset: all
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
-        """As it is decided about, but for what its cache holds: that is known when the model is loaded."""
-        # Chains of the same weights over the same reading of a prompt; trees hold other tokens.
+        """The drafter as decisions take it, without its cache size, which is known when the model is loaded."""
+        # Only chains of the same weights and the same reading of a prompt: trees hold other tokens.
         same = (self.source, self.revision, self.dtype, self.max_prompt_tokens)
         return DrafterState(
             name,
@@ -98,7 +98,7 @@ def _method(given: Any) -> Any:
     return given.get("method", "lookup") if isinstance(given, dict) else getattr(given, "method", None)
 
 
-#: The section's `method` says which of them it is; without one it is the look-up.
+#: The section's `method` selects one of them; the default is look-up.
 DrafterSettings = Annotated[
     Annotated[LookupDrafterSettings, Tag("lookup")] | Annotated[DraftModelDrafterSettings, Tag("draft_model")],
     Discriminator(

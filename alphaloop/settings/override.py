@@ -1,4 +1,4 @@
-"""Settings with some of them exchanged: `policy.explore_share=0.0`, as a person writes it."""
+"""Settings with overrides from the command line: `policy.explore_share=0.0`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FORM: Final = "section.name=value: policy.explore_share=0.0, tasks.code.decodin
 
 
 def overridden(settings: Settings, assignments: Sequence[str]) -> Settings:
-    """The settings with `section.name=value` laid over them, the environment's included; values are TOML, or bare text.
+    """The settings with `section.name=value` laid over them, also over the environment; values are TOML or bare text.
 
-    Raises ConfigError for a path that leads to no setting, and for a value that it cannot have.
+    Raises ConfigError for an unknown setting and for a wrong value.
     """
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -38,7 +38,7 @@ def overridden(settings: Settings, assignments: Sequence[str]) -> Settings:
 
 
 def _plain(section: Any) -> Any:
-    """Mappings of what was set; defaults come again by themselves."""
+    """The values that were set, as mappings; defaults are left out."""
     if isinstance(section, BaseModel):
         return {name: _plain(getattr(section, name)) for name in type(section).model_fields}
     return {name: _plain(value) for name, value in section.items()} if isinstance(section, dict) else section

@@ -1,4 +1,4 @@
-"""The settings as a page for people: written from the models, so that no setting can be missing from it."""
+"""The reference page of the settings, generated from the models, so that no setting is missing."""
 
 from __future__ import annotations
 

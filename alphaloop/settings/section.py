@@ -1,4 +1,4 @@
-"""What every section of the settings is: frozen, and without a name that is not known."""
+"""The base of every section of the settings: frozen, and refuses unknown names."""
 
 from __future__ import annotations
 

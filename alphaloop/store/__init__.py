@@ -1,3 +1,3 @@
-"""The only code that talks to Postgres: one module a concern, each a small class over one Database."""
+"""The only code that talks to Postgres: one module for each group of tables, each a small class over one Database."""
 
 from __future__ import annotations

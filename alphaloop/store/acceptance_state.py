@@ -1,10 +1,9 @@
-"""What is remembered of every evidence key: added to with every outcome, read by whoever decides.
+"""The evidence of every key: every outcome adds to it, every decision reads it.
 
-One row a key, however many jobs it has seen. The arithmetic is alphaloop.deciding.evidence's, here as in a worker's own
-memory. Numbers are packed, because arrays take Postgres three times as long to send.
+One row a key, however many jobs it has seen. The arithmetic is that of alphaloop.deciding.evidence, as in a worker's
+cache. Numbers are packed, because Postgres takes three times as long to send arrays.
 
-A changed half-life spoils nothing: it holds from then on, and what faded before has faded by the old one. Weights of
-first and second order fade together, so every row stays a weighing of its jobs.
+A changed half-life holds from the change on. First- and second-order sums fade together, so they stay consistent.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from alphaloop.tables import ledger_ids as _ledger_ids
 from alphaloop.tables.state import KEY
 
 THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
-#: Every transaction below it has ended: what cannot be seen yet will be changed in this one or a later one.
+#: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.
 _OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 
 
 class Pair(NamedTuple):
-    """A drafter under a target, on an engine; no drafter is vanilla decoding."""
+    """A drafter under a target, on an engine; an empty drafter is vanilla decoding."""
 
     target_revision: str
     engine: str
@@ -44,7 +43,7 @@ class Pair(NamedTuple):
 
 
 class StateRow(NamedTuple):
-    """One key and what is remembered of it, unpacked when asked for: a worker reads far more rows than it needs."""
+    """One key and its evidence, unpacked on access, because a worker reads far more rows than it uses."""
 
     pair: Pair
     task: str
@@ -57,7 +56,7 @@ class StateRow(NamedTuple):
 
     @property
     def key(self) -> EvidenceKey:
-        """What the row is about."""
+        """The evidence key."""
         return EvidenceKey(
             self.task,
             self.pair.target_revision,
@@ -71,11 +70,11 @@ class StateRow(NamedTuple):
 
     @property
     def evidence(self) -> KeyEvidence:
-        """What is remembered, as of `as_of`."""
+        """The evidence, as of `as_of`."""
         return unpack(self.packed, self.as_of)
 
 
-#: One drafter at a time: an index finds its rows, and what they share is not sent with each of them.
+#: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
 _OF_PAIR: Final = """
     SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
@@ -90,10 +89,10 @@ _OF_TASK: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Rows read at one moment. Where `is_all` is False, only those changed since an earlier look."""
+    """Rows read at one moment. If `is_all` is False, only those that changed since an earlier read."""
 
     rows: Sequence[StateRow]
-    seen: int  #: for the next look: transactions below it are in this one or an earlier one
+    seen: int  #: for the next read: transactions below it are covered by this read or an earlier one
     is_all: bool
 
 
@@ -106,12 +105,12 @@ class AcceptanceStateStore:
     def look(self, target_revision: str, engine: str, drafters: Mapping[str, str], *, since: int | None = None) -> Look:
         """The rows of a target, an engine and `drafters` (name → revision), and those of vanilla decoding.
 
-        With `since`, an earlier look's `seen`, only those that changed meanwhile; but all of them, where the database
-        was put back to a time before that look.
+        With `since`, an earlier read's `seen`, only those that changed meanwhile; but all of them if the database was
+        restored to a time before that read.
         """
         pairs = [Pair(target_revision, engine, *drafter) for drafter in (("", ""), *drafters.items())]
         with self._database.begin() as connection:
-            # Before the rows are read: what commits in between is then read twice, never missed.
+            # Before the rows are read, so that what commits in between is read twice and never missed.
             seen: int = connection.execute(_OLDEST_RUNNING).scalar_one()
             is_all = since is None or seen < since
             changed, more = ("", ()) if is_all else (" AND changed_in >= %s", (since,))
@@ -121,18 +120,18 @@ class AcceptanceStateStore:
         return Look(rows, seen, is_all)
 
     def of_task(self, task: str) -> list[StateRow]:
-        """Every row of a task, whatever its target, engine and draft: for people."""
+        """Every row of a task, for all targets, engines and drafters."""
         with self._database.begin() as connection:
             return [StateRow(Pair(*row[:4]), *row[4:]) for row in _read(connection, _OF_TASK, (task,))]
 
     def drop_before(self, at: datetime) -> int:
-        """Delete what nobody added to since `at`; returns how many rows. Of drafts and tasks that are gone."""
+        """Delete rows without a job since `at`, of drafts and tasks that are gone; returns how many."""
         with self._database.begin() as connection:
             return connection.execute(delete(acceptance_state).where(acceptance_state.c.as_of < at)).rowcount
 
 
 def _read(connection: Connection, query: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
-    """Rows in Postgres's binary form, past SQLAlchemy: packed memories come as they are, not spelt out in hex."""
+    """Rows in Postgres's binary form, without SQLAlchemy, so that packed evidence is not sent as hex."""
     driver = cast(psycopg.Connection, connection.connection.driver_connection)
     with driver.cursor(binary=True) as cursor:
         return cursor.execute(query.encode(), parameters).fetchall()
@@ -143,10 +142,9 @@ def add_jobs(
 ) -> list[int]:
     """Fade the rows of these keys and add jobs, one `EvidenceSums` each, in the caller's transaction.
 
-    Returns a ledger_id for each of `jobs`, ascending; None stands for a row of the ledger that is no evidence. Keys are
-    locked in one order, so that two workers never wait for each other in a circle. Rows are read and ledger_ids are
-    drawn only under the locks: what another worker adds meanwhile is not lost, and of one key the order of ledger_ids
-    is the order in which jobs were added.
+    Returns a ledger_id for each of `jobs`, ascending; None in `jobs` is a row of the ledger that is no evidence. Keys
+    are locked in one order, so that two workers cannot deadlock. Rows are read and ledger_ids drawn under the locks, so
+    no job of another worker is lost, and the ledger_ids of a key have the order in which jobs were added.
     """
     evidence = [job for job in jobs if job is not None]
     keys = sorted({key for key, _ in evidence}, key=_place)
@@ -184,7 +182,7 @@ def _draw_ledger_ids(connection: Connection, number: int) -> list[int]:
 _KEYS: Final = RowSet([*(acceptance_state.c[name] for name in KEY), acceptance_state.c.as_of])
 _FOLDED: Final = RowSet([column for column in acceptance_state.c if column.name != "changed_in"])
 _NAMES: Final = ", ".join(KEY)
-#: Locks the rows that stand without writing them, and makes those that are missing; in Python's order of keys.
+#: Locks existing rows without writing them, and inserts missing ones; in Python's order of keys.
 _LOCK: Final = f"""
     INSERT INTO acceptance_state AS standing ({_KEYS.columns}, num_jobs, evidence, last_ledger_id, changed_in)
     SELECT {_KEYS.given}, 0, '', 0, pg_current_xact_id()::text::bigint FROM {_KEYS.source}

@@ -16,7 +16,7 @@ _SUMS: Final = ("balance", "accrued", "spent")
 
 
 class BudgetSubject(NamedTuple):
-    """Whose budget."""
+    """The key of a budget."""
 
     task: str
     target_revision: str
@@ -25,7 +25,7 @@ class BudgetSubject(NamedTuple):
 
 
 class BudgetStore:
-    """The table of budgets. How long a drafter was not used is not in it: history tells that."""
+    """The table of budgets. It does not hold how long a drafter was not used: history shows that."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -41,9 +41,9 @@ class BudgetStore:
         return None if row is None else ExplorationBudget(**row._mapping)
 
     def add(self, subject: BudgetSubject, before: ExplorationBudget, after: ExplorationBudget) -> ExplorationBudget:
-        """Add what changed from `before` to `after`; `after` with what is left now, others' changes included.
+        """Add the difference between `before` and `after`; returns `after` with the changes of other workers.
 
-        Workers add differences, so that none of them takes back what another spent.
+        Workers add differences, so that none of them overwrites what another spent.
         """
         changes = {name: getattr(after, name) - getattr(before, name) for name in _SUMS}
         statement = insert(exploration_budgets).values(**subject._asdict(), **changes)

@@ -31,7 +31,7 @@ class CheckpointStore:
         known = select(func.coalesce(func.max(copies.last_ledger_id), -1)).where(
             *(copies[name] == state[name] for name in KEY)
         )
-        # One moment for all rows, and after the statement's snapshot: what was recorded later is not in the copies.
+        # One moment for all rows, after the statement's snapshot: rows recorded later are not in the copies.
         moment = select(func.clock_timestamp()).scalar_subquery()
         source = select(moment, *(state[name] for name in _COPIED)).where(
             ~exists().where(copies.taken_at >= start), state.last_ledger_id > known.scalar_subquery()
@@ -56,7 +56,7 @@ class CheckpointStore:
 def newest_checkpoints(
     connection: Connection, until: datetime, subject: tuple[str, str] | None
 ) -> dict[EvidenceKey, FoldedKey]:
-    """Of each key the last copy taken by `until`; with `subject`, of one target revision and engine."""
+    """The last copy of each key taken by `until`; with `subject`, of one target revision and engine."""
     copies = acceptance_checkpoints.c
     keys = [copies[name] for name in KEY]
     query = (

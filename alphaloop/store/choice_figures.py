@@ -1,4 +1,4 @@
-"""The figures that a change of choice was made on, kept with it: costs and sums are overwritten as they change."""
+"""The figures behind a change of choice. They are kept with the change, because costs and evidence are overwritten."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ChoiceFigures:
     round_ms: float
     chosen: Weighed
     rival: Weighed | None
-    jobs: float  #: as they weighed; of the rival's drafter, where vanilla was chosen
+    jobs: float  #: weighted jobs; of the rival's drafter if vanilla was chosen
     trials: tuple[float, ...]
     accepts: tuple[float, ...]
 
@@ -67,7 +67,7 @@ class ChoiceFigures:
 def figures_of(
     connection: Connection, task: str, target_revision: str, decision: Decision, half_life: timedelta
 ) -> dict[str, Any]:
-    """The columns of decisions that tell what the decision was made on; none where nothing was weighed."""
+    """The columns of decisions that hold the figures; none if no alternatives were compared."""
     chosen = next((a for a in decision.alternatives if _is(a, decision.drafter, decision.num_draft_tokens)), None)
     if chosen is None:
         return {}
@@ -103,7 +103,7 @@ def _evidence(
     draft_revision: str | None,
     half_life: timedelta,
 ) -> EvidenceSums | None:
-    """Of all keys of the task; where the revision is not said, of the engine and revision that were used last."""
+    """Of all keys of the task; without a revision, of the engine and revision that were used last."""
     state = acceptance_state.c
     query = select(*(state[name] for name in KEY), state.as_of, state.evidence).where(
         state.target_revision == target_revision, state.drafter == drafter, state.task == task

@@ -26,8 +26,8 @@ class CostStore:
     def load(self, host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
         """What was measured for the target and for `drafters` (name → revision); empty if nothing was.
 
-        Corrections are as they stand now: those of drafters have faded towards the target's since they were stored, and
-        are more doubtful (alphaloop/cost_doubt.py).
+        Corrections are faded to now: since they were stored, those of drafters have moved towards the target's, and
+        their variance has grown (alphaloop/cost_doubt.py).
         """
         costs = cost_profiles.c
         query = select(
@@ -120,7 +120,7 @@ class CostStore:
         drafters: Mapping[str, str],
         points: Iterable[CostPoint],
     ) -> None:
-        """Store corrections from real rounds, as of now; a point measured anew meanwhile, or gone, is left alone."""
+        """Store corrections from real rounds, as of now; skips points that were deleted or measured anew meanwhile."""
         rows = [
             {
                 **{

@@ -1,4 +1,4 @@
-"""A pool of connections to Postgres, and the seam at which the driver's exceptions become ours."""
+"""A pool of connections to Postgres, and the conversion of the driver's exceptions to ours."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Database:
     def begin(self) -> Iterator[Connection]:
         """One transaction: committed at the end, rolled back on any exception.
 
-        Raises StoreUnavailable when nobody answers or the connection broke (the transaction's fate is then unknown:
-        ask again), StoreError for everything else that Postgres refuses.
+        Raises StoreUnavailable if the server does not answer or the connection broke (whether the transaction committed
+        is then unknown: read again), StoreError for everything else that Postgres refuses.
         """
         try:
             with self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, psycopg.Error) as error:
-            # Not chained: the driver's text quotes rows, and rows hold what people wrote.
+            # Not chained, because the driver's text quotes rows, and rows hold prompts.
             raise store_error(error, self.redacted_url) from None
 
     def dedicated(self) -> psycopg.Connection:

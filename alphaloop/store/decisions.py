@@ -61,9 +61,8 @@ class DecisionLog:
     ) -> bool:
         """Log the decision if it, or its reason, differs from the last choice logged; returns whether it was logged.
 
-        Vanilla for want of history and vanilla for want of gain are different news to whoever reads the log.
-
-        Choices are compared within (task, target revision, device, sampling bucket), whoever made them.
+        The reason counts, because vanilla without history is not vanilla without gain. Choices of all workers are
+        compared within (task, target revision, device, sampling bucket).
         """
         if decision.reason in NOT_A_CHOICE:
             return False
@@ -72,7 +71,7 @@ class DecisionLog:
         with self._database.begin() as connection:
             if _last_choice(connection, *subject) == (choice, decision.reason):
                 return False
-            # Two workers that change their minds together log it once. Only a change pays for the lock.
+            # Two workers with the same change log it once. Only a change takes the lock.
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("\n".join(subject), 0))))
             last = _last_choice(connection, *subject)
             if last == (choice, decision.reason):

@@ -1,4 +1,4 @@
-"""What a job counted: how it was decoded, and what drafters beside its own would have been counted with."""
+"""The counts of a job: of its own run, and of other drafters on its text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DecodeRun:
 
     @property
     def evidence(self) -> EvidenceSums:
-        """What the run adds to what is remembered of its key."""
+        """What the run adds to the evidence of its key."""
         return EvidenceSums.of_job(
             self.counts,
             self.num_draft_tokens,
@@ -58,16 +58,16 @@ class DecodeRun:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether decisions may rest on it: controls only repeat what a probe measures, without a draft."""
+        """Whether it is evidence. Controls are not: they repeat a probe's prompt without a draft."""
         return self.purpose != Purpose.CONTROL
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowRun:
-    """What a drafter would have been counted with on traffic that it did not decode, under its own key.
+    """Counts of a drafter on a text that it did not decode, under its own key.
 
-    Evidence of acceptance like a run's (docs/concepts/drafters.md says why), and of nothing else: it took no time.
-    One with chances of its own is of parts of rounds.
+    They are evidence of acceptance like a run's (docs/concepts/drafters.md says why), but not of time. With `chances`,
+    the counts are of parts of rounds.
     """
 
     key: EvidenceKey
@@ -81,7 +81,7 @@ class ShadowRun:
 
     @property
     def evidence(self) -> EvidenceSums:
-        """What it adds to what is remembered of its key."""
+        """What it adds to the evidence of its key."""
         sums = EvidenceSums.of_job(
             self.counts,
             self.num_draft_tokens,
@@ -96,7 +96,7 @@ class ShadowRun:
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """All that a job counted; nothing where it was not decoded."""
+    """All counts of a job; empty if it was not decoded."""
 
     job_id: str
     attempt: int
@@ -105,7 +105,7 @@ class JobCounts:
 
     @property
     def is_run_evidence(self) -> bool:
-        """Whether the run's own counts are evidence: not a control's, nor where a longer score says all they say."""
+        """Whether the run's own counts are evidence: not a control's, nor those that a longer score includes."""
         run = self.run
         return run is not None and run.is_evidence and all(shadow.key != run.key for shadow in self.shadows)
 

@@ -37,7 +37,7 @@ class DraftRevision:
     status_changed_at: datetime
     parent_revision: str | None = None  #: what it was trained from
     trained_on: str | None = None
-    figures: Mapping[str, Any] | None = None  #: measured on held-out text; None if it was never judged
+    figures: Mapping[str, Any] | None = None  #: measured on held-out text; None if never measured
 
 
 class DraftRegistry:
@@ -47,7 +47,7 @@ class DraftRegistry:
         self._database = database
 
     def register(self, drafter: str, draft_revision: str, target_revision: str) -> None:
-        """Make a draft that is served known; a new one and a candidate become active, others keep their status."""
+        """Register a draft that is served; a new one and a candidate become active, others keep their status."""
         statement = insert(draft_revisions).values(
             drafter=drafter,
             draft_revision=draft_revision,
@@ -73,7 +73,7 @@ class DraftRegistry:
         trained_on: str,
         figures: Mapping[str, Any],
     ) -> DraftStatus:
-        """Make a trained draft known; a new one is a candidate, a known one keeps its status, which is returned."""
+        """Register a trained draft as a candidate; a known draft keeps its status. Returns the status."""
         facts = {"parent_revision": parent_revision, "trained_on": trained_on, "figures": dict(figures)}
         statement = insert(draft_revisions).values(
             drafter=drafter,
@@ -99,7 +99,7 @@ class DraftRegistry:
     def set_status(
         self, drafter: str, draft_revision: str, target_revision: str, status: DraftStatus, reason: str
     ) -> bool:
-        """Change a draft's status; returns whether it was known and had another one."""
+        """Change a draft's status; returns whether the draft exists and had another status."""
         drafts = draft_revisions.c
         statement = (
             update(draft_revisions)

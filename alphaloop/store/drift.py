@@ -14,7 +14,7 @@ from alphaloop.measurements import DecodedJob, DriftSubject, Stream
 from alphaloop.store.database import Database
 from alphaloop.tables import decode_runs, drift_events
 
-#: Newest jobs of a stream that are read: bounds a run's memory, and is far more than any average run length asked for.
+#: Newest jobs of a stream that are read. Bounds memory, and is far more than any configured average run length.
 MAX_JOBS_PER_STREAM: Final = 20_000
 
 _STREAM: Final = tuple(field.name for field in fields(Stream))
@@ -104,7 +104,7 @@ class DriftStore:
             return connection.execute(statement).first() is not None
 
     def close(self, event_ids: Collection[int], now: datetime) -> None:
-        """Note that events are over."""
+        """Close the events."""
         if not event_ids:
             return
         statement = (

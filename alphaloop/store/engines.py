@@ -1,4 +1,4 @@
-"""Which engines have been measured: where a decision can be explained without asking a worker."""
+"""Engines whose costs are stored: for these a decision can be explained without a worker."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The fold that makes evidence of the ledger. Pure: recording a job and rebuilding the past are the same arithmetic.
+"""The fold that makes evidence from the ledger. Pure: recording and rebuilding use the same arithmetic.
 
-Jobs of one key that were recorded in one transaction are added up first and then added to what stands. A fold repeats
+Jobs of one key that were recorded in one transaction are added up first and then added to the row. A fold repeats
 these groups, because sums of floating-point numbers depend on the grouping.
 """
 
@@ -21,10 +21,10 @@ from alphaloop.store.packed_evidence import pack, unpack
 
 @dataclass(frozen=True, slots=True)
 class FoldedKey:
-    """What a row of acceptance_state says of its key."""
+    """The content of a row of acceptance_state."""
 
     as_of: datetime
-    packed: bytes  #: as in the table: what is folded and what is stored are then the same floats in the same places
+    packed: bytes  #: as in the table, so that folded and stored evidence are equal bit by bit
     num_jobs: int
     last_ledger_id: int
 
@@ -48,7 +48,7 @@ def fold(
 ) -> dict[EvidenceKey, FoldedKey]:
     """What acceptance_state holds after these rows, which come in the order of `ledger_id`.
 
-    With `start`, rows that are in it already are left out.
+    With `start`, rows that it includes are left out.
     """
     folded = dict(start or {})
     by_key: dict[EvidenceKey, list[LedgerRow]] = {}
@@ -62,7 +62,7 @@ def fold(
 
 
 def add_group(standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta) -> FoldedKey:
-    """What a key holds after jobs (ledger_id, sums) that were recorded together. None: nothing stood before."""
+    """A key's row after jobs (ledger_id, sums) that were recorded together; `standing` is None for a new key."""
     jobs = [job for _, job in group]
     before = standing or FoldedKey(jobs[0].as_of, b"", 0, 0)
     evidence = before.evidence.with_job(together(jobs, half_life), half_life)

@@ -1,10 +1,10 @@
-"""What the hourly sums say about a task's traffic: how long its jobs are, and how many there were."""
+"""A task's traffic by the hourly sums: the length and the number of its jobs."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import func, select
 
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
@@ -13,18 +13,24 @@ from alphaloop.tables import acceptance_hourly
 
 
 class HistoryStore:
-    """Reads the hourly sums. Decisions rest on alphaloop.store.acceptance_state; this is for what it does not hold."""
+    """Reads the hourly sums, for figures that the evidence in acceptance_state does not hold."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
         """Mean tokens a job of the task's traffic; None without any."""
-        return self._mean(acceptance_hourly.c.num_tokens, task, now, window_days)
-
-    def expected_prompt_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
-        """Mean tokens of a prompt of the task's traffic; None without any."""
-        return self._mean(acceptance_hourly.c.num_prompt_tokens, task, now, window_days)
+        hours = acceptance_hourly.c
+        query = select(func.sum(hours.num_tokens), func.sum(hours.num_jobs)).where(
+            hours.task == task,
+            hours.bucket > now - timedelta(days=window_days),
+            hours.bucket <= now,
+            hours.purpose == Purpose.TRAFFIC,
+            hours.mode != SHADOW,
+        )
+        with self._database.begin() as connection:
+            total, num_jobs = connection.execute(query).one()
+        return float(total / num_jobs) if num_jobs else None
 
     def num_jobs_since(self, task: str, sampling_bucket: str, moment: datetime) -> int:
         """Jobs of the task's traffic in the hours after that of `moment`."""
@@ -38,16 +44,3 @@ class HistoryStore:
         )
         with self._database.begin() as connection:
             return int(connection.execute(query).scalar_one())
-
-    def _mean(self, column: ColumnElement[int], task: str, now: datetime, window_days: float) -> float | None:
-        hours = acceptance_hourly.c
-        query = select(func.sum(column), func.sum(hours.num_jobs)).where(
-            hours.task == task,
-            hours.bucket > now - timedelta(days=window_days),
-            hours.bucket <= now,
-            hours.purpose == Purpose.TRAFFIC,
-            hours.mode != SHADOW,
-        )
-        with self._database.begin() as connection:
-            total, num_jobs = connection.execute(query).one()
-        return float(total / num_jobs) if num_jobs else None

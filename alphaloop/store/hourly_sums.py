@@ -20,9 +20,9 @@ from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun, Source
 from alphaloop.store.row_set import RowSet
 from alphaloop.tables import acceptance_hourly
 
-#: `mode` of sums that cost no time: beside vanilla and speculative, which are alphaloop.messages.Mode.
+#: `mode` of sums that took no time; the other modes are those of alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
-#: What one row is about.
+#: The key of a row.
 HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
 _HOURS: Final = RowSet(list(acceptance_hourly.c))
 _SUMS: Final = ", ".join(
@@ -32,7 +32,7 @@ _SUMS: Final = ", ".join(
     for column in acceptance_hourly.c
     if not column.primary_key
 )
-#: Row locks in one order: two workers that share hours never wait for each other in a circle.
+#: Rows are locked in one order, so that two workers that share hours cannot deadlock.
 _ADD: Final = f"""
     INSERT INTO acceptance_hourly AS standing ({_HOURS.columns}) SELECT {_HOURS.given} FROM {_HOURS.source}
     ORDER BY {", ".join(f"given.{name}" for name in HOUR_KEY)}
@@ -49,7 +49,7 @@ def add_to_hours(connection: Connection, jobs: Sequence[JobCounts]) -> None:
 
 
 def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The jobs as rows of acceptance_hourly, by `HOUR_KEY`. A job is in them once under each key of evidence."""
+    """The jobs as rows of acceptance_hourly, by `HOUR_KEY`. A job counts once under each of its evidence keys."""
     sums: dict[tuple[Any, ...], dict[str, Any]] = {}
     for job in jobs:
         rows = [] if job.run is None else [_run_row(job.run)]

@@ -1,4 +1,4 @@
-"""Evidence estimated from hourly sums: for moments that are older than the rows of single jobs.
+"""Evidence estimated from hourly sums, for moments before the oldest row of a single job.
 
 An hourly row has the exact first-order sums of its jobs, and the exact sums of squares of trials, accepts and lengths.
 Three things are missing, and each is replaced by an assumption: every job ended in the middle of the hour; the jobs of
@@ -17,7 +17,7 @@ from alphaloop.deciding.key_evidence import KeyEvidence
 
 #: Hours older than so many half-lives weigh less than half a percent.
 NUM_HALF_LIVES: Final = 8
-#: The last jobs of a key are added a few at a time, in the order of their hours, so that older jobs are not recent.
+#: The last jobs of a key are added a few at a time, by hour, so that older jobs leave the recent window.
 NUM_RECENT, NUM_AT_ONCE = 96, 4
 _HOUR: Final = timedelta(hours=1)
 
@@ -85,7 +85,7 @@ def _parts(hour: EvidenceSums, num_jobs: float) -> Iterator[EvidenceSums]:
 
 
 def _part(hour: EvidenceSums, share: float) -> EvidenceSums:
-    """A share of its jobs, nobody knows which: sums of both orders are as many times smaller."""
+    """A share of the hour's jobs: sums of both orders are scaled by it, because single jobs are not known."""
     sums: dict[str, Any] = {}
     for name in SUMS:
         value = getattr(hour, name)

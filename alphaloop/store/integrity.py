@@ -1,4 +1,4 @@
-"""Whether what is recorded holds together: as many outcomes as jobs, and counts that add up."""
+"""The integrity of the record: as many outcomes as jobs, and counts that add up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CHECK: Final = text("""
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """What one look at all jobs found."""
+    """The result of one check of all jobs."""
 
     num_jobs: int
     num_outcomes: int
@@ -56,6 +56,6 @@ class Integrity:
 
 
 def check(database: Database) -> Integrity:
-    """Look at every job that is kept. Old runs are dropped by retention; check before that."""
+    """Check every stored job. Retention drops old runs; check before that."""
     with database.begin() as connection:
         return Integrity(**connection.execute(_CHECK).mappings().one())

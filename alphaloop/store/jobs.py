@@ -1,7 +1,7 @@
 """Claims: who decodes a job, for how long, and what is already known about it.
 
-A claim is (attempt, owner): the fencing token with which an outcome is recorded. Whoever lost the lease can decode on,
-but not record.
+A claim is (attempt, owner): the fencing token with which an outcome is recorded. A worker that lost the lease can go on
+decoding, but cannot record the outcome.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RUNNING: Final = "running"
 _REQUESTS: Final = RowSet(
     [jobs.c[name] for name in ("job_id", "payload_sha256", "task", "segment", "custom_id", "batch_id", "purpose")]
 )
-#: The update changes nothing: unlike DO NOTHING it locks the row that stands and returns it in the same breath.
+#: The update changes nothing. Unlike DO NOTHING, it locks the existing row and returns it.
 _CLAIM: Final = f"""
     INSERT INTO jobs ({_REQUESTS.columns}, status, attempt, owner, lease_expires_at)
     SELECT {_REQUESTS.given}, 'running', 1, %(owner)s, clock_timestamp() + make_interval(secs => %(lease_s)s)
@@ -44,7 +44,7 @@ class ClaimState(StrEnum):
     CONFLICT = "conflict"  #: known with another payload
     HELD = "held"  #: another worker has it: ask again when its lease is over
     CANCELLED = "cancelled"  #: claimed, to record that it was cancelled
-    EXHAUSTED = "exhausted"  #: claimed, to record that it failed: it died too often
+    EXHAUSTED = "exhausted"  #: claimed, to record that it failed after too many attempts
 
 
 #: States in which the caller holds the claim and owes an outcome.
@@ -111,7 +111,7 @@ class JobStore:
         return answers
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
-        """Prolong the claims (job_id → attempt); returns the jobs that are still this owner's."""
+        """Extend the leases of claims (job_id → attempt); returns the jobs that this owner still holds."""
         if not attempts:
             return set()
         with self._database.begin() as connection:
@@ -142,7 +142,7 @@ class JobStore:
             connection.execute(select(func.pg_notify(CANCELLATIONS, "")))
 
     def cancelled(self, job_ids: Collection[str]) -> set[str]:
-        """Which of the jobs are asked to end."""
+        """The jobs that a request asks to cancel."""
         if not job_ids:
             return set()
         with self._database.begin() as connection:
@@ -168,8 +168,8 @@ class JobStore:
 def lock_held(connection: Connection, claims: Collection[tuple[str, int]], owner: str) -> dict[str, int]:
     """Lock the rows of those claims (job_id, attempt) that are still running and this owner's, and return them.
 
-    Locked in order of job_id, as every statement here does, so that two workers never wait for each other in a circle.
-    The order is that of Python's strings, whatever the database's collation.
+    Every statement here locks in order of job_id, so that two workers cannot deadlock. The order is that of Python's
+    strings, whatever the database's collation.
     """
     claim = (
         func.unnest(
@@ -192,7 +192,7 @@ def lock_held(connection: Connection, claims: Collection[tuple[str, int]], owner
 def _insert_or_lock(
     connection: Connection, requests: Sequence[ClaimRequest], owner: str, lease_s: float
 ) -> dict[str, Row[Any]]:
-    """New rows, claimed by that, and locks on those that stand; in Python's order of job_id."""
+    """Insert and claim new rows, and lock existing ones, in Python's order of job_id."""
     first: dict[str, ClaimRequest] = {}
     for request in requests:
         first.setdefault(request.job_id, request)

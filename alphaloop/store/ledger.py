@@ -34,7 +34,7 @@ _COLUMNS: Final = (
     "chances",
     "num_prompt_tokens",
 )
-#: No transaction takes so long: what was recorded earlier and is not in a checkpoint does not exist.
+#: No transaction takes so long, so rows recorded this long before a checkpoint are in it.
 _LONGEST_TRANSACTION: Final = timedelta(hours=1)
 #: No job waits so long to be recorded. Bounds the partitions that are read.
 LONGEST_WAIT: Final = timedelta(days=1)
@@ -48,7 +48,7 @@ class LedgerStore:
         self._database = database
 
     def covers(self, moment: datetime) -> bool:
-        """Whether everything recorded up to `moment` is in the ledger or in a checkpoint that is kept."""
+        """Whether everything recorded up to `moment` is in the ledger or in a stored checkpoint."""
         with self._database.begin() as connection:
             days = partition_days(connection)
         return bool(days) and moment >= datetime.combine(days[0], time(), UTC)
@@ -58,14 +58,15 @@ class LedgerStore:
     ) -> dict[EvidenceKey, KeyEvidence]:
         """The evidence of a target on an engine as acceptance_state held it at `until`, by key.
 
-        `until` is a moment of the database's clock, and `covers` it. `half_life` has to be that of the recording.
+        `until` is a moment of the database's clock for which `covers` is true. `half_life` must be that of the
+        recording.
         """
         with self._database.begin() as connection:
             folded = _fold(connection, half_life, until, (target_revision, engine))
         return {key: its.evidence for key, its in folded.items()}
 
     def rebuild(self, half_life: timedelta) -> int:
-        """Make acceptance_state anew from the ledger; returns the number of keys. Recording waits meanwhile."""
+        """Rebuild acceptance_state from the ledger; returns the number of keys. Recording waits meanwhile."""
         with self._database.begin() as connection:
             connection.execute(_LOCK)
             now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()

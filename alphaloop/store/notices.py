@@ -1,7 +1,7 @@
-"""Hearing at once what others changed: LISTEN on a connection of its own.
+"""Notices of changes by other processes: LISTEN on a separate connection.
 
-A notice says only that there is something to look at. Whoever hears it reads the tables, as it does from time to time
-without one: notices are lost with a connection, and nothing depends on them but how soon a change is seen.
+A notice says only that something changed. Its receiver reads the tables, as it also does at intervals without one,
+because a broken connection loses notices. Notices only make changes visible sooner.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from psycopg import sql
 
 from alphaloop.store.database import Database, store_error
 
-#: Told by triggers on draft_revisions and drift_events, whoever changes them: a process of ours or a person in psql.
+#: Sent by triggers on draft_revisions and drift_events, so that a change in psql sends one too.
 DRAFTS_CHANGED: Final = "alphaloop_drafts"
 #: Told by whoever writes a cancellation down.
 CANCELLATIONS: Final = "alphaloop_cancellations"
 
 
 class Listener:
-    """Waits for notices. One thread owns it; a lost connection is made anew at the next wait."""
+    """Waits for notices. One thread owns it; the next wait replaces a lost connection."""
 
     def __init__(self, database: Database, *channels: str) -> None:
         """Listens to these channels, or to all that there are."""
@@ -31,7 +31,7 @@ class Listener:
     def wait(self, timeout_s: float) -> bool:
         """Whether there may be something new: a notice came, or the connection is new and may have missed one.
 
-        Raises StoreUnavailable where nobody answers or the connection broke.
+        Raises StoreUnavailable if the server does not answer or the connection broke.
         """
         if self._connection is None:
             self._connection = self._listen()

@@ -1,7 +1,7 @@
 """Messages recorded with an outcome and not yet acknowledged by the broker.
 
-The worker that records an outcome publishes it from memory and deletes the row; the relay serves those that died
-between the two.
+The worker that records an outcome publishes it from memory and deletes the row. The relay publishes the messages of
+workers that died between the two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Outbox:
         self._database = database
 
     def delete(self, ids: Collection[int]) -> None:
-        """Forget messages that the broker has acknowledged."""
+        """Delete messages that the broker has acknowledged."""
         if not ids:
             return
         with self._database.begin() as connection:

@@ -25,7 +25,7 @@ __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a claimed job. `result` is the Result message's JSON; `run` is None when nothing was decoded."""
+    """How a claimed job ended. `result` is the Result message's JSON; `run` is None when nothing was decoded."""
 
     job_id: str
     attempt: int
@@ -38,12 +38,12 @@ class Outcome:
 
     @property
     def counted(self) -> JobCounts:
-        """What the job counted."""
+        """The counts of the job."""
         return JobCounts(self.job_id, self.attempt, self.run, self.shadows)
 
     @property
     def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
-        """What it adds to the evidence, by key."""
+        """What the job adds to the evidence, by key."""
         return self.counted.evidence
 
 
@@ -57,8 +57,8 @@ class OutcomeStore:
     def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
         """Record what this owner still holds; returns the messages to publish, in order.
 
-        An outcome whose claim was lost (another attempt, another owner, or an end already recorded) is dropped whole:
-        it overwrites nothing, counts nothing and publishes nothing.
+        An outcome whose claim was lost (another attempt, another owner, or an outcome already recorded) is dropped: it
+        overwrites, counts and publishes nothing.
         """
         if not outcomes:
             return []
@@ -86,7 +86,7 @@ def _end_jobs(connection: Connection, winners: Sequence[Outcome]) -> None:
     """Write status and outcome into rows that `lock_held` locked."""
     rows = ({"job_id": won.job_id, "status": won.status, "result": won.result.decode()} for won in winners)
     connection.exec_driver_sql(_END_JOBS, {"rows": RowSet.parameter(rows)})
-    # Done with: a request that comes later finds a job that ended.
+    # A later request finds a job that ended.
     job_ids = bindparam("job_ids", [won.job_id for won in winners], ARRAY(Text))
     connection.execute(delete(cancellations).where(cancellations.c.job_id == func.any(job_ids)))
 

@@ -1,4 +1,4 @@
-"""What the tasks are doing now: the rows of the status table."""
+"""The state of the tasks now: the rows of the status table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select, text
+from sqlalchemy import text
 
 from alphaloop.acceptance import Interval, design_effect, wilson
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from alphaloop.tables import jobs
 
 # Speculative runs; jobs are the clusters, so squares and products are summed by job. α_1 and α side by side.
 _ACCEPTANCE = text("""
@@ -28,7 +27,7 @@ _ACCEPTANCE = text("""
     ) AS runs
     GROUP BY task
 """)
-# What was chosen last; where nothing but exploration and forced modes was seen, what was done last.
+# The last choice; if there is none (only exploration and forced modes), the last setting used.
 _CHOICE = text("""
     SELECT DISTINCT ON (task) task, mode, drafter, num_draft_tokens, reason, explanation
     FROM (
@@ -71,16 +70,10 @@ class TaskNow:
 
 
 class Overview:
-    """Reads what people ask first."""
+    """Reads the figures of the status table."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    def job_counts(self) -> dict[str, int]:
-        """Jobs by status, ever."""
-        query = select(jobs.c.status, func.count()).group_by(jobs.c.status)
-        with self._database.begin() as connection:
-            return {status: number for status, number in connection.execute(query)}
 
     def tasks_now(self, window: timedelta = timedelta(days=1)) -> list[TaskNow]:
         """Every task with a job in the last `window`, by name."""

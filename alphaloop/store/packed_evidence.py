@@ -1,4 +1,4 @@
-"""A `KeyEvidence` as bytes: what a row of acceptance_state holds.
+"""A `KeyEvidence` as bytes, as a row of acceptance_state holds it.
 
 Big-endian doubles: the sums that are one number each, then, array by array, those by draft position, all of one length.
 First those of `KeyEvidence.all`, then those of `KeyEvidence.recent`. The view evidence_now reads the same.
@@ -14,7 +14,7 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.errors import StoreError
 
-#: The names and their order are what rows were written in: they change with a migration, which rewrites them.
+#: Stored rows depend on these names and their order: only a migration that rewrites the rows may change them.
 _NUMBERS: Final = (
     "jobs",
     "jobs_w2",
@@ -39,7 +39,7 @@ _BY_POSITION: Final = (
 
 
 def pack(evidence: KeyEvidence) -> bytes:
-    """The bytes of a memory, but for its moment."""
+    """The bytes of the evidence, without its moment."""
     both = (evidence.all, evidence.recent)
     length = max(len(getattr(sums, name)) for sums in both for name in _BY_POSITION)
     values: list[float] = []
@@ -53,7 +53,7 @@ def pack(evidence: KeyEvidence) -> bytes:
 
 
 def unpack(packed: bytes, as_of: datetime) -> KeyEvidence:
-    """The memory behind `pack`; nothing yet, from no bytes. Raises StoreError for what `pack` never made."""
+    """The evidence from the bytes of `pack`; empty for no bytes. Raises StoreError for anything else."""
     if not packed:
         return KeyEvidence.empty(as_of)
     num_values, rest = divmod(len(packed), 16)

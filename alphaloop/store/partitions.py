@@ -1,6 +1,6 @@
 """The daily partitions of the tables that grow with every job: made ahead, dropped by retention.
 
-There is no default partition: its rows would stand in the way of every partition made after them.
+There is no default partition, because its rows would block every later partition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from alphaloop.store.database import Database
 PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices")
 #: Any fixed number: two processes must not make the same partition at once.
 _LOCK: Final = 0x616C7061
-# Read from the catalog: to_regclass may answer from a cache that has not heard of what another process made.
+# Read from the catalog, because to_regclass may answer from a cache without the partitions of another process.
 _MISSING: Final = text("""
     SELECT day, parent FROM unnest(CAST(:days AS date[])) AS day, unnest(CAST(:tables AS text[])) AS parent
     WHERE NOT EXISTS (
@@ -50,7 +50,7 @@ class PartitionKeeper:
     def drop_before(self, day: date) -> list[date]:
         """Drop the partitions of days before `day`, rows and all; returns those days.
 
-        Waits at most `lock_timeout_s` for those who use a table, then raises StoreError: the next run tries again.
+        Waits at most `lock_timeout_s` for the users of a table, then raises StoreError; the next run tries again.
         """
         with self._database.begin() as connection:
             connection.execute(text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": self._lock_timeout})
@@ -73,8 +73,8 @@ def partition_days(connection: Connection) -> list[date]:
 def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
     """Make the partitions of `days` that are missing, in the caller's transaction; returns the days that were made.
 
-    A partition is built aside and then attached, which readers and writers of the table do not wait for; CREATE …
-    PARTITION OF would lock them all out.
+    A partition is built as a table and then attached, so that readers and writers do not wait; CREATE … PARTITION OF
+    would lock them out.
     """
     wanted = {"days": sorted(set(days)), "tables": list(PARTITIONED)}
     if not connection.execute(_MISSING, wanted).first():

@@ -1,4 +1,4 @@
-"""What was known at an earlier moment: exact as far back as the ledger reaches, estimated from hours before that."""
+"""Evidence at an earlier moment: exact as far back as the ledger reaches, estimated from hours before that."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class PastStore:
     ) -> dict[EvidenceKey, KeyEvidence]:
         """The evidence of a target on an engine at `until`, by key: exactly what acceptance_state held.
 
-        Before the first day of the ledger it is estimated from hours that were over (alphaloop.store.hours); of other
-        tasks than `task` then from days, by drafter alone.
+        Before the first day of the ledger it is estimated from completed hours (alphaloop.store.hours), and for tasks
+        other than `task` from days, by drafter alone.
         """
         ledger = LedgerStore(self._database)
         if ledger.covers(until):

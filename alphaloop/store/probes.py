@@ -1,4 +1,4 @@
-"""Probe sets, the probes and controls that were sent, and what they measured."""
+"""Probe sets, the probes and controls that were sent, and their results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ProbeStore:
     def register(self, task: str, bodies: Sequence[Mapping[str, Any]], now: datetime) -> str:
         """Make `bodies` (OpenAI's form) the task's probe set; returns its version, a hash of them.
 
-        The same bodies again change nothing. Others become the set in use and the former one is kept for its history.
+        The same bodies again change nothing. A replaced set is kept for its history.
         """
         canonical = json.dumps([dict(body) for body in bodies], sort_keys=True, separators=(",", ":"))
         version = hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -110,21 +110,21 @@ class ProbeStore:
             return float(connection.execute(query).scalar_one())
 
     def record(self, runs: Sequence[ProbeRun]) -> None:
-        """Note what is about to be sent; what is noted already stays as it is."""
+        """Record runs that are about to be sent; recorded ones stay as they are."""
         if runs:
             with self._database.begin() as connection:
                 connection.execute(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
 
     def mark_sent(self, job_ids: Collection[str], now: datetime) -> None:
-        """Note that Kafka has acknowledged them."""
+        """Record that Kafka has acknowledged them."""
         if job_ids:
             with self._database.begin() as connection:
                 connection.execute(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(sent_at=now))
 
     def settle_unsent(self, before: datetime) -> int:
-        """Clear up after runs that died while sending: what was decoded was sent, the rest of them is forgotten.
+        """Clean up after runs, due before `before`, that died while sending: returns how many probes were deleted.
 
-        Concerns runs due before `before`; returns how many were forgotten.
+        A probe that was decoded is marked as sent; the others are deleted.
         """
         unsent = and_(probe_runs.c.sent_at.is_(None), probe_runs.c.scheduled_for < before)
         decoded = exists().where(decode_runs.c.job_id == probe_runs.c.job_id)
@@ -135,7 +135,7 @@ class ProbeStore:
     def results(self, since: datetime) -> list[ProbeResult]:
         """Decoded probes of runs due after `since`, each with its control of the same run and prompt; oldest first.
 
-        A probe that its worker could not run with the drafter asked for measured nothing and is left out.
+        A probe that its worker could not decode with the drafter asked for is left out.
         """
         probe, run = probe_runs.alias("probe"), decode_runs.alias("run")
         twin, twin_run = probe_runs.alias("twin"), decode_runs.alias("twin_run")

@@ -1,4 +1,4 @@
-"""How far a scheduled run's probes have come."""
+"""Progress of the probes of a scheduled run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes what jobs counted, once and in every form: the ledger, the hourly sums and acceptance_state."""
+"""Writes the counts of jobs to the ledger, the hourly sums and acceptance_state."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def record_counts(
 ) -> None:
     """Record these jobs together, in the caller's transaction; `recorded_at` is now unless given.
 
-    A day without a partition gets one first: nothing is lost because nobody made it in time. All row locks are taken
-    before a ledger_id is drawn, so of every sum the order of ledger_ids is the order in which it was added to.
+    A missing partition is made first. All rows are locked before a ledger_id is drawn, so jobs are added to every sum
+    in the order of their ledger_ids.
     """
     jobs = [job for job in jobs if job.run is not None or job.shadows]
     if not jobs:

@@ -1,4 +1,4 @@
-"""Reports, and the few facts in them that nothing else reads."""
+"""The reports of the scheduler."""
 
 from __future__ import annotations
 

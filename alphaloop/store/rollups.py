@@ -1,4 +1,4 @@
-"""The daily rollup: sums of the hourly one, which is written with every outcome."""
+"""The daily sums, from the hourly sums that every outcome adds to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Many rows as one parameter of a statement: `INSERT … SELECT … FROM json_to_recordset(…)`.
 
-The text of such a statement does not depend on the number of rows. The driver parses it once and Postgres prepares it
-once; a statement with a placeholder for each value costs both 60 µs a row.
+The text of such a statement does not depend on the number of rows, so the driver parses it once and Postgres prepares
+it once. A placeholder for each value would cost 60 µs a row.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.store.database import Database, parse_url, store_error
 from alphaloop.tables import schedule_runs
 
-#: Any fixed number: whoever measures this database takes the same lock.
+#: Any fixed number: every scheduler of this database takes the same lock.
 LEADER_LOCK: Final = 0x616C7068616D65
-# A leader whose network is gone must learn it before another one has long taken over: dead after about 20 s.
+# A leader without a network must notice it soon, because another one takes over: the connection ends after about 20 s.
 _KEEPALIVE: Final[dict[str, int]] = {
     "keepalives": 1,
     "keepalives_idle": 5,
@@ -28,7 +28,7 @@ _KEEPALIVE: Final[dict[str, int]] = {
 
 
 class ScheduleStore:
-    """The runs that were due. The row comes first: the database decides that a run happens once."""
+    """The runs that were due. A run inserts its row first, so that it happens once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,7 +45,7 @@ class ScheduleStore:
             return connection.execute(statement).first() is not None
 
     def finish(self, schedule_id: str, scheduled_for: datetime, outcome: Mapping[str, Any], now: datetime) -> None:
-        """Note that a run ended, with what it did in counts, or with `error`."""
+        """Record that a run ended, with its counts or with `error`."""
         statement = (
             update(schedule_runs)
             .where(schedule_runs.c.schedule_id == schedule_id, schedule_runs.c.scheduled_for == scheduled_for)
@@ -68,9 +68,9 @@ class ScheduleStore:
 
 
 class AdvisoryLock:
-    """A lock that lives as long as its own connection, outside every pool: it ends when this process does.
+    """A lock tied to a connection outside the pool: it ends with this process.
 
-    One thread uses it. Nothing here raises StoreUnavailable but `try_acquire`: a broken connection is a lost lock.
+    One thread uses it. Only `try_acquire` raises StoreUnavailable: a broken connection is a lost lock.
     """
 
     def __init__(self, url: SecretStr, key: int = LEADER_LOCK, *, connect_timeout_s: int = 10) -> None:
@@ -111,7 +111,7 @@ class AdvisoryLock:
         return bool(row and row[0])
 
     def release(self) -> None:
-        """Give the lock up by closing its connection."""
+        """Release the lock by closing its connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

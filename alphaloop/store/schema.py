@@ -17,7 +17,7 @@ from alphaloop.errors import ConfigError, SchemaMismatch
 from alphaloop.store.database import Database
 
 _BESIDE_THE_PACKAGE: Final = Path(__file__).resolve().parents[2] / "migrations"
-#: Beside the package in a checkout; in a container the working folder holds it.
+#: In a checkout, beside the package; in a container, in the working folder.
 MIGRATIONS: Final = _BESIDE_THE_PACKAGE if _BESIDE_THE_PACKAGE.is_dir() else Path("migrations")
 
 

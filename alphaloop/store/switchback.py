@@ -1,4 +1,4 @@
-"""Slices of the switchback experiment, and the speed-ups that follow from them: one figure for every screen."""
+"""Slices of the switchback experiment, and the speed-ups computed from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alphaloop.switchback.task_speedup import Subject, TaskSpeedup, shown_of, ta
 from alphaloop.tables import switchback_slices, task_speedups
 from alphaloop.tables.switchback import SUBJECT
 
-#: How far back a speed-up looks. The view task_speedup_now shows what is not older than that.
+#: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)
 _COUNTS: Final = tuple(
     field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
@@ -28,7 +28,7 @@ _COUNTS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class SliceRow:
-    """A slice, and what it is about."""
+    """A slice and its subject."""
 
     subject: Subject
     slice: Slice

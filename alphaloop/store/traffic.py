@@ -1,4 +1,4 @@
-"""How a task's last jobs were decoded, and what that took: sums by mode, drafter, k and reason."""
+"""How a task's last jobs were decoded, and their times: sums by mode, drafter, k and reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
 from alphaloop.tables import decode_runs
 
-#: Bounds the time that the question takes, whatever the traffic.
+#: Bounds the time of the query, whatever the traffic.
 MAX_JOBS: Final = 20_000
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import JSON
 
 from alphaloop.tables.metadata import NOW, instant, metadata
 
-#: One row a job, unpartitioned: its primary key is what makes an outcome the only one.
+#: One row a job, not partitioned, because the primary key guarantees one outcome a job.
 jobs: Final = Table(
     "jobs",
     metadata,
@@ -37,7 +37,7 @@ jobs: Final = Table(
     comment="One row a job: claim, then the one recorded outcome",
 )
 
-#: Written in the outcome's transaction, deleted when the broker has acknowledged: what is here is not yet published.
+#: Written in the outcome's transaction and deleted when the broker has acknowledged the message.
 outbox: Final = Table(
     "outbox",
     metadata,
@@ -45,7 +45,7 @@ outbox: Final = Table(
     Column("topic", Text, nullable=False, comment="Where it goes"),
     Column("key", LargeBinary, comment="Kafka key"),
     Column("value", LargeBinary, nullable=False, comment="Kafka value"),
-    # json for NUL here too: headers may repeat what a producer sent.
+    # json, because headers may repeat a producer's NUL.
     Column("headers", JSON, nullable=False, server_default=text("'{}'"), comment="Kafka headers, text to text"),
     Column("owner", Text, comment="Worker that recorded it and publishes it first"),
     instant("created_at", "When it was recorded", server_default=NOW),

@@ -1,4 +1,4 @@
-"""The ledger of evidence: every count that decisions ever rested on, a row each. All other evidence is a fold of it."""
+"""The ledger of evidence: one row for every job and drafter counted. All other evidence is a fold of it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NOW: Final = text("now()")
 
 
 def instant(name: str, comment: str, *, nullable: bool = False, **kwargs: Any) -> Column[Any]:
-    """A point in time with its zone."""
+    """A column of a point in time with its zone."""
     return Column(name, DateTime(timezone=True), nullable=nullable, comment=comment, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What decisions rest on: sums by evidence key, faded and added up with every outcome, and what was saved up."""
+"""The inputs of decisions: evidence by key, which fades and grows with every outcome, and exploration budgets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sums() -> list[Column[Any]]:
     ]
 
 
-# Rows of long drafts stay in their page: read in bulk, and of numbers that do not compress.
+# Rows of long drafts stay in their page, because they are read in bulk and do not compress.
 _IN_PAGE: Final = {"toast_tuple_target": 8160}
 
 acceptance_state: Final = Table(

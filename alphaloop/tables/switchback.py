@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, Double, Index, Integ
 
 from alphaloop.tables.metadata import instant, metadata
 
-#: What is compared with itself: alphaloop.switchback.task_speedup.Subject.
+#: The columns of alphaloop.switchback.task_speedup.Subject.
 SUBJECT: Final = (
     "task",
     "sampling_bucket",

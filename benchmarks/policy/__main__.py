@@ -19,14 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.policy.compare import SLOW, compare, rule_names
+from benchmarks.policy.compare_slots import compare_on_slots, slot_rule_names
 from benchmarks.policy.oracle import Oracle, know
 from benchmarks.policy.plots import write_plots
 from benchmarks.policy.report import as_json, print_tables
 from benchmarks.policy.scenario import FILE, Device, Scenario, read_scenarios
 from benchmarks.policy.scores import Scores, Seed, append, read_scores
+from benchmarks.policy.slot_oracle import Known, know_slots
 
 #: A scenario with its oracle; worker processes inherit it.
-_KNOWN: dict[str, tuple[Scenario, Device, Oracle]] = {}
+_KNOWN: dict[str, tuple[Scenario, Device, Oracle | Known]] = {}
 _Work = tuple[str, int, tuple[str, ...]]
 
 
@@ -52,7 +54,7 @@ def main() -> None:
     kept = read_scores(options.scores) if options.scores and options.scores.exists() else {}
     work = []
     for scenario in scenarios:
-        names = [name for name in rule_names(scenario) if not options.rule or name in options.rule]
+        names = [name for name in names_of(scenario) if not options.rule or name in options.rule]
         for seed in seeds:
             has = kept.setdefault((scenario.name, seed), {})
             lacking = tuple(n for n in names if n not in has and (seed in slow or n not in SLOW))
@@ -69,6 +71,11 @@ def main() -> None:
     print(json.dumps(as_json(scenarios, scores, seeds)))
 
 
+def names_of(scenario: Scenario) -> list[str]:
+    """Every rule that plays in the scenario."""
+    return rule_names(scenario) if scenario.slots is None else slot_rule_names(scenario)
+
+
 def _play(
     console: Console, work: list[_Work], scenarios: dict[str, tuple[Scenario, Device]], options: argparse.Namespace
 ) -> Iterator[tuple[str, int, Seed]]:
@@ -76,7 +83,9 @@ def _play(
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("what is best", total=len({name for name, _, _ in work}))
         for name in dict.fromkeys(name for name, _, _ in work):
-            _KNOWN[name] = (*scenarios[name], know(*scenarios[name]))
+            scenario, device = scenarios[name]
+            known = know(scenario, device) if scenario.slots is None else know_slots(scenario, device)
+            _KNOWN[name] = scenario, device, known
             progress.advance(bar)
         bar = progress.add_task("seeds", total=len(work))
         with get_context("fork").Pool(options.processes) as pool:
@@ -89,7 +98,10 @@ def _play(
 
 def _compare(work: _Work) -> tuple[str, int, Seed]:
     name, seed, rules = work
-    return name, seed, compare(*_KNOWN[name], seed, rules)
+    scenario, device, known = _KNOWN[name]
+    if isinstance(known, Known):
+        return name, seed, compare_on_slots(scenario, device, known, seed, rules)
+    return name, seed, compare(scenario, device, known, seed, rules)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,9 @@ class Score:
     flaps: float  #: changes of a cell's choice a hundred jobs
     cold: float | None  #: share of new tasks whose choice was near the best after `COLD_JOBS` jobs; None: not judged
     regret: tuple[float, ...]  #: time lost up to each of `NUM_POINTS` moments, over the oracle's whole time
+    #: By task and sampling bucket with an interval: measured, low, high and true speed-up. With slots, ours only.
+    speedups: tuple[tuple[float, float, float, float], ...] = ()
+    jobs_until_back: int | None = None  #: after the scenario's hiccup, before its drafter is chosen again
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,12 @@ class Batch:
     cell: Cell
     num_jobs: int
     now: datetime
+    num_sharing: int = 0  #: sequences that share a round with them, these included; 0: these alone
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in a round."""
+        return self.num_sharing or self.num_jobs
 
 
 @dataclass(frozen=True, slots=True)

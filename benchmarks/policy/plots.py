@@ -67,7 +67,7 @@ def goodput_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) ->
     with rc_context(STYLE):
         figure = Figure(figsize=(7.2, 1.0 + 0.42 * len(scenarios)), layout="constrained")
         axes = figure.subplots()
-        rows = list(reversed(scenarios))
+        rows, named = list(reversed(scenarios)), set[str]()
         for y, scenario in enumerate(rows):
             for name, rule in _lines(scores[scenario.name]).items():
                 ratio = over_seeds(scores[scenario.name], rule, lambda s: s.of_oracle_net)
@@ -80,9 +80,10 @@ def goodput_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) ->
                     color=COLOURS[name],
                     markersize=size,
                     zorder=3 + (name == "ours"),
-                    label=LABELS.get(name, name) if y == 0 else None,
+                    label=None if name in named else LABELS.get(name, name),
                     markeredgewidth=1.6 if name == "vanilla" else 0,
                 )
+                named.add(name)
         axes.set_yticks(range(len(rows)), [scenario.name for scenario in rows])
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.axvline(1.0, color=MUTED, linewidth=0.8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -41,6 +41,11 @@ def over_seeds(scores: Scores, rule: str, of: Callable[[Score], float]) -> Mean:
     return Mean.of([of(seed[rule]) for seed in scores if rule in seed])
 
 
+def has(scores: Scores, rule: str) -> bool:
+    """Whether a rule played in the scenario."""
+    return any(rule in seed for seed in scores)
+
+
 def is_static(rule: str) -> bool:
     """Whether a rule is one (drafter, k)."""
     return rule == "vanilla" or ":" in rule
@@ -60,7 +65,7 @@ def cold_share(scores: Scores, rule: str) -> float | None:
 
 def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
     """Goodput over the oracle's, a row a scenario; then what ours spent and how steady it was."""
-    rules = [rule for rule in next(iter(scores.values()))[0] if not is_static(rule)]
+    rules = list(dict.fromkeys(r for of_it in scores.values() for r in of_it[0] if not is_static(r)))
     table = Table(title="Goodput over the clairvoyant oracle's, mean over seeds with 95 % bounds")
     table.add_column("scenario")
     for rule in [*(["ours,_net"] if "ours" in rules else []), *rules, "vanilla", "best static"]:
@@ -68,7 +73,7 @@ def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mappin
     for scenario in scenarios:
         found = scores[scenario.name]
         row = [str(over_seeds(found, "ours", lambda s: s.of_oracle_net))] if "ours" in rules else []
-        row += [str(over_seeds(found, rule, lambda s: s.of_oracle)) for rule in rules]
+        row += [str(over_seeds(found, rule, lambda s: s.of_oracle)) if has(found, rule) else "" for rule in rules]
         row.append(str(over_seeds(found, "vanilla", lambda s: s.of_oracle)) if "vanilla" in found[0] else "")
         best = best_static(found)
         row.append(f"{over_seeds(found, best, lambda s: s.of_oracle).mean:.3f}\n{best}" if best else "")
@@ -76,6 +81,7 @@ def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mappin
     console.print(table)
     if "ours" in rules:
         _print_ours(console, scenarios, scores)
+        print_measured(console, [s for s in scenarios if s.slots], scores)
 
 
 def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
@@ -107,6 +113,51 @@ def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping
     console.print(table)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the switchback experiment of ours found beside the simulated truth, over seeds, tasks and buckets."""
+
+    num_intervals: int
+    num_covered: int  #: that hold the true speed-up
+    mean_half_width: float | None  #: over the true speed-up
+    mean_error: float | None  #: of the estimate, over the true speed-up
+    most_jobs_until_back: int | None  #: of all seeds; None: the scenario has no hiccup
+
+    @classmethod
+    def of(cls, scores: Scores) -> Measured:
+        """Of all seeds that ours played."""
+        ours = [seed["ours"] for seed in scores if "ours" in seed]
+        found = [one for score in ours for one in score.speedups]
+        back = [score.jobs_until_back for score in ours if score.jobs_until_back is not None]
+        return cls(
+            len(found),
+            sum(low <= true <= high for _, low, high, true in found),
+            statistics.fmean((high - low) / 2 / true for _, low, high, true in found) if found else None,
+            statistics.fmean(mean / true - 1 for mean, _, _, true in found) if found else None,
+            max(back, default=None),
+        )
+
+
+def print_measured(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
+    """The switchback experiment on scenarios with slots, and how long a drafter that was slow once stayed out."""
+    if not scenarios:
+        return
+    table = Table(title="Ours on slots: the measured speed-up beside the simulated truth")
+    for column in ("scenario", "intervals", "covered", "half-width", "error", "jobs until back (most)"):
+        table.add_column(column, justify="right")
+    for scenario in scenarios:
+        its = Measured.of(scores[scenario.name])
+        table.add_row(
+            scenario.name,
+            str(its.num_intervals),
+            f"{its.num_covered / its.num_intervals:.0%}" if its.num_intervals else "",
+            "" if its.mean_half_width is None else f"{its.mean_half_width:.1%}",
+            "" if its.mean_error is None else f"{its.mean_error:+.1%}",
+            "" if its.most_jobs_until_back is None else str(its.most_jobs_until_back),
+        )
+    console.print(table)
+
+
 def as_json(scenarios: Sequence[Scenario], scores: Mapping[str, Scores], seeds: Sequence[int]) -> dict[str, Any]:
     """Every rule's figures by scenario."""
     found: dict[str, Any] = {"seeds": len(seeds), "first_seed": seeds[0], "scenarios": {}}
@@ -128,4 +179,6 @@ def as_json(scenarios: Sequence[Scenario], scores: Mapping[str, Scores], seeds: 
                 "cold": cold_share(of_it, rule),
             }
         found["scenarios"][scenario.name] = {"kind": scenario.kind, "rules": rules}
+        if scenario.slots:
+            found["scenarios"][scenario.name]["measured"] = asdict(Measured.of(of_it))
     return found

@@ -7,9 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from benchmarks.policy.load import Part, Slots
 
 FILE = Path(__file__).with_name("scenarios.toml")
 
@@ -17,11 +18,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Surface(_Part):
+class Surface(Part):
     """Milliseconds by batch, one for each of `widths`."""
 
     widths: tuple[int, ...]
@@ -35,7 +32,7 @@ class Surface(_Part):
         return self
 
 
-class Device(_Part):
+class Device(Part):
     """What a round costs: the target's passes, and each drafter's proposals (width k + 1 proposes k tokens)."""
 
     target: Surface
@@ -62,7 +59,7 @@ class Device(_Part):
         return CostTable(self.points(slower))
 
 
-class Acceptance(_Part):
+class Acceptance(Part):
     """One drafter on one task: α_i and reach_i of the median job; the last value holds for all further positions."""
 
     alpha: tuple[Probability, ...]
@@ -73,7 +70,7 @@ class Acceptance(_Part):
         return _extended(self.alpha, k), _extended(self.reach, k)
 
 
-class Group(_Part):
+class Group(Part):
     """A share of a task's jobs that differs by `shift`, added to the logits of α_i and of reach_i."""
 
     name: str
@@ -82,7 +79,14 @@ class Group(_Part):
     prompt_tokens: int | None = None
 
 
-class Task(_Part):
+class Producer(Part):
+    """Who sends a share of a task's jobs. No rule knows the producer of a job."""
+
+    share: Positive = 1.0
+    drafters: dict[str, Acceptance] = {}  #: where they differ from the task's
+
+
+class Task(Part):
     """A kind of prompt."""
 
     share: float = Field(default=1.0, ge=0)
@@ -90,13 +94,20 @@ class Task(_Part):
     tokens: int = 48  #: median output
     tokens_spread: float = 0.5  #: standard deviation of its logarithm
     prompt_tokens: int = 120
+    longest: Positive = 2.5  #: longest output, in medians; inf: uncut
     job_spread: float = 0.6  #: standard deviation over jobs of the logits of α_i: what makes tokens of a job alike
+    #: With slots only. Above 0: instead of the logits moving together, each drafter's α_i of a job are moved so that
+    #: α_1 is from a beta distribution with this correlation between two trials of a job.
+    correlation: float = Field(default=0.0, ge=0, lt=1)
+    #: With slots only. Above 1: rounds that get a proposal of a drafter with reach_1 < 1 come in runs of this mean.
+    run_rounds: float = Field(default=1.0, ge=1)
+    producers: tuple[Producer, ...] = (Producer(),)  #: with slots only
     segments: tuple[Group, ...] = (Group(name=""),)
     samplings: tuple[Group, ...] = (Group(name="greedy"),)
     prompts: tuple[Group, ...] = (Group(name="<=256"),)
 
 
-class Change(_Part):
+class Change(Part):
     """What is different about a task from a phase on."""
 
     share: float | None = None
@@ -104,8 +115,11 @@ class Change(_Part):
     tokens: int | None = None
 
 
-class Phase(_Part):
-    """A stretch of the stream. Changes last until another phase changes the same thing again."""
+class Phase(Part):
+    """A stretch of the stream. Changes last until another phase changes the same thing again.
+
+    A scenario with slots has one phase, of which only `jobs` counts.
+    """
 
     jobs: int = Field(gt=0)
     batch: int = Field(default=1, gt=0)
@@ -116,7 +130,7 @@ class Phase(_Part):
     restart: bool = False  #: the process is started anew at the phase's beginning
 
 
-class Scenario(_Part):
+class Scenario(Part):
     """A stream to decide for."""
 
     name: str
@@ -126,6 +140,9 @@ class Scenario(_Part):
     draft_tokens: dict[str, int]  #: drafter → longest draft
     tasks: dict[str, Task]
     phases: tuple[Phase, ...]
+    slots: Slots | None = None  #: jobs join and leave one by one; without it, as described in stream.py
+    replayed: str | None = None  #: with slots: a file of real runs beside this one that the jobs are drawn from
+    unwinnable: str = ""  #: what of the oracle's lead no rule can win
     inferred: dict[str, float] = {}  #: calibrated times over the true ones of the first phase
     scored_free: tuple[str, ...] = ("lookup",)  #: drafters that finished texts are replayed to
     survival_more: int = 0  #: draft tokens beyond the best single k with which the survival rule does best
@@ -142,7 +159,7 @@ class Scenario(_Part):
         return ((None, 0), *((d, k) for d, most in self.draft_tokens.items() for k in range(1, most + 1)))
 
 
-class Scenarios(_Part):
+class Scenarios(Part):
     """The file."""
 
     devices: dict[str, Device]
@@ -160,6 +177,8 @@ class Scenarios(_Part):
                 for drafter in scenario.draft_tokens
                 if drafter not in of_it.drafters or drafter not in device.drafters
             ]
+            if scenario.slots and (len(scenario.phases) != 1 or not scenario.unwinnable):
+                raise ValueError(f"{scenario.name}: expected one phase, and what no rule can win there")
             unknown = [t for phase in scenario.phases for t in phase.tasks if t not in scenario.tasks]
             if lacking or unknown:
                 raise ValueError(f"{scenario.name}: no acceptance or costs for {lacking}, no task {unknown}")

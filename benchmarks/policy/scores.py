@@ -30,5 +30,6 @@ def read_scores(path: Path) -> dict[tuple[str, int], Seed]:
             read = json.loads(line)
             of_seed = found.setdefault((read["scenario"], read["seed"]), {})
             for rule, score in read["scores"].items():
-                of_seed[rule] = Score(**{**score, "regret": tuple(score["regret"])})
+                speedups = tuple(map(tuple, score.get("speedups", ())))
+                of_seed[rule] = Score(**{**score, "regret": tuple(score["regret"]), "speedups": speedups})
     return found

@@ -20,8 +20,6 @@ from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Task
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-#: Longest output, in medians of its task.
-MOST_TOKENS = 2.5
 #: Standard deviation of the logarithm of a round's time.
 ROUND_NOISE = 0.05
 
@@ -136,7 +134,8 @@ def draw_rounds(
     medians = np.array([tasks[cell.task].tokens for cell, _, _ in cells])[cell_of]
     spreads = np.array([tasks[cell.task].tokens_spread for cell, _, _ in cells])[cell_of]
     lengths = medians[:, None] * np.exp(spreads[:, None] * rng.standard_normal((len(cell_of), batch)))
-    needed = np.clip(np.rint(lengths), 2, MOST_TOKENS * medians[:, None]).astype(np.int64)
+    longest = np.array([tasks[cell.task].longest for cell, _, _ in cells])[cell_of]
+    needed = np.clip(np.rint(lengths), 2, (longest * medians)[:, None]).astype(np.int64)
     num_rounds = int(needed.max()) - 1  # the prefill yields the first token
     drafts = {}
     for drafter, most in scenario.draft_tokens.items():
@@ -179,12 +178,13 @@ def _logits(
     """Of α_i and reach_i, [cells, positions]. A certainty stays one under any shift."""
     rows = [(tasks[cell.task].drafters[drafter].at(most), shift) for cell, _, shift in cells]
     with np.errstate(divide="ignore"):
-        alpha = np.array([[_logit(a) + shift for a in at[0]] for at, shift in rows])
-        reach = np.array([[_logit(r) + shift for r in at[1]] for at, shift in rows])
+        alpha = np.array([[logit(a) + shift for a in at[0]] for at, shift in rows])
+        reach = np.array([[logit(r) + shift for r in at[1]] for at, shift in rows])
     return alpha, reach
 
 
-def _logit(p: float) -> float:
+def logit(p: float) -> float:
+    """ln(p / (1 - p)); a certainty is infinite."""
     return float(np.log(p) - np.log1p(-p)) if 0 < p < 1 else (np.inf if p else -np.inf)
 
 

@@ -40,7 +40,7 @@ def build_report(
     opened: int,
     closed: int,
 ) -> Report:
-    """Everything one run found, `events` being the drift that is open after it, `measured` the speed-ups by task."""
+    """The report of one run. `events` is the drift that is open after it, `measured` the speed-ups by task."""
     tasks = tuple(
         _task_line(counts, task, choices.get(task), measured.get(task)) for task in sorted({*counts.tasks, *choices})
     )
@@ -131,7 +131,7 @@ def _evidence(counts: Counts, task: str, drafter: str) -> dict[str, object]:
 
 
 def _choice_seen(counts: Counts, task: str) -> SettingInForce | None:
-    """What the newest job of a task was decoded with, where no decision is on record."""
+    """The setting of the newest job of a task, for tasks without a logged decision."""
     seen = [
         (job, stream)
         for stream, jobs in counts.streams.items()

@@ -21,7 +21,7 @@ def render_page(report: Report) -> str:
     plots = {"alpha": alpha_plot(report.tasks), "history": history_plot(report.history)}
     return _template().render(
         report=report,
-        # Our own SVG, its texts drawn as paths and its label escaped.
+        # Safe: this SVG is ours, its texts are paths and its label is escaped.
         plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
         how=how,
         estimate=estimate,

@@ -116,7 +116,7 @@ def _short(name: str, num_chars: int) -> str:
 
 
 def _day(at: datetime) -> float:
-    """Days since 1970, matplotlib's own count."""
+    """Days since 1970, the unit of matplotlib."""
     return at.timestamp() / 86_400
 
 
@@ -128,7 +128,7 @@ def _bare(axes: Axes, grid: str) -> None:
 
 
 def _svg(figure: Figure, name: str, alt: str) -> str:
-    """The figure as an SVG element; its ids begin with `name`, since two plots share a page."""
+    """The figure as an SVG element; its ids begin with `name`, because two plots share a page."""
     FigureCanvasSVG(figure)
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

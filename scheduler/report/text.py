@@ -34,7 +34,7 @@ def render_text(report: Report) -> str:
 
 
 def how(line: TaskLine) -> str:
-    """How a task is decoded, in two words at most."""
+    """How a task is decoded, in at most two words."""
     if line.mode == "speculative" and line.drafter:
         return line.drafter
     return line.mode or "-"
@@ -65,7 +65,7 @@ def _share(value: float) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    # First the gaps give way when the line would be too long, then the task names, the only cells without a bound.
+    # If the line would be too long, first the gaps shrink, then the task names, the only cells of any length.
     gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
     spare = WIDTH - sum(widths[1:]) - len(gap) * (len(widths) - 1)
     widths[0] = max(8, min(widths[0], spare))
@@ -86,7 +86,7 @@ def _fit(cell: str, width: int) -> str:
 
 
 def _measured(report: Report) -> list[str]:
-    """By switchback slices of the last day: control rounds beside speculative ones, under the same load."""
+    """The speed-ups measured by the switchback experiment in the last day."""
     lines = [
         line
         for task in report.tasks
@@ -114,7 +114,7 @@ def _drift(report: Report) -> list[str]:
 
 def _probes(report: Report) -> list[str]:
     if not report.num_probe_sets:
-        return ["  No task has a probe set: drafts cannot be told from traffic."]
+        return ["  No task has a probe set, so changes of a draft and of traffic cannot be distinguished."]
     lines = [
         f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent, "
         + (f"last measured {line.last_probed:%Y-%m-%d %H:%M} UTC" if line.last_probed else "never measured before")

@@ -78,8 +78,12 @@ def decode(
     waiting, finished = list(work), {}
     while waiting or engine.load().num_running:
         while waiting and engine.load().num_free and (not engine.load().num_running or rng.random() < 0.8):
-            job, sampling, decided = waiting.pop(0)
-            engine.admit(engine.prepare(job, sampling), decided)
+            job, sampling, decided = waiting[0]
+            prepared = engine.prepare(job, sampling)
+            if not engine.has_room(prepared):
+                break
+            engine.admit(prepared, decided)
+            del waiting[0]
         finished |= {generation.job_id: generation for generation in engine.step().finished}
     return finished
 

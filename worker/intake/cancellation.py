@@ -1,4 +1,4 @@
-"""The control topic: `{"action": "cancel", "job_id": "…"}`. Whoever reads it writes it down for all."""
+"""The control topic: `{"action": "cancel", "job_id": "…"}`. The worker that reads it stores it for all workers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Cancellations(Protocol):
 
 
 class ControlReader:
-    """Writes each cancellation down for all workers, which are told by a notice, and tells this worker at once."""
+    """Stores each cancellation, which notifies all workers, and applies it in this worker at once."""
 
     def __init__(
         self,

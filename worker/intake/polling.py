@@ -1,4 +1,4 @@
-"""The one thread that owns the consumer: it polls at least once a second whatever the decoder does.
+"""The one thread that owns the consumer: it polls at least once a second, also during long rounds.
 
 Deliveries go into a bounded buffer; completions come back through a queue and move the low watermark. A partition is
 paused when the buffer is full or its watermark lags too far behind, and resumed when there is room again.
@@ -107,7 +107,7 @@ class Intake:
     def take(self, limit: int, timeout_s: float, *, max_bytes: int | None = None) -> list[Delivery]:
         """Up to `limit` deliveries, until they reach `max_bytes`; waits up to `timeout_s` for the first or for `wake`.
 
-        Raises what the polling thread died of.
+        Raises the exception that ended the polling thread.
         """
         room = math.inf if max_bytes is None else max_bytes
         with self._changed:
@@ -123,7 +123,7 @@ class Intake:
             return taken
 
     def wake(self) -> None:
-        """Let a waiting `take` return although nothing may have come."""
+        """Let a waiting `take` return, also without deliveries."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()

@@ -1,8 +1,8 @@
 """Prompts for which an operator switched speculation off: patterns of configs/tasks.toml. Pure.
 
-Patterns are literal text and `*`, for any text, and nothing else. A regular expression, however it came into a
-configuration, is matched against what anybody may send: one that backtracks takes a worker with it. Here every literal
-is looked for once, from where the one before it ended, so a prompt is read at most once for each pattern
+Patterns are literal text and `*`, for any text, and nothing else. A regular expression would be matched against any
+prompt that a caller sends, and one that backtracks could block a worker. Here every literal is searched for once,
+from the end of the one before it, so a prompt is read at most once for each pattern
 (`str.find` takes linear time: Crochemore and Perrin 1991, two-way matching).
 """
 

@@ -39,7 +39,7 @@ class ReadyJob:
 
 
 class Validation:
-    """Reads deliveries. A task that is not known makes it read the task list afresh: it may have been added since."""
+    """Reads deliveries. An unknown task makes it read the task list again, because the task may be new."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Validation:
         return self._tasks[name]
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
-        """Probes and controls are decoded as they ask: what they measure is not the prompts' affair."""
+        """The pattern that covers the job's prompt. None for probes and control jobs, which keep the mode they name."""
         if job.purpose is not Purpose.TRAFFIC:
             return ""
         if job.task not in self._switched_off:
@@ -109,7 +109,7 @@ class Validation:
 
 
 def sampling_of(job: Job, task: TaskSettings) -> Sampling:
-    """What the job asks for, and its task's settings where it says nothing."""
+    """The job's own settings, and its task's settings for the others."""
     body = job.body
     return Sampling(
         max_tokens=_given(body.max_tokens, task.max_tokens),

@@ -1,4 +1,4 @@
-"""A queue between two threads, bounded in count and in bytes: what is full makes its producer wait, not grow."""
+"""A queue between two threads, bounded in count and in bytes: a full queue makes its producer wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class BoundedQueue(Generic[Item]):
-    """First in, first out. An item larger than `max_bytes` is taken in when the queue is empty, and then alone."""
+    """First in, first out. An item larger than `max_bytes` is added only while the queue is empty."""
 
     def __init__(self, *, max_items: int, max_bytes: int, num_bytes_of: Callable[[Item], int]) -> None:
         self._max_items = max_items

@@ -1,4 +1,4 @@
-"""Claiming a batch: which of its jobs are ours to decode, and what becomes of the others."""
+"""Claiming a group of jobs: which of them this worker decodes, and what happens to the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EndedUndecoded:
 
 @dataclass(slots=True)
 class Claims:
-    """A batch, sorted by what its claims answered."""
+    """A group of jobs, sorted by the answers to its claims."""
 
     to_decode: list[ClaimedJob] = field(default_factory=list)
     ended: list[EndedUndecoded] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Claims:
 
 
 class Claiming:
-    """Claims batches for one worker."""
+    """Claims groups of jobs for one worker."""
 
     def __init__(self, store: JobStore, *, owner: str, lease_s: float, max_attempts: int) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class Claiming:
         self._max_attempts = max_attempts
 
     def claim(self, batch: Sequence[ReadyJob]) -> Claims:
-        """Claim a batch in one transaction. A second delivery of one of its jobs is asked again later."""
+        """Claim a group in one transaction. A second delivery of one of its jobs is asked again later."""
         claims = Claims()
         first: dict[str, ReadyJob] = {}
         for ready in batch:
@@ -99,7 +99,7 @@ class Claiming:
 
 
 def cancelled() -> Failure:
-    """What the result of a cancelled job says."""
+    """The failure in the result of a cancelled job."""
     return Failure(code="cancelled", message="cancelled on request")
 
 

@@ -1,6 +1,6 @@
-"""From deliveries to jobs that the engine may start: validated, put in order, claimed ahead of need.
+"""From deliveries to jobs that the engine may start: validated, put in order, claimed ahead.
 
-A neighbour of the loop, with a thread of its own: the device never waits for Kafka, for a tokenizer or for Postgres.
+The feed has a thread of its own, so the device never waits for Kafka, a tokenizer or Postgres.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.retry import Retry
 
 log = logging.getLogger(__name__)
 
-#: How long one turn waits for deliveries where nothing else is to be done.
+#: How long one turn waits for deliveries when there is nothing else to do.
 IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
@@ -39,8 +39,7 @@ MOST_CLAIMED_AT_ONCE: Final = 256
 class JobFeed:
     """Keeps `ready` filled with claimed jobs, in the order of admission.
 
-    Claims run ahead of the engine by no more than `ready` holds, so that a job waits for its slot unclaimed wherever
-    another worker could still take it.
+    Claims run ahead of the engine by no more than `ready` holds, so that another worker can still take a waiting job.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class JobFeed:
             return self._queue.waiting(self._clock())
 
     def turn(self) -> None:
-        """Take what has come, validate it, put it in order, and claim what the engine needs next."""
+        """Take new deliveries, validate and order them, and claim the jobs that start next."""
         num_bytes = self._queue.num_bytes + sum(job.num_bytes for _, job in self._held)
         limit = max(0, self._max_waiting - len(self._queue) - len(self._held))
         wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
@@ -153,7 +152,7 @@ class JobFeed:
                 self._wait_in_line(job, now)
 
     def _discard_revoked(self) -> None:
-        """Jobs of a partition that went to another worker are that worker's now."""
+        """Drop waiting jobs of partitions that went to another worker."""
         if self._intake.assignment_number == self._assignment:
             return
         self._assignment = self._intake.assignment_number
@@ -178,12 +177,12 @@ class JobFeed:
         self._leases.hold(claims.attempts)
         self._pass_on(claims)
         self.ready.put(claims.to_decode, give_up=self._is_ending)
-        # What else was claimed, or is waiting already, is seen to at once: deliveries are not waited for.
+        # After a claim more may be claimable at once: the next turn does not wait for deliveries.
         if len(self._queue) and self.ready.num_free:
             self._intake.wake()
 
     def _pass_on(self, claims: Claims) -> None:
-        """See to what was claimed and needs no decoding, and to what could not be claimed."""
+        """Pass on jobs that need no decoding, and ask again later for jobs that could not be claimed."""
         now = self._clock()
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
         self._refuse([(job.delivery, error) for job, error in claims.conflicts])
@@ -198,7 +197,7 @@ class JobFeed:
 
 
 def _unreadable(error: Exception) -> MalformedMessage:
-    """A message that our own code trips over must not stop its partition.
+    """The refusal of a message on which our own code raised, so that it does not stop its partition.
 
     The exception's text is left out of log and dead letter: it may quote the prompt.
     """

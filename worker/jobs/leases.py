@@ -1,4 +1,4 @@
-"""Keeping the claims of the jobs in hand, from a thread of its own: decoding may take longer than a lease."""
+"""Renews the leases of claimed jobs, from a thread of its own: decoding may take longer than a lease."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class LeaseStore(Protocol):
 
 
 class LeaseKeeper:
-    """Renews every held claim three times a lease, and knows which of the held jobs are asked to end.
+    """Renews every held claim three times a lease, and knows which of the held jobs are cancelled.
 
-    A cancellation is told at once by the reader of `control` (`cancel`) or by a notice of another worker's reader
-    (`check_cancelled`); where both are missed, it is found within a second.
+    A cancellation arrives from the reader of `control` (`cancel`) or by a notice of another worker's reader
+    (`check_cancelled`). If both are missed, it is found within a second.
 
     A claim that could not be renewed in time is lost: the attempt number fences it, so its outcome, if it still comes,
     is dropped by the store. Losing it is therefore only logged.
@@ -98,7 +98,7 @@ class LeaseKeeper:
             log.warning("leases not renewed: %s", error.message, extra={"action": "lease_renewal_failed"})
             return
         with self._lock:
-            # What was let go meanwhile has ended, and an ended job cannot be renewed.
+            # A job that ended meanwhile cannot be renewed.
             lost = (held.keys() - still) & self._held.keys()
         if lost:
             log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})

@@ -1,4 +1,4 @@
-"""From what became of a job to the Result that is recorded and published. Pure."""
+"""From a job's end to the Result that is recorded and published. Pure."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetim
 
 
 def expired(claimed: ClaimedJob) -> Failure:
-    """What the result of a job says that was not started by its deadline."""
+    """The failure in the result of a job that was not started by its deadline."""
     return Failure(code="expired", message=f"not started by its deadline, {claimed.ready.job.deadline}")
 
 
 def failure_of(error: AlphaloopError) -> Failure:
-    """What a result says of an error."""
+    """The failure in a result because of an error."""
     return Failure(code=error.code, message=error.message, hint=error.hint)
 
 
@@ -182,12 +182,11 @@ def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
 def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     """Evidence of the job's own drafters, each of its rounds alone, where the run's counts are of other rounds too.
 
-    A run's counts are one drafter's if that drafter had every round behind the prefill: then the run is the evidence,
-    as it is where nobody drafted. Otherwise each drafter's rounds stand under its own key, with their own chances and
-    one round for the prefill, which evidence leaves out again. So tokens a round and acceptance are of the rounds that
-    the drafter had, and the round that ended the text is censored as in any run. Which rounds those are is settled
-    before their tokens are known, by load or by lot, so they are the drafter's usual rounds. Not for a drafter that was
-    scored on the whole text, which says more.
+    If one drafter had every round behind the prefill, the run itself is the evidence; so is a vanilla run. Otherwise
+    each drafter's rounds are counted under its own key, with their own chances and one round for the prefill, which
+    evidence leaves out again. So tokens a round and acceptance come from the drafter's own rounds, and the round that
+    ended the text is censored as in any run. Load or lot chooses these rounds before their tokens are known, so the
+    choice causes no bias. A drafter that was scored on the whole text is left out, because the score has more counts.
     """
     drafted = generation.drafted
     is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)

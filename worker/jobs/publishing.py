@@ -1,6 +1,6 @@
-"""Everything the worker says on Kafka, from one thread: results, dead letters, streamed tokens.
+"""Everything the worker publishes on Kafka, from one thread: results, dead letters, streamed tokens.
 
-A message is said when the broker has acknowledged it, not before. Only then is it deleted from the outbox, and only
+A message counts as published when the broker has acknowledged it. Only then is it deleted from the outbox, and only
 then is its delivery finished.
 """
 
@@ -46,7 +46,7 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Outcomes of one transaction: what is to be published, and whose deliveries are finished by that."""
+    """Outcomes of one transaction: the messages to publish, and the deliveries that are finished afterwards."""
 
     messages: tuple[OutboxMessage, ...]
     deliveries: tuple[Delivery, ...]
@@ -106,7 +106,7 @@ Publication = Recorded | AnswerAgain | Refused | Chunk
 
 
 class PublishingQueue:
-    """What other threads hand over to be published. Full, it makes them wait: the broker is slower than the device."""
+    """Messages that other threads hand over. A full queue makes these threads wait."""
 
     def __init__(self, *, max_items: int, max_bytes: int, is_hurried: Callable[[], bool]) -> None:
         self._queue: BoundedQueue[Publication] = BoundedQueue(
@@ -196,7 +196,7 @@ class Publisher:
         self._sender.send(letter.topic, key=letter.key, value=letter.value, headers=tuple(letter.headers))
 
     def _settle(self, publications: Sequence[Recorded | AnswerAgain | Refused]) -> None:
-        """Everything was acknowledged: nothing of it need be published or read again."""
+        """Everything was acknowledged: clear the outbox and finish the deliveries."""
         ids = [message.id for one in publications if isinstance(one, Recorded) for message in one.messages]
         self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
         for one in publications:

@@ -88,7 +88,7 @@ class Recorder:
         self._leases.let_go(one.claimed.job_id for one in group)
         won = {(message.key or b"").decode(): message.value for message in messages}
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
-        # Before the results are out: a job that answers one of them is decided with this evidence.
+        # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
         self._publishing.put(
             Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake)

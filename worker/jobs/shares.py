@@ -1,4 +1,4 @@
-"""How much of the device a task has had, and what its next job is expected to take. Pure."""
+"""A task's device time so far, and the expected device time of its next job. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class DeviceShare:
     """The virtual time of one task in start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
     The virtual time is device seconds over weight. Device seconds are known only after a step, so an admitted job
-    counts with its expected device seconds until real ones take their place. What a task had too much of is missing in
-    its next turn, as in deficit round robin (Shreedhar and Varghese, 1995).
+    counts with its expected device seconds until real ones take their place. Device time beyond a task's share is
+    subtracted from its next turn, as in deficit round robin (Shreedhar and Varghese, 1995).
 
-    The device seconds of a step are split evenly over the task's running jobs. Which job ended is not known here; the
-    one that began first is taken. The mean over jobs does not depend on that choice (Little, 1961).
+    The device seconds of a step are split evenly over the task's running jobs. Which job ended is not known here, so
+    the oldest one is taken. The mean over jobs does not depend on that choice (Little, 1961).
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class DeviceShare:
         self._per_job_s += device_s / max(1, self.num_running)
 
     def observe(self, num_running: int) -> None:
-        """Take notice of how many jobs still run; learn from those that ended, and forget what they did not need."""
+        """Take the number of jobs that still run; ended jobs update the mean and drop their expected seconds."""
         while self.num_running > num_running:
             self._learn(self._per_job_s - self._began_at_s.popleft())
         while self.num_running < num_running:

@@ -1,6 +1,6 @@
-"""How each running sequence drafts in the next round: by how many run, and by the switchback experiment.
+"""Drafter and k of each running sequence in the next round: by the number running, and by the switchback experiment.
 
-What a text may be does not depend on how its rounds draft, so the settings may change between any two rounds.
+The distribution of a text does not depend on drafter and k, so the settings may change between any two rounds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from alphaloop.switchback.slices import Slice, Treatment
 from worker.engine import Step
 from worker.jobs.running import RunningJob, RunningJobs
 
-#: Decisions that were free to speculate: sequences of others are decoded as they must be, and are on no trial.
+#: Reasons of decisions that were free to speculate. Only their sequences take part in the experiment.
 _ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
 
 
@@ -32,9 +32,9 @@ class TaskSlice:
 
 
 class Steering:
-    """Asked before each round, told after it. One thread owns it.
+    """Sets drafters and k before each round and counts the round afterwards. One thread owns it.
 
-    A *subject* is what is compared with itself: the sequences of one task and one sampling bucket that were free to
+    A *subject* of the experiment is the set of sequences of one task and one sampling bucket that were free to
     speculate and do so with one drafter. Its name is "TASK BUCKET", because a task's name has no space.
     """
 
@@ -63,7 +63,7 @@ class Steering:
         self._round_began = self._now()
 
     def observe(self, step: Step) -> list[TaskSlice]:
-        """The round that ran; returns the slices that ended with it."""
+        """Count the round that ran; returns the slices that ended with it."""
         rounds: dict[str, TaskRound] = {}
         for job_id, num_tokens in step.tokens_by_job.items():
             subject = self._on_trial.get(job_id)
@@ -85,11 +85,11 @@ class Steering:
         return _told(self._schedule.observe(facts))
 
     def close(self) -> list[TaskSlice]:
-        """What was counted so far: when the worker ends, or when a step failed."""
+        """End all slices and return them: when the worker ends, or when a step failed."""
         return _told(self._schedule.close())
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
-        """What every sequence would do without a trial, and what the subjects' treatments are."""
+        """Find every sequence's setting outside control slices, and the subjects' treatments."""
         num_running = len(jobs)
         self._wanted = {job.job_id: job.decision.setting_while(num_running) for job in jobs}
         votes: dict[str, Counter[Treatment]] = {}
@@ -112,7 +112,7 @@ class Steering:
             return wanted
         arm = self._arms[subject]
         if arm is None:
-            # Paused, not closed: the drafter goes on where it was after the slice.
+            # Paused, not closed: after the slice the drafter continues where it was.
             return DraftSetting(wanted.drafter, 0)
         return wanted if arm == self._treatments.get(subject) else DraftSetting(arm.drafter, arm.num_draft_tokens)
 

@@ -1,4 +1,4 @@
-"""Gathers what a decision rests on, now or at an earlier moment, and takes the decision."""
+"""Reads the inputs of a decision, now or at an earlier moment, and takes the decision."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The decision that a worker would take, and what it rests on."""
+    """The decision that a worker would take, and its inputs."""
 
     question: Question
     engine: MeasuredEngine
@@ -60,7 +60,7 @@ class Explanation:
     incumbent: DraftSetting | None
     decision: Decision
     measured: Measured
-    window: timedelta  #: that `measured` looks back
+    window: timedelta  #: the time that `measured` covers
     explore_share: float  #: what exploration and control slices may cost together
     changes: Sequence[DecisionChange]
 
@@ -122,7 +122,7 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
 def serving(registry: DraftRegistry, settings: Settings, target_revision: str, at: datetime) -> list[DrafterState]:
     """The configured drafters as they were last registered for this target by then.
 
-    Of a status only the last change is kept, so one that changed since `at` counts as it was registered: fit.
+    Only the last change of a status is stored, so a drafter whose status changed after `at` counts as active.
     """
     newest = {
         draft.drafter: draft
@@ -155,7 +155,7 @@ def _snapshot(
 def _asked(
     snapshot: EvidenceSnapshot, drafters: Sequence[DrafterState], task: TaskSettings, question: Question
 ) -> tuple[Subject, list[JobFacts], TaskRules]:
-    """A job as the task's jobs usually are."""
+    """A typical job of the task."""
     usual = snapshot.lengths(question.task, drafters, question.at)
     alike = snapshot.lengths(question.task, drafters, question.at, sampling_bucket=question.sampling_bucket)
     rules = task.rules()
@@ -170,7 +170,7 @@ def _speedup(database: Database, question: Question) -> TaskSpeedup | None:
 
 
 class _LastChoice:
-    """A choice log of which only the last choice at that time is known. Nothing is written."""
+    """A read-only choice log that holds the last choice at that time."""
 
     def __init__(self, setting: DraftSetting | None) -> None:
         self.setting = setting

@@ -1,4 +1,4 @@
-"""An explanation as a person reads it, in a window of 80 columns or more."""
+"""An explanation as text, in a window of 80 columns or more."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ _AIMS: Final = {
     Aim.TIME_TO_FIRST_TOKEN: "time to first token",
     Aim.DEADLINE: "deadline",
 }
-#: What a rebuilt past cannot know, said with every `--at`.
+#: The limits of `--at`, shown with it.
 REBUILT: Final = (
-    "Evidence is made again from what is kept: exactly, as far back as single jobs are kept; before that it is "
-    "estimated from hours. Costs, settings and the measured batch sizes are today's; of flags only the last change is "
-    "known."
+    "Evidence is rebuilt from what is stored: exactly as far back as single jobs are kept, from hourly sums before "
+    "that. Costs, settings and the measured batch sizes are today's; of flags only the last change is known."
 )
 
 
@@ -79,7 +78,7 @@ def _asked(found: Explanation) -> str:
     )
     if context.objective.aim in _AIMS:
         told += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
-    return f"{told} Memory, deadlines, patterns and sampling that a drafter cannot serve are matters of single batches."
+    return f"{told} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
 
 
 def _show_evidence(found: Explanation) -> None:
@@ -100,21 +99,21 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
     stale = " Flagged stale." if drafter.is_stale else ""
     if its.seen.jobs <= 0:
         return (
-            f"{drafter.name}: no job of this task yet. What is known of α₁ comes to {borrowed.other_tasks:.0%} from "
-            f"other tasks; {borrowed.assumed:.0%} is assumed.{stale}"
+            f"{drafter.name}: no job of this task yet. Sources of α₁: {borrowed.other_tasks:.0%} other tasks, "
+            f"{borrowed.assumed:.0%} prior.{stale}"
         )
     told = (
-        f"{drafter.name}: {its.seen.jobs:.0f} jobs as they weigh, {its.jobs_alike:.0f} of them just like these, "
+        f"{drafter.name}: {its.seen.jobs:.0f} weighted jobs, {its.jobs_alike:.0f} of them like these, "
         f"{its.seen.rounds:.0f} rounds, {its.seen.offered / max(its.seen.rounds, 1e-9):.0%} with a proposal. "
-        f"What is known of α₁ comes to {borrowed.same_jobs:.0%} from jobs just like these, {borrowed.same_task:.0%} "
-        f"from others of the task, {borrowed.other_tasks:.0%} from other tasks; {borrowed.assumed:.0%} is assumed."
+        f"Sources of α₁: {borrowed.same_jobs:.0%} jobs like these, {borrowed.same_task:.0%} other jobs of the task, "
+        f"{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
     )
     if posterior.design_effect > 1.05:
-        told += f" Design effect {posterior.design_effect:.1f}: jobs differ, so their counts tell that much less."
+        told += f" Design effect {posterior.design_effect:.1f}: the variance is larger by this factor, as jobs differ."
     if posterior.kept < 0.99:
-        told += f" The last jobs contradict older ones, which count only {posterior.kept:.0%}."
+        told += f" Recent jobs contradict older ones, whose weight is reduced to {posterior.kept:.0%}."
     if its.is_split:
-        told += " Segments differ beyond chance and are decided apart."
+        told += " Segments differ beyond chance and are decided separately."
     return told + stale
 
 
@@ -165,7 +164,7 @@ def _show_alternatives(found: Explanation) -> None:
 
 
 def _listed(found: Explanation) -> list[Alternative]:
-    """The best, and always what was chosen and vanilla."""
+    """The best alternatives, the chosen one and vanilla."""
     decision = found.decision
     chosen = (None, 0), (decision.drafter, decision.num_draft_tokens)
     ranked = list(enumerate(decision.alternatives))
@@ -227,7 +226,7 @@ def _measured(found: Explanation) -> list[str]:
 
 def _show_changes(changes: Sequence[DecisionChange]) -> None:
     if not changes:
-        paragraph("The choice has never been logged.")
+        paragraph("No choice has been logged.")
     for change in changes:
         before = named(change.before.drafter, change.before.num_draft_tokens) if change.before else "nothing"
         after = named(change.after.drafter, change.after.num_draft_tokens)

@@ -1,4 +1,4 @@
-"""What a posterior rests on: α_i with bounds, and the share of each source."""
+"""The sources of a posterior: α_i with bounds, and the share of each source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from alphaloop.deciding.profile import logistic
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """Shares of the precision of α_1, adding up to 1: by how much each source narrowed the posterior before it."""
+    """Shares of the precision of α_1, adding up to 1: how much each source narrowed the posterior."""
 
     same_jobs: float  #: of this task, sampling, prompt length and segment
     same_task: float  #: the task's other jobs
@@ -50,7 +50,7 @@ def evidence(
     now: datetime,
     limits: PolicyLimits,
 ) -> Evidence:
-    """The posterior of `drafter` for `wanted` at `now`, and what it rests on."""
+    """The posterior of `drafter` for `wanted` at `now`, and its sources."""
     key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
     leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
     posterior = posteriors.of(wanted, drafter, now)
@@ -82,7 +82,7 @@ def _borrowed(
     pair: PairPosterior,
     limits: PolicyLimits,
 ) -> Borrowed:
-    """From the precision of logit s_1 as the sources come in: the prior, other tasks, this task, jobs of this key."""
+    """From the precision of logit s_1 as sources are added: the prior, other tasks, this task, jobs of this key."""
     unknown = PairPosterior.of_drafter(drafter, limits)
     others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
     stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
@@ -90,7 +90,7 @@ def _borrowed(
     for stage in stages:
         profile = stage.profile
         precision = 1 / (profile.loading[0] ** 2 * profile.common_var + profile.own_var[0])
-        # A source may also show that groups differ more than the prior says. Then it narrows nothing.
+        # A source that shows that groups differ more than the prior says narrows nothing.
         precisions.append(max(precision, precisions[-1] if precisions else 0.0))
     nothing, tasks, task, all_of_it = precisions
     return Borrowed(

@@ -1,4 +1,4 @@
-"""The report as a person reads it: data on standard output, in 80 columns or more."""
+"""The report as text on standard output, in 80 columns or more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alphaloop.payoff.verdict import Verdict
 
 _STYLES: Final = {Verdict.SHIP: "bold green", Verdict.DO_NOT_SHIP: "bold red", Verdict.TOO_CLOSE: "bold yellow"}
 _FEW_FOR_P99: Final = 100
-#: The reason that is told of a candidate although its drafter has a faster one.
+#: The reason that is shown for a candidate although its drafter has a faster one.
 SHORTER_IS_BETTER: Final = "k_too_high"
 
 
@@ -168,7 +168,7 @@ def _compared(exactness: Exactness) -> str:
         return "drawn without a seed, so there is nothing to compare."
     parts = [f"{exactness.num_equal} of {exactness.num_compared} as vanilla's"]
     if exactness.num_near_ties:
-        parts.append(f"{exactness.num_near_ties} part where two tokens are as good as equal")
+        parts.append(f"{exactness.num_near_ties} differ at a near-tie")
     if exactness.num_unexamined:
         parts.append(f"{exactness.num_unexamined} differ and were not examined")
     if exactness.num_wrong:
@@ -177,7 +177,7 @@ def _compared(exactness: Exactness) -> str:
 
 
 def _verdicts(report: Report) -> Iterator[tuple[str, list[str]]]:
-    """Of every drafter's best candidate the verdict and all reasons; of the others, that a shorter draft is better."""
+    """The verdict and all reasons of every drafter's best candidate; for the others, that a shorter draft is better."""
     for drafter in dict.fromkeys(row.candidate.drafter or "" for row in report.rows):
         best = best_of(report.rows, drafter)
         yield _verdict(report, best), [sentence for _, sentence in best.reasons]
@@ -214,7 +214,7 @@ def _more(report: Report, row: Row) -> str:
 def _conclusion(report: Report) -> Iterator[str]:
     if report.shipped is not None:
         rivals = ", ".join(candidate.name for candidate in report.rivals)
-        apart = f"; not told apart from {rivals}" if rivals else ""
+        apart = f"; not distinguishable from {rivals}" if rivals else ""
         yield f"Ship {report.shipped.candidate.name}: {_ratio(report.shipped.figures.ratio)} times vanilla{apart}."
     elif any(row.judgement.verdict is Verdict.TOO_CLOSE for row in report.rows):
         yield f"Ship nothing yet: no candidate is sure to reach {report.setup.bar:.2f}x."

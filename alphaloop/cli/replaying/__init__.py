@@ -1,1 +1,1 @@
-"""What `alphaloop replay` goes through, and how it is shown."""
+"""The replay of `alphaloop replay`, and its screens."""

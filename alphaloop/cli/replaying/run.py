@@ -1,4 +1,4 @@
-"""Reads history in order, a day at a time, decides it again and compares."""
+"""Reads history in order, day by day, decides its jobs again and compares."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Window:
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of it."""
+    """The result of a replay."""
 
     window: Window
     tasks: dict[str, Compared] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)  #: jobs by the reason that they would have had
     num_batches: int = 0
-    num_given: int = 0  #: probes, controls, and jobs that the job or the engine had fixed
-    left_out: Counter[str] = field(default_factory=Counter)  #: jobs by why nothing can be said of them
+    num_given: int = 0  #: probes, controls, and jobs whose mode the job or the engine fixed
+    left_out: Counter[str] = field(default_factory=Counter)  #: jobs that were not compared, by the reason
     num_days: int = 0
 
 
@@ -89,7 +89,7 @@ def replay_history(
 
 
 def rules_of(settings: Settings) -> Rules:
-    """The part of the settings that decisions depend on."""
+    """The settings that decisions depend on."""
     return Rules(settings.policy.limits(), {name: task.rules() for name, task in settings.tasks.items()})
 
 
@@ -102,7 +102,7 @@ class _Engines:
         self._registry, self._store = DraftRegistry(database), CostStore(database)
         self._was, self._would, self._rules, self._window, self._seed = was, would, rules, window, seed
         self._past = PastStore(database)
-        # Runs do not say on which host they were decoded: the one that was calibrated last speaks for all of a device.
+        # Runs do not record their host, so the host that was calibrated last stands for all hosts of a device.
         self._hosts = {
             EngineName(e.device, e.engine, e.target_revision): e.host for e in EngineStore(database).measured()[::-1]
         }
@@ -114,7 +114,7 @@ class _Engines:
 
     @property
     def num_batches(self) -> int:
-        """Batches decided."""
+        """The number of batches decided."""
         return sum(replay.num_batches for replay in self._replays.values())
 
     def begin_day(self, ends: datetime) -> None:

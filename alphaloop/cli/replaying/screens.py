@@ -1,4 +1,4 @@
-"""A replay as a person reads it, in a window of 80 columns or more, and as JSON."""
+"""A replay as text, in a window of 80 columns or more, and as JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"
     paragraph(
         f"It would have {verdict} {_time(everything.was_s)} of the device. "
-        f"{_share(_num_changed_tokens(everything), everything.num_tokens)} of the tokens would have come otherwise; "
+        f"{_share(_num_changed_tokens(everything), everything.num_tokens)} of the tokens would change settings; "
         f"{_share(everything.num_untested_tokens, everything.num_tokens)} from drafts longer than any that were tested."
     )
     paragraph(HONESTLY, style="dim")

@@ -40,7 +40,11 @@ class EmaTiers:
 
     def begin(self, batch: Batch, drafts: Drafts, index: int) -> None:
         """The slot of this load; otherwise it looks at steps, not at jobs."""
-        self._slot = self._slots[min(SLOTS, key=lambda size: abs(size - batch.num_jobs))]
+        self.at_load(batch.num_jobs)
+
+    def at_load(self, num_running: int) -> None:
+        """So many sequences share the next step."""
+        self._slot = self._slots[min(SLOTS, key=lambda size: abs(size - num_running))]
 
     def lengths(self, jobs: Sequence[int], numbers: Sequence[int]) -> tuple[int, Sequence[int]]:
         """The tier of the slot nearest to the load."""
@@ -49,7 +53,11 @@ class EmaTiers:
 
     def follow(self, done: Round) -> None:
         """The step's mean of accepted tokens."""
-        self._slot.update(sum(done.num_accepted) / len(done.jobs))
+        self.accepted(sum(done.num_accepted) / len(done.jobs))
+
+    def accepted(self, mean: float) -> None:
+        """The step's mean of accepted tokens a sequence."""
+        self._slot.update(mean)
 
 
 class _Slot:

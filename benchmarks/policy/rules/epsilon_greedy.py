@@ -26,12 +26,12 @@ class EpsilonGreedy:
         """The fastest arm so far, or any."""
         if self._rng.random() < EPSILON:
             return Choice(*self._rng.choice(self._actions), Why.EXPLORING)
-        means = self._means.get((batch.cell.task, batch.num_jobs))
+        means = self._means.get((batch.cell.task, batch.num_running))
         return Choice(*min(means, key=means.__getitem__)) if means else Choice()
 
     def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
         """Milliseconds a token."""
-        means = self._means.setdefault((batch.cell.task, batch.num_jobs), {})
+        means = self._means.setdefault((batch.cell.task, batch.num_running), {})
         arm = (choice.drafter, choice.num_draft_tokens)
         took = decoded.ms / sum(decoded.num_tokens)
         means[arm] = means[arm] + RECENCY * (took - means[arm]) if arm in means else took

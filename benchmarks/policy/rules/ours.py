@@ -22,7 +22,7 @@ from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
 from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.stream import MOST_TOKENS, Cell
+from benchmarks.policy.stream import Cell
 from worker.costs.live import LiveCosts
 from worker.engine import Step
 
@@ -122,7 +122,7 @@ class Ours:
         self._costs = costs_of(scenario, points)
         self._choices = ChoicesInMemory()
         self._budgets = BudgetsInMemory(self._evidence.snapshot, lambda: self._evidence.drafters)
-        self._max_tokens = {name: MOST_TOKENS * task.tokens for name, task in scenario.tasks.items()}
+        self._max_tokens = {name: task.longest * task.tokens for name, task in scenario.tasks.items()}
         self._session = self._open()
 
     def choose(self, batch: Batch) -> Choice:

@@ -37,7 +37,7 @@ class AlphaThresholds:
         """On while α was found high, or is being found."""
         task = self._tasks.setdefault(batch.cell.task, _Task())
         is_short = bool(task.lengths) and sum(task.lengths) < FEWEST_TOKENS * len(task.lengths)
-        return self._on if task.is_on and batch.num_jobs <= MOST_SEQUENCES and not is_short else Choice()
+        return self._on if task.is_on and batch.num_running <= MOST_SEQUENCES and not is_short else Choice()
 
     def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
         """Accepted over tested tokens, pooled over positions; a verdict after every measurement."""

@@ -93,7 +93,7 @@ class Turning:
             feed_thread=thread,
             recorder=recorder,
             publishing=recorder,
-            background=BackgroundWrites(lambda seconds: None),
+            background=BackgroundWrites(self.hurry.wait),
             steering=Steering(SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)), lambda: NOW),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
             decider=SimpleNamespace(decide_each=self._decide, remember=nothing, save=nothing),

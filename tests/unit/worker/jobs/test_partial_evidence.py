@@ -96,6 +96,7 @@ def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
         assert outcome.run.num_draft_tokens == 4
         assert outcome.run.counts == generation.counts
         assert {outcome.counted.source(shadow) for shadow in outcome.shadows} == {Source.DRAFTED}
+        assert all(shadow.chances for shadow in outcome.shadows), "parts of rounds are no whole scores"
 
 
 def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> None:

@@ -1,0 +1,151 @@
+"""All rules on one seed of a scenario with slots, beside the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from alphaloop.deciding.decision import DraftSetting, Reason
+from alphaloop.switchback.speedup import measured_speedup
+from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
+from benchmarks.policy.rules.by_job import ByJob, Static, Tiers
+from benchmarks.policy.rules.ema_tiers import EmaTiers
+from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
+from benchmarks.policy.rules.ours_on_slots import OursOnSlots
+from benchmarks.policy.rules.thresholds import AlphaThresholds
+from benchmarks.policy.scenario import Device, Scenario
+from benchmarks.policy.slot_device import SlotRule, SlotTrace, play_slots
+from benchmarks.policy.slot_jobs import SlotStream, draw_slot_stream
+from benchmarks.policy.slot_oracle import Known, SlotOracle
+
+#: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
+RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
+#: Draft lengths that play as single settings: all of them would take most of the time.
+STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
+
+_Static: TypeAlias = Callable[[str], SlotTrace]
+
+
+def slot_rule_names(scenario: Scenario) -> list[str]:
+    """Every rule that plays in a scenario with slots."""
+    return [*RULES, *(action_name(*action) for action in _static(scenario))]
+
+
+def compare_on_slots(scenario: Scenario, device: Device, known: Known, seed: int, rules: Sequence[str]) -> dict[str, Score]:
+    """Scores of these rules on the same stream."""
+    stream = draw_slot_stream(scenario, device, seed)
+    oracle = play_slots(stream, known.table, SlotOracle(known))
+    statics: dict[str, SlotTrace] = {}
+
+    def static(name: str) -> SlotTrace:
+        if name not in statics:
+            setting = DraftSetting(*next(a for a in scenario.actions if action_name(*a) == name))
+            statics[name] = play_slots(stream, known.table, Static(setting))
+        return statics[name]
+
+    vanilla = static("vanilla")
+    scores = {}
+    for name in rules:
+        if name == "ours":
+            scores[name] = _ours(stream, known, oracle, vanilla, seed)
+        elif name in RULES:
+            trace = play_slots(stream, known.table, _peer(name, known, seed, static))
+            scores[name] = _score(trace, oracle, vanilla, stream)
+        else:
+            scores[name] = _score(static(name), oracle, vanilla, stream)
+    return scores
+
+
+def _static(scenario: Scenario) -> list[tuple[str | None, int]]:
+    return [(drafter, k) for drafter, k in scenario.actions if drafter is None or k in STATIC_LENGTHS]
+
+
+def _peer(name: str, known: Known, seed: int, static: _Static) -> SlotRule:
+    scenario = known.scenario
+    if name == "blind_oracle":
+        return SlotOracle(known, is_blind=True)
+    if name == "epsilon_greedy":
+        return ByJob(EpsilonGreedy(scenario.actions, seed))
+    if name == "ema_tiers":
+        drafter = "draft" if "draft" in scenario.draft_tokens else next(iter(scenario.draft_tokens))
+        return Tiers(EmaTiers(drafter, scenario.draft_tokens[drafter]))
+    drafting = [action for action in _static(scenario) if action[0] is not None]
+    drafter, k = min(drafting, key=lambda action: static(action_name(*action)).ms)
+    assert drafter is not None
+    return ByJob(AlphaThresholds(drafter, k))
+
+
+def _ours(stream: SlotStream, known: Known, oracle: SlotTrace, vanilla: SlotTrace, seed: int) -> Score:
+    scenario = stream.scenario
+    rule = OursOnSlots(scenario, stream.device.points(scenario.inferred), seed)
+    trace = play_slots(stream, known.table, rule, is_control=rule.is_control)
+    rule.close()
+    speedups = []
+    for subject, truth in sorted(rule.truth.items()):
+        found = measured_speedup(one for one in rule.slices if one.task == subject).speedup
+        if found is not None:
+            speedups.append((found.mean, found.low, found.high, truth.speedup))
+    flaps = _flaps(stream, rule.choices)
+    back = jobs_until_back(scenario, rule.choices)
+    return _score(trace, oracle, vanilla, stream, flaps=flaps, speedups=tuple(speedups), jobs_until_back=back)
+
+
+def jobs_until_back(scenario: Scenario, choices: Sequence[tuple[int, DraftSetting, Reason]]) -> int | None:
+    """The longest run of jobs since the hiccup began whose decisions did not choose its drafter; None without one.
+
+    A trial is no choice. 0: the drafter was never given up.
+    """
+    hiccup = scenario.slots.hiccup if scenario.slots else None
+    if hiccup is None:
+        return None
+    longest = current = 0
+    for number, setting, reason in choices:
+        if number < hiccup.from_job:
+            continue
+        is_chosen = setting.drafter == hiccup.drafter and reason is not Reason.EXPLORING
+        current = 0 if is_chosen else current + 1
+        longest = max(longest, current)
+    return longest
+
+
+def _flaps(stream: SlotStream, choices: Sequence[tuple[int, DraftSetting, Reason]]) -> float:
+    """Changes of a cell's drafter a hundred jobs: draft lengths follow the load."""
+    last: dict[object, str | None] = {}
+    flaps = 0
+    for number, setting, reason in choices:
+        cell = stream.jobs[number].cell
+        if reason is not Reason.EXPLORING:
+            flaps += last.get(cell, setting.drafter) != setting.drafter
+            last[cell] = setting.drafter
+    return 100 * flaps / len(stream.jobs)
+
+
+def _score(
+    trace: SlotTrace,
+    oracle: SlotTrace,
+    vanilla: SlotTrace,
+    stream: SlotStream,
+    *,
+    flaps: float = 0.0,
+    speedups: tuple[tuple[float, float, float, float], ...] = (),
+    jobs_until_back: int | None = None,
+) -> Score:
+    # What budget rounds lost: their time, less the oracle's time for as many tokens of the same jobs.
+    tokens = np.array([job.needed - 1 for job in stream.jobs])
+    by_oracle = trace.budget_tokens * oracle.job_ms / tokens
+    lost = max(0.0, float((trace.budget_ms - by_oracle).sum()))
+    excused = min(lost, BUDGET_SHARE * oracle.ms)
+    return Score(
+        of_oracle=oracle.ms / trace.ms,
+        of_oracle_net=oracle.ms / (trace.ms - excused),
+        of_vanilla=vanilla.ms / trace.ms,
+        budget_share=float(trace.budget_tokens.sum() / tokens.sum()),
+        budget_loss=lost / oracle.ms,
+        flaps=flaps,
+        cold=None,
+        regret=tuple(((trace.moments - oracle.moments) / oracle.ms).tolist()),
+        speedups=speedups,
+        jobs_until_back=jobs_until_back,
+    )

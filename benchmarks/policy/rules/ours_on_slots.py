@@ -1,0 +1,265 @@
+"""Our own decisions as a worker takes them: at the start of a job, then round by round, with the switchback experiment.
+
+The session, its costs, its evidence and the schedule of control slices are the product's. What worker/jobs/steering.py
+and worker/jobs/outcomes.py do with the engine's jobs is done here with simulated ones.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Final
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.cost import CostPoint
+from alphaloop.deciding.budgets import BudgetsInMemory
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.incumbents import ChoicesInMemory
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
+from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.rounds import RoundFacts, TaskRound
+from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
+from alphaloop.switchback.slices import Slice, Treatment
+from benchmarks.policy.load import Slower
+from benchmarks.policy.play import BEGINNING
+from benchmarks.policy.rules.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
+from benchmarks.policy.scenario import Scenario
+from benchmarks.policy.slot_device import Running, SlotRound
+from benchmarks.policy.slot_jobs import Counter
+from worker.costs.live import LiveCosts
+from worker.engine import Step
+
+#: Reasons of decisions that were free to speculate, as in worker/jobs/steering.py.
+ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
+_FIRST_DRAFT: Final = "r1"
+
+
+@dataclass(slots=True)
+class Truth:
+    """Sequence-milliseconds of a subject's treatment rounds, and of vanilla rounds for the same tokens there."""
+
+    vanilla_ms: float = 0.0
+    treatment_ms: float = 0.0
+
+    @property
+    def speedup(self) -> float:
+        """What the experiment is to find."""
+        return self.vanilla_ms / self.treatment_ms
+
+
+@dataclass(slots=True)
+class _Decided:
+    decision: Decision
+    wanted: DraftSetting
+    drafted: dict[str, Counter] = field(default_factory=dict)
+    longest: dict[str, int] = field(default_factory=dict)
+    num_vanilla: int = 0
+
+
+class OursOnSlots:
+    """A worker's decisions with default limits."""
+
+    def __init__(self, scenario: Scenario, points: Sequence[CostPoint], seed: int) -> None:
+        assert scenario.slots is not None
+        self._now_ms = 0.0
+        self._drafters = [
+            DrafterState(name, _FIRST_DRAFT, most, is_scored=name in scenario.scored_free)
+            for name, most in scenario.draft_tokens.items()
+        ]
+        self._costs = LiveCosts(
+            tuple(points),
+            half_life=CORRECTION_HALF_LIFE,
+            save=lambda _: None,
+            save_every_s=math.inf,
+            clock=lambda: self._now_ms / 1000,
+        )
+        limits, snapshot = PolicyLimits(), EvidenceSnapshot(HALF_LIFE)
+        self._session = DecisionSession(
+            TARGET,
+            ENGINE,
+            snapshot,
+            posteriors=Posteriors(snapshot, limits),
+            choices=ChoicesInMemory(),
+            budgets=BudgetsInMemory(snapshot, lambda: self._drafters),
+            costs=lambda: self._costs.table,
+            drafters=lambda: self._drafters,
+            limits=limits,
+            num_slots=scenario.slots.num_slots,
+        )
+        self._schedule = SwitchbackSchedule(SwitchbackDesign(), random.Random(seed))
+        self._decided: dict[int, _Decided] = {}
+        self._arms: Mapping[str, Arm] = {}
+        self._treatments: dict[str, Treatment] = {}
+        self._on_trial: dict[int, str] = {}  # subject by job
+        self._control: frozenset[int] = frozenset()
+        self.slices: list[Slice] = []
+        self.truth: dict[str, Truth] = {}
+        #: Of every job in order of its start: the setting at the number running then, and why.
+        self.choices: list[tuple[int, DraftSetting, Reason]] = []
+
+    def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
+        """The session's decisions for jobs of one task and sampling bucket."""
+        self._now_ms = now_ms
+        cell = jobs[0].job.cell
+        facts = [JobFacts(one.job.cell.prompt_tokens, one.job.max_tokens, one.job.cell.segment) for one in jobs]
+        decisions = self._session.decide(
+            Subject(cell.task, cell.sampling),
+            facts,
+            TaskRules(),
+            num_running=num_running,
+            now=BEGINNING + timedelta(milliseconds=now_ms),
+        )
+        for one, decision in zip(jobs, decisions, strict=True):
+            self._decided[one.job.number] = _Decided(decision, decision.setting)
+            one.is_budget = decision.reason is Reason.EXPLORING
+            self.choices.append((one.job.number, decision.setting, decision.reason))
+
+    def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
+        """Settings by the number running, then by the arm of the experiment."""
+        self._now_ms = now_ms
+        votes: dict[str, Tally[Treatment]] = {}
+        for one in running:
+            its = self._decided[one.job.number]
+            its.wanted = its.decision.setting_while(len(running))
+            if its.decision.reason in ON_TRIAL and its.wanted.drafter and its.wanted.num_draft_tokens:
+                treatment = Treatment(its.wanted.drafter, its.wanted.num_draft_tokens)
+                votes.setdefault(_subject_of(one), Tally())[treatment] += 1
+        self._treatments = {subject: max(counts, key=lambda t: counts[t]) for subject, counts in votes.items()}
+        self._on_trial = {one.job.number: _subject_of(one) for one in running if self._may_be_on_trial(one)}
+        self._arms = self._schedule.next_round(self._treatments)
+        for one in running:
+            one.setting = self._setting_of(one)
+        charged = self._schedule.is_charged
+        self._control = frozenset(n for n, s in self._on_trial.items() if charged and self._arms.get(s) is None)
+
+    def is_control(self) -> frozenset[int]:
+        """Jobs that the experiment has in vanilla in this round."""
+        return self._control
+
+    def observe(self, done: SlotRound) -> None:
+        """Costs, the experiment and the counts of each job learn from the round."""
+        self._now_ms = done.began_ms + done.ms
+        self._costs.observe(_step(done))
+        self.slices += self._schedule.observe(self._facts(done))
+        self._note_truth(done)
+        for place, one in enumerate(done.running):
+            its, drafter, k = self._decided[one.job.number], one.setting.drafter, one.setting.num_draft_tokens
+            if drafter is None or not k:
+                its.num_vanilla += 1
+                continue
+            most = next(d.max_draft_tokens for d in self._drafters if d.name == drafter)
+            counter = its.drafted.setdefault(drafter, Counter(most))
+            counter.add(done.num_offered[place], done.num_accepted[place], one.left, k=k)
+            its.longest[drafter] = max(k, its.longest.get(drafter, 0))
+
+    def end(self, ended: Running, now_ms: float) -> None:
+        """Evidence: what the job's own drafters did in their rounds, and what look-up would have done."""
+        job, its = ended.job, self._decided.pop(ended.job.number)
+        now, key = BEGINNING + timedelta(milliseconds=now_ms), evidence_key(job.cell)
+        scored = [drafter.name for drafter in self._drafters if drafter.is_scored]
+        found: list[tuple[EvidenceKey, EvidenceSums]] = []
+
+        def add(drafter: str, counts: AcceptanceCounts, k: int, chances: tuple[int, ...] | None) -> None:
+            sums = EvidenceSums.of_job(counts, k, now, job.needed, job.cell.prompt_tokens, chances)
+            found.append((replace(key, drafter=drafter, draft_revision=_FIRST_DRAFT if drafter else ""), sums))
+
+        for drafter, counter in its.drafted.items():
+            if drafter not in scored:
+                k = its.longest[drafter]
+                add(drafter, _cut(counter.counts, k), k, counter.chances[:k])
+        if not its.drafted:
+            add("", AcceptanceCounts(job.needed, job.needed, 0), 0, None)
+        for drafter in scored:
+            most = next(d.max_draft_tokens for d in self._drafters if d.name == drafter)
+            add(drafter, job.counts_at(drafter, most), most, None)
+        self._session.remember(found, scored=[replace(key, drafter=drafter) for drafter in scored])
+
+    def close(self) -> None:
+        """The stream is over."""
+        self.slices += self._schedule.close()
+
+    def _may_be_on_trial(self, one: Running) -> bool:
+        its, treatment = self._decided[one.job.number], self._treatments.get(_subject_of(one))
+        return treatment is not None and its.decision.reason in ON_TRIAL and its.wanted.drafter == treatment.drafter
+
+    def _setting_of(self, one: Running) -> DraftSetting:
+        wanted, subject = self._decided[one.job.number].wanted, self._on_trial.get(one.job.number)
+        if subject is None or subject not in self._arms:
+            return wanted
+        arm = self._arms[subject]
+        if arm is None:
+            return DraftSetting(wanted.drafter, 0)
+        return wanted if arm == self._treatments[subject] else DraftSetting(arm.drafter, arm.num_draft_tokens)
+
+    def _facts(self, done: SlotRound) -> RoundFacts:
+        tasks: dict[str, TaskRound] = {}
+        for place, one in enumerate(done.running):
+            if (subject := self._on_trial.get(one.job.number)) is not None:
+                before = tasks.get(subject) or TaskRound(0, 0)
+                tasks[subject] = TaskRound(
+                    before.num_sequences + 1,
+                    before.num_tokens + done.num_tokens[place],
+                    before.num_proposed + done.num_offered[place],
+                )
+        return RoundFacts(
+            started_at=BEGINNING + timedelta(milliseconds=done.began_ms),
+            wall_s=done.ms / 1000,
+            num_running=len(done.running),
+            mean_context_tokens=_context(done),
+            has_prompt=done.num_read > 0 or done.num_draft_read > 0,
+            tasks=tasks,
+        )
+
+    def _note_truth(self, done: SlotRound) -> None:
+        """Rounds outside control: what they took, and what the subject's vanilla rounds would have taken."""
+        for subject in set(self._on_trial.values()):
+            if self._arms.get(subject) is None or self._schedule.is_charged:
+                continue
+            places = [i for i, one in enumerate(done.running) if self._on_trial.get(one.job.number) == subject]
+            truth = self.truth.setdefault(subject, Truth())
+            read_ms = len(places) * (done.read_ms + done.draft_read_ms)
+            truth.vanilla_ms += sum(done.num_tokens[i] for i in places) * done.vanilla_ms(places) + read_ms
+            truth.treatment_ms += len(places) * done.ms
+
+
+def _step(done: SlotRound) -> Step:
+    """The round as an engine tells it. Prompts are told of, so the costs leave the round out as a worker's do."""
+    num_running, draft_ms = len(done.running), done.draft_ms + done.draft_read_ms
+    return Step(
+        finished=(),
+        deltas=(),
+        batch=num_running,
+        width=done.widest + 1,
+        wall_s=done.ms / 1000,
+        draft_s=draft_ms / 1000,
+        verify_s=(done.ms - draft_ms) / 1000,
+        num_positions=num_running + sum(done.num_offered),
+        context=round(_context(done)),
+        num_prefill_tokens=done.num_read,
+        num_draft_prefill_tokens=done.num_draft_read,
+        drafter=next(iter(done.drafters)) if len(done.drafters) == 1 else None,
+    )
+
+
+def _context(done: SlotRound) -> float:
+    tokens = [one.job.cell.prompt_tokens + one.job.needed - one.left for one in done.running]
+    return sum(tokens) / len(tokens)
+
+
+def _subject_of(one: Running) -> str:
+    return f"{one.job.cell.task} {one.job.cell.sampling}"
+
+
+def _cut(counts: AcceptanceCounts, k: int) -> AcceptanceCounts:
+    """Without the positions that no round allowed."""
+    return replace(counts, proposed=counts.proposed[:k], trials=counts.trials[:k], accepts=counts.accepts[:k])

@@ -1,0 +1,273 @@
+"""A device with slots, round by round, as a worker drives it: a slot that falls free is refilled in the next round.
+
+A round's pass costs what the table says for the sequences that run and the mean width of what they proposed. Every
+drafter proposes for its own sequences together, as long as the longest of them wants. A prompt is read in the round
+with which its job begins, and a drafter reads a text before its first proposal for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from alphaloop.cost import CostTable
+from alphaloop.deciding.decision import DraftSetting
+from benchmarks.policy.load import Hiccup, Slower
+from benchmarks.policy.rounds import Costs
+from benchmarks.policy.scenario import Device
+from benchmarks.policy.slot_jobs import SlotJob, SlotStream
+from benchmarks.policy.stream import Floats
+
+#: Moments, evenly spaced in tokens, at which the time so far is kept.
+NUM_MOMENTS = 120
+
+
+@dataclass(slots=True)
+class Running:
+    """A job in a slot."""
+
+    job: SlotJob
+    setting: DraftSetting = DraftSetting()  #: how it drafts in the next round
+    left: int = 0  #: tokens
+    num_rounds: int = 0
+    has_read: set[str] = field(default_factory=set)  #: drafters that know its text
+    device_ms: float = 0.0  #: its share: each round's time over the sequences in it
+    is_budget: bool = False  #: decoded for exploration
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRound:
+    """One round, after it ran. Lists are by running job."""
+
+    began_ms: float
+    ms: float
+    draft_ms: float  #: of it, proposing
+    read_ms: float  #: of it, the target's reading of prompts
+    draft_read_ms: float  #: of it, reading by drafters
+    num_read: int  #: tokens of prompts that the target read
+    num_draft_read: int
+    running: Sequence[Running]
+    num_offered: Sequence[int]
+    num_accepted: Sequence[int]  #: that the target accepted, those behind the text's end too
+    num_tokens: Sequence[int]  #: put out
+    drafters: frozenset[str]  #: that proposed
+    widest: int  #: the longest k
+    #: Milliseconds of the same round, reading apart, with these jobs (by their place) decoding vanilla.
+    vanilla_ms: Callable[[Sequence[int]], float]
+
+
+class SlotRule(Protocol):
+    """Decides when jobs start, and before every round how each sequence drafts."""
+
+    def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
+        """Jobs that start together; `num_running` counts them. Their settings are set."""
+
+    def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
+        """Before a round: change settings. `slower` is for the oracle alone."""
+
+    def observe(self, done: SlotRound) -> None:
+        """What the round came to."""
+
+    def end(self, ended: Running, now_ms: float) -> None:
+        """A text ended with the last round."""
+
+
+@dataclass(frozen=True)
+class SlotTrace:
+    """What a rule did."""
+
+    ms: float  #: the device's time
+    moments: Floats  #: [NUM_MOMENTS], time when so many tokens were out
+    job_ms: Floats  #: [jobs], share of the device's time
+    budget_ms: Floats  #: [jobs], of it, exploring or in control rounds
+    budget_tokens: Floats  #: [jobs], put out meanwhile
+
+
+class SlotTable:
+    """The device's true times at whole widths, and at any speed."""
+
+    def __init__(self, device: Device, most_sequences: int, draft_tokens: Mapping[str, int]) -> None:
+        self.table: CostTable = device.table()
+        costs = Costs.of(self.table, most_sequences, dict(draft_tokens))
+        self._passes: list[list[float]] = costs.passes.tolist()
+        self._drafts: dict[str, list[list[float]]] = {name: grid.tolist() for name, grid in costs.drafts.items()}
+        self._read: dict[tuple[str | None, int], float] = {}
+
+    def pass_ms(self, num_running: int, mean_proposed: float) -> float:
+        """The target's pass."""
+        row = self._passes[num_running]
+        below = min(int(mean_proposed), len(row) - 1)
+        above = min(below + 1, len(row) - 1)
+        return row[below] + (mean_proposed - below) * (row[above] - row[below])
+
+    def draft_ms(self, drafter: str, num_drafting: int, k: int) -> float:
+        """Proposing k tokens for so many sequences."""
+        return self._drafts[drafter][num_drafting][k]
+
+    def read_ms(self, part: str | None, num_tokens: int) -> float:
+        """Reading a text."""
+        key = part, num_tokens
+        if key not in self._read:
+            self._read[key] = self.table.prefill_ms(part, num_tokens)
+        return self._read[key]
+
+
+def play_slots(stream: SlotStream, table: SlotTable, rule: SlotRule, *, is_control: _IsControl | None = None) -> SlotTrace:
+    """The rule decides all of the stream. `is_control` tells which running jobs a round spent on control."""
+    return _Play(stream, table, rule, is_control or (lambda: frozenset())).run()
+
+
+_IsControl = Callable[[], frozenset[int]]
+
+
+class _Play:
+    def __init__(self, stream: SlotStream, table: SlotTable, rule: SlotRule, is_control: _IsControl) -> None:
+        self._stream, self._table, self._rule, self._is_control = stream, table, rule, is_control
+        self._ms, self._num_rounds, self._num_tokens, self._next = 0.0, 0, 0, 0
+        self._running: list[Running] = []
+        slots = stream.scenario.slots
+        assert slots is not None
+        self._hiccup: Hiccup | None = slots.hiccup
+        self._hiccup_left = slots.hiccup.num_rounds if slots.hiccup else 0
+        num_jobs = len(stream.jobs)
+        self._job_ms, self._budget_ms, self._budget_tokens = (np.zeros(num_jobs) for _ in range(3))
+        self._times: list[tuple[int, float]] = [(0, 0.0)]
+
+    def run(self) -> SlotTrace:
+        while self._next < len(self._stream.jobs) or self._running:
+            self._round()
+        tokens, times = np.array(self._times).T
+        moments = np.interp(np.linspace(0, tokens[-1], NUM_MOMENTS + 1)[1:], tokens, times)
+        return SlotTrace(self._ms, moments, self._job_ms, self._budget_ms, self._budget_tokens)
+
+    def _round(self) -> None:
+        stretch = self._stream.stretches.at(self._num_tokens)
+        new = self._admit(stretch.num_open)
+        running, table = self._running, self._table
+        self._rule.steer(running, stretch.slower, self._ms)
+        slower = dict(stretch.slower)
+        host = slower.pop("host", 1.0) * self._stream.noise[self._num_rounds % len(self._stream.noise)]
+        offered, accepted = self._luck(running)
+        drafts = self._drafts(running, slower)
+        num_running = len(running)
+        draft_ms = host * sum(drafts.values())
+        pass_ms = host * table.pass_ms(num_running, sum(offered) / num_running)
+        read_ms, draft_read_ms, num_read, num_draft_read = self._read(running, new, host, slower)
+        ms = pass_ms + draft_ms + read_ms + draft_read_ms
+        tokens = [min(a + 1, one.left) for a, one in zip(accepted, running, strict=True)]
+
+        def vanilla_ms(places: Sequence[int]) -> float:
+            left = [i for i in range(num_running) if i not in places]
+            mean = sum(offered[i] for i in left) / num_running
+            others = self._drafts([running[i] for i in left], slower, is_counted=False)
+            return host * (table.pass_ms(num_running, mean) + sum(others.values()))
+
+        done = SlotRound(
+            self._ms,
+            ms,
+            draft_ms,
+            read_ms,
+            draft_read_ms,
+            num_read,
+            num_draft_read,
+            tuple(running),
+            offered,
+            accepted,
+            tokens,
+            frozenset(drafts),
+            max(one.setting.num_draft_tokens for one in running),
+            vanilla_ms,
+        )
+        self._charge(done)
+        self._rule.observe(done)
+        self._ms += ms
+        self._num_rounds += 1
+        self._num_tokens += sum(tokens) + len(new)  # a prompt yields the first token
+        self._times.append((self._num_tokens, self._ms))
+        self._end(tokens)
+
+    def _admit(self, num_open: int) -> list[Running]:
+        new = []
+        while len(self._running) + len(new) < num_open and self._next < len(self._stream.jobs):
+            job = self._stream.jobs[self._next]
+            self._next += 1
+            new.append(Running(job, left=job.needed - 1))
+        by_lane: dict[tuple[str, str], list[Running]] = {}
+        for one in new:
+            by_lane.setdefault((one.job.cell.task, one.job.cell.sampling), []).append(one)
+        for jobs in by_lane.values():
+            self._rule.start(jobs, len(self._running) + len(jobs), self._ms)
+            self._running += jobs
+        return new
+
+    def _luck(self, running: Sequence[Running]) -> tuple[list[int], list[int]]:
+        offered, accepted = [], []
+        for one in running:
+            drafter, k = one.setting.drafter, one.setting.num_draft_tokens
+            offers = min(one.job.offered[drafter][one.num_rounds], k) if drafter is not None and k else 0
+            offered.append(offers)
+            accepted.append(min(one.job.accepted[drafter][one.num_rounds], offers) if drafter is not None else 0)
+        return offered, accepted
+
+    def _drafts(
+        self, running: Sequence[Running], slower: Mapping[str, float], *, is_counted: bool = True
+    ) -> dict[str, float]:
+        """Milliseconds of each drafter that proposes."""
+        number: Tally[str] = Tally()
+        longest: dict[str, int] = {}
+        for one in running:
+            drafter, k = one.setting.drafter, one.setting.num_draft_tokens
+            if drafter is not None and k:
+                number[drafter] += 1
+                longest[drafter] = max(k, longest.get(drafter, 0))
+        hiccup = self._hiccup
+        is_hit = hiccup is not None and self._hiccup_left > 0 and self._next > hiccup.from_job
+        found = {}
+        for drafter, k in longest.items():
+            factor = slower.get(drafter, 1.0)
+            if is_hit and hiccup is not None and drafter == hiccup.drafter:
+                factor *= hiccup.slower
+                self._hiccup_left -= is_counted
+            found[drafter] = factor * self._table.draft_ms(drafter, number[drafter], k)
+        return found
+
+    def _read(
+        self, running: Sequence[Running], new: Sequence[Running], host: float, slower: Mapping[str, float]
+    ) -> tuple[float, float, int, int]:
+        """Milliseconds that the target and drafters read for; tokens that they read."""
+        ms, draft_ms, num_read, num_draft_read = 0.0, 0.0, 0, 0
+        for one in new:
+            num_read += one.job.cell.prompt_tokens
+            ms += self._table.read_ms(None, one.job.cell.prompt_tokens)
+        for one in running:
+            drafter = one.setting.drafter
+            if drafter is not None and one.setting.num_draft_tokens and drafter not in one.has_read:
+                one.has_read.add(drafter)
+                num_tokens = one.job.cell.prompt_tokens + one.job.needed - 1 - one.left
+                took = self._table.read_ms(drafter, num_tokens)
+                draft_ms += slower.get(drafter, 1.0) * took
+                num_draft_read += num_tokens if took else 0
+        return host * ms, host * draft_ms, num_read, num_draft_read
+
+    def _charge(self, done: SlotRound) -> None:
+        share, control = done.ms / len(done.running), self._is_control()
+        for one, num_tokens in zip(done.running, done.num_tokens, strict=True):
+            number = one.job.number
+            self._job_ms[number] += share
+            if one.is_budget or number in control:
+                self._budget_ms[number] += share
+                self._budget_tokens[number] += num_tokens
+
+    def _end(self, tokens: Sequence[int]) -> None:
+        for one, num_tokens in zip(self._running, tokens, strict=True):
+            one.left -= num_tokens
+            one.num_rounds += 1
+        ended = [one for one in self._running if one.left <= 0]
+        if ended:
+            self._running = [one for one in self._running if one.left > 0]
+            for one in ended:
+                self._rule.end(one, self._ms)
