@@ -10,12 +10,12 @@
     │   ├── JobTooLarge           its keys and values would not fit the memory, even alone
     │   └── JobConflict           a known job_id with another payload
     ├── BrokerError               Kafka refused or is gone
-    │   ├── BrokerUnavailable     nobody answers at bootstrap.servers
+    │   ├── BrokerUnavailable     no broker answers at bootstrap.servers
     │   ├── DeliveryFailed        a message was not acknowledged in time
     │   ├── StaleAssignment       a commit for partitions that this group member no longer owns
     │   └── FatalBrokerError      the client is dead and must be built anew: the process exits
     ├── StoreError                Postgres refused
-    │   ├── StoreUnavailable      nobody answers at DATABASE_URL, or the connection broke
+    │   ├── StoreUnavailable      no server answers at DATABASE_URL, or the connection broke
     │   └── SchemaMismatch        the database's revision is outside the range this code runs on
     ├── ModelError                a model or tokenizer
     │   ├── ModelNotFound         nothing to load at the given source

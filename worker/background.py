@@ -45,7 +45,7 @@ class BackgroundWrites:
         self._queue.put([(what, write)])
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
-        """Do the waiting writes in order; while the database is away, a write is repeated in the next turn."""
+        """Do the waiting writes in order. A write that fails because the database is away is repeated next turn."""
         waiting = self._queue.take(_MOST_WAITING, timeout_s)
         for number, (what, write) in enumerate(waiting):
             try:

@@ -1,7 +1,7 @@
-"""The seam between the loop and whatever decodes: `admit`, `step`, `load`.
+"""The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`.
 
-Nothing above this seam knows which library decodes, and nothing below it knows Kafka or Postgres. A batch is a loop
-over `step`; sequences join and leave between two steps.
+The code that uses this interface does not depend on the library that decodes, and an engine does not depend on Kafka or
+Postgres. Each `step` is one round of all sequences; sequences join and leave between two steps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sampling:
 
     @property
     def bucket(self) -> str:
-        """Which settings share a history of acceptance."""
+        """Which settings share evidence."""
         return sampling_bucket(
             self.temperature,
             is_cut=self.is_cut,
@@ -73,7 +73,7 @@ class PreparedJob:
 
 @dataclass(frozen=True, slots=True)
 class ShadowCounts:
-    """What a drafter would have been counted with, had it decoded a text that others did, one round for the prefill."""
+    """The counts that a drafter would have on a text that it did not decode, with one round for the prefill."""
 
     drafter: str
     draft_revision: str
@@ -95,7 +95,7 @@ class DrafterCounts:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished text and what it took. Times in seconds."""
+    """A finished text, its counts and its times in seconds."""
 
     job_id: str
     text: str
@@ -214,10 +214,10 @@ class Engine(Protocol):
     def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
         """From its next round on the sequence drafts with `drafter`, at most `num_draft_tokens` tokens a round.
 
-        What its text may be stays the same: every round keeps the target's tokens, or their distribution. `None` is
-        vanilla and closes the drafter; k = 0 pauses the drafter, which keeps what it has read and its memory. Another
-        drafter closes the one before. Where the device has no memory for a drafter that has to be opened, the sequence
-        decodes vanilla until the next call. Nothing happens if the job is not here; it may have ended.
+        The distribution of its text stays the same. `None` is vanilla and closes the drafter; k = 0 pauses the drafter,
+        which keeps the tokens it has read and its memory. Another drafter closes the one before. Where the device has
+        no memory for a drafter that has to be opened, the sequence decodes vanilla until the next call. Nothing happens
+        if the job is not here; it may have ended.
 
         Raises DecodeFailed for a drafter that is not loaded.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from alphaloop.errors import AlphaloopError, WorkerThreadDied
@@ -16,7 +15,7 @@ class Neighbour:
     """Calls `turn` again and again until it is told to end.
 
     `turn` returns within about a second, because it waits for its work with a timeout. An exception ends the thread;
-    `check` raises it to whoever asks, and `on_failure` wakes who waits for this thread's work.
+    `check` raises it in the caller's thread, and `on_failure` wakes threads that wait for this one's work.
     """
 
     def __init__(
@@ -25,13 +24,10 @@ class Neighbour:
         turn: Callable[[], object],
         *,
         on_failure: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._turn = turn
         self._on_failure = on_failure
-        self._clock = clock
-        self._last_turn = clock()
         self._failure: AlphaloopError | None = None
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -52,15 +48,9 @@ class Neighbour:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    @property
-    def turn_age_s(self) -> float:
-        """Seconds since a turn began."""
-        return self._clock() - self._last_turn
-
     def _run(self) -> None:
         try:
             while not self._is_ending.is_set():
-                self._last_turn = self._clock()
                 self._turn()
         except AlphaloopError as error:
             self._fail(error)

@@ -72,7 +72,7 @@ class Report:
     footprint: Footprint
     notes: tuple[str, ...]
     shipped: Row | None  #: the one to ship
-    rivals: tuple[Candidate, ...]  #: that ship too, and are not told apart from it
+    rivals: tuple[Candidate, ...]  #: that ship too, and are not distinguishable from it
     is_interrupted: bool
 
 

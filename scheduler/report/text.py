@@ -114,7 +114,7 @@ def _drift(report: Report) -> list[str]:
 
 def _probes(report: Report) -> list[str]:
     if not report.num_probe_sets:
-        return ["  No task has a probe set, so changes of a draft and of traffic cannot be distinguished."]
+        return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
     lines = [
         f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent, "
         + (f"last measured {line.last_probed:%Y-%m-%d %H:%M} UTC" if line.last_probed else "never measured before")

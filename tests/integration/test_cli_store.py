@@ -178,7 +178,7 @@ def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Dat
     assert good["posteriors"]["lookup"]["acceptance"][0] > 0.6
     assert none["posteriors"]["lookup"]["jobs"] == 0
     assert (bad["measured"]["all"]["num_jobs"], good["measured"]["all"]["num_jobs"]) == (20, 40)
-    assert "made again from what is kept" in cli("explain", "math", "--at", "1d").out
+    assert "Evidence is rebuilt from what is stored" in cli("explain", "math", "--at", "1d").out
     assert "no job of this task yet" in cli("explain", "sql", "--at", "1d").out
 
 

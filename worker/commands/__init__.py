@@ -1,4 +1,4 @@
-"""`python -m worker.commands`: what the command line cannot do itself, because it needs a model.
+"""`python -m worker.commands`: the commands that need a model, in a process of their own.
 
-The process reads one order and answers with events; `alphaloop.commands` declares both. Nothing in here shows anything.
+The process reads one order and answers with events; `alphaloop.commands` declares both. The command line shows them.
 """

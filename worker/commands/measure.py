@@ -1,4 +1,4 @@
-"""`alphaloop measure`: whether speculation pays on somebody's own prompts. Needs neither a broker nor a database."""
+"""`alphaloop measure`: whether speculation pays on a user's own prompts. Needs neither a broker nor a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while there is something to keep."""
+"""Stopping by Ctrl-C without losing results."""
 
 from __future__ import annotations
 

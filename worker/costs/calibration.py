@@ -21,7 +21,7 @@ from worker.engine import Engine
 
 log = logging.getLogger(__name__)
 
-#: A burst of somebody else's work lasts longer than one shape's samples: everything is measured in this many passes.
+#: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.
 NUM_PASSES: Final = 3
 FAR_CONTEXT: Final = 2048
 _EACH_WIDTH: Final = 5  #: every width up to it is measured
@@ -70,7 +70,7 @@ class Plan:
     refining: tuple[tuple[Shape, ...], ...]
 
     def missing(self, points: Iterable[CostPoint]) -> Plan:
-        """What of this plan `points` lack: nothing, where they have all that is needed."""
+        """The shapes of this plan that `points` lack; none if they have all that are needed."""
         have = {Shape.of(point) for point in points}
         lacking = tuple(shape for shape in self.needed if shape not in have)
         if not lacking:
@@ -118,7 +118,7 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     refining = []
     if settings.calibration_widths is None:
         refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
-    # Where prompts cost nothing, a draft that has to read them too looks better than it is.
+    # Without the cost of prompts, a draft that has to read them too would look better than it is.
     readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in drafters}}
     prompts, *longer = (
         [Shape(name, 1, min(num_tokens, most), 0, CostKind.PREFILL) for name, most in readers.items()]
@@ -184,7 +184,7 @@ def calibrate(
             for shape in group:
                 measure(shape)
         except DecodeFailed as error:
-            # A far context at a full batch may not fit the memory; decisions can be taken without it.
+            # A far context in all slots may not fit the memory; decisions can be taken without it.
             log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
             for shape in group:
                 least.pop(shape, None)

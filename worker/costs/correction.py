@@ -29,7 +29,7 @@ Shape = TypeVar("Shape", bound=Hashable)
 
 
 class Correction(Generic[Shape]):
-    """The corrections of one timed thing, the target's pass or one drafter's proposal, while its rounds come in.
+    """The corrections of one part of a round, the target's pass or one drafter's proposal, updated by rounds.
 
     `known` is the correction of each shape from before. A round's deviation is taken from the level as it stands one
     half-life of rounds later, because only then does the level show whether the device had changed.
@@ -39,7 +39,7 @@ class Correction(Generic[Shape]):
         self._half_life = half_life
         means = sorted(estimate.mean for estimate in known.values())
         first = means[len(means) // 2] if means else 0.0
-        # What all shapes are unsure of together is no more than what the surest of them is unsure of.
+        # The level's variance is at most that of the most certain shape.
         variance = min((estimate.variance for estimate in known.values()), default=0.0)
         self._level = ExponentialMedian(half_life, first, variance)
         self._deviations = {
@@ -59,7 +59,7 @@ class Correction(Generic[Shape]):
             median.add(past - self._level.value)
 
     def resume(self, level: LogEstimate, share: float) -> None:
-        """Rounds come again after a pause that left this much of the level; what shapes differ by stays.
+        """Rounds come again after a pause that left this share of the level; deviations stay.
 
         `share` in (0, 1] says how much of its usual weight the level keeps against the rounds to come.
         """
@@ -78,7 +78,7 @@ class Correction(Generic[Shape]):
 
     @property
     def has_settled(self) -> bool:
-        """Whether the level is what its own rounds say, rather than what was known before them."""
+        """Whether the level follows its own rounds rather than the value from before them."""
         return self._level.first_share < 0.5
 
     def deviation(self, shape: Shape) -> LogEstimate:

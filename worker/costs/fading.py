@@ -1,11 +1,11 @@
-"""Corrections of what may stand unused: the estimate fades towards the target's, and its doubt grows.
+"""Corrections of drafters that may be unused: the estimate fades towards the target's, and its doubt grows.
 
-Without that, a drafter that was slow for two seconds is given up for good: only its own rounds could show that the
-moment has passed, and it has none. alphaloop/cost_doubt.py has the formula.
+Without fading, a drafter that was slow for two seconds is never used again, because only its own rounds could show
+that it is fast again. alphaloop/cost_doubt.py has the formula.
 
-A slowness that keeps being confirmed fades more slowly: one that has held for R of the drafter's own rounds has
-1 + R / (2 · the correction's half-life) times the half-life. What has lasted for long is expected to last (Gott 1993),
-so a drafter that really is slow is tried again less and less often.
+A slowness that has lasted for R of the drafter's own rounds fades more slowly: its half-life is multiplied by
+1 + R / (2 · the correction's half-life). A state that has lasted for long is expected to last (Gott 1993), so a
+drafter that stays slow is re-checked less and less often.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final, Generic, NamedTuple
 from alphaloop.cost_doubt import LogEstimate, faded, num_half_lives
 from worker.costs.correction import Correction, Shape
 
-#: A pause of fewer half-lives is none: other tasks' rounds come in between.
+#: A pause of fewer half-lives does not count, because other tasks' rounds cause short pauses.
 _PAUSE: Final = 0.1
-#: What is left of a level's weight against new rounds, however long the pause: one round alone shows little.
+#: The least weight of a level against new rounds, after any pause: one round alone shows little.
 _LEAST_SHARE: Final = 0.25
 #: Levels (logarithms) closer together than this are the same.
 _SAME: Final = 0.2
-#: However long a slowness has held, it fades within so many times the half-life: five hours of a host.
+#: A slowness of any duration fades within so many times the half-life: five hours.
 _MOST_PATIENCE: Final = 64.0
 
 

@@ -1,4 +1,4 @@
-"""The costs that decisions rest on: calibrated, corrected by every round, and doubtful where a drafter is not used."""
+"""The costs that decisions use: calibrated, corrected by every round, with growing doubt about unused drafters."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _DOUBT_NEWS: Final = 0.02
 #: Corrections that rest on new rounds are stored at least so often, though they did not move: after a restart they are
 #: as doubtful as they are old.
 _STORED_EVERY_S: Final = 600.0
-#: A table is as doubtful as it was when it was made; after so long without a step it is made again.
+#: A table has the doubt of the moment when it was made; after so long without a step it is made again.
 _TABLE_LASTS_S: Final = 10.0
-#: Contexts are told apart by so many tokens: what a pass looks back on moves its time little, and grows every round.
+#: Contexts are rounded to so many tokens, because a context changes a pass's time little and grows every round.
 _CONTEXT_STEP: Final = 64
-#: Steps that wait to be learned from at most. Together, and between two decisions rather than between two passes, each
-#: takes a quarter of the time: behind a pass the processor's caches hold weights.
+#: Most steps that wait to be observed. Observed together between two decisions, a step takes a quarter of the time
+#: that it takes right after a pass, because a pass fills the processor's caches with weights.
 _MOST_WAITING: Final = 64
 #: Shapes whose calibrated time is remembered.
 _MOST_KNOWN: Final = 10_000
@@ -101,7 +101,7 @@ class LiveCosts:
         return self._table
 
     def observe(self, step: Step) -> None:
-        """Learn from a step. What is not the draft's time counts for the target's pass: a vanilla round takes it too.
+        """Observe a step. Time that is not the draft's counts as the target's, because a vanilla round takes it too.
 
         A step that reads prompts beside a round is left out, because the one cannot be told from the other.
         """

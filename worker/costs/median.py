@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import Final
 
-#: Values kept of a median, in half-lives: those before weigh 2^-5 of all together, and count as what was known first.
+#: Values kept of a median, in half-lives: older ones weigh 2^-5 of all together and count as `first`.
 _KEPT_HALF_LIVES: Final = 5
 
 
@@ -63,7 +63,7 @@ class ExponentialMedian:
 
     @property
     def first_share(self) -> float:
-        """Share of the weight that `first` has; below one half, `value` is what the stream says."""
+        """Share of the weight that `first` has; below one half, `value` is the stream's."""
         return self._first_weight / self._total
 
     @property

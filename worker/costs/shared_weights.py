@@ -1,7 +1,6 @@
-"""Drafters of the same weights take the same time: one of them is measured and corrected, the others have its times.
+"""Shared-weight drafters take the same time: one of them is measured and corrected, the others have its times.
 
-Measured apart they would differ by the noise of two measurements, and only the one that is used would be put right by
-its rounds.
+Measured apart they would differ by noise, and rounds would correct only the drafter in use.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from alphaloop.deciding.goodput import DrafterState
 
 
 def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
-    """Which of its kin each drafter has its times from: the one with the longest drafts, the first of several.
+    """By drafter, the drafter whose times it has: of those with its weights the one with the longest drafts.
 
-    Drafters that are measured themselves are not in it.
+    Of several the first. Drafters that are measured themselves are not in the mapping.
     """
     longest: dict[str, DrafterState] = {}
     for drafter in drafters:

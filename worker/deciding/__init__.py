@@ -1,1 +1,1 @@
-"""What the worker knows and decides about drafting."""
+"""The worker's decisions about drafting, and their evidence."""

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class StoredChoices:
     """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
-    `write` does the writing, or has it done: then the choice counts as logged, and whoever writes tries again.
+    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class StoredChoices:
         self._write = write
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        """The choice that the log tells last. May raise StoreError."""
+        """The last choice in the log. May raise StoreError."""
         identity = self._identity
         return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)
 

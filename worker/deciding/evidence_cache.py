@@ -1,4 +1,4 @@
-"""The evidence of all tasks in memory: read once from the database, then kept up with what all workers add."""
+"""The evidence of all tasks in memory: read once from the database, then updated with what all workers add."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Held:
 
 
 class EvidenceCache:
-    """Rows of acceptance_state for one target, one engine and the drafters here, and which drafts are stale.
+    """Rows of acceptance_state for one target, one engine and this worker's drafters, and which drafts are stale.
 
     An `EvidenceSource`. `refresh` reads changes from the database, from any thread; `add` counts this worker's own
     outcomes at once; everything else answers from memory.

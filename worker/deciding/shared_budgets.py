@@ -18,7 +18,7 @@ from worker.engine import EngineIdentity
 
 log = logging.getLogger(__name__)
 
-#: Credit is written so often at most: a write takes a fifth of a token's time, and nobody waits for it.
+#: Credit is written so often at most, because a write takes a fifth of a token's time.
 ACCRUED_EVERY_S: Final = 60.0
 
 

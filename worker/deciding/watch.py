@@ -1,4 +1,4 @@
-"""Looking for what others changed: at once when told, and from time to time without being told."""
+"""Reads changes of other processes: at once on a notice, and from time to time without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alphaloop.errors import StoreError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-#: How soon the thread notices that it is to end, and how long it leaves a database alone that is away.
+#: How soon the thread notices that it has to end, and its pause while the database is away.
 _SLICE_S: Final = 0.5
 
 
@@ -26,8 +26,8 @@ class Notices(Protocol):
 class Watch:
     """Calls `look` from a thread of its own: when a notice comes, and every `every_s` at the latest.
 
-    Without notices (the listening connection is lost and cannot be made anew) it goes on every `every_s`. A look that
-    fails is logged and comes again: what is known stays known meanwhile.
+    Without notices (the listening connection is lost and cannot be made anew) it continues every `every_s`. A call
+    that fails is logged and repeated; the cache keeps its contents meanwhile.
     """
 
     def __init__(self, notices: Notices, look: Callable[[], None], *, every_s: float) -> None:

@@ -137,7 +137,7 @@ class TransformersEngine:
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
         generations = [sequence.generation() for sequence in finished]
-        # Behind the clock: the cost of a round must not depend on what is learned beside it.
+        # Not timed, because the cost of a round must not include scoring.
         scored = [
             replace(generation, shadows=(*generation.shadows, *self._shadows.end(sequence)))
             for sequence, generation in zip(finished, generations, strict=True)
@@ -216,12 +216,12 @@ class TransformersEngine:
             self._most_running = self._num_slots
 
     def _make_room(self, batch: list[Sequence]) -> None:
-        """Have the younger half of a batch that memory was too small for leave its slots."""
+        """Make the younger half of the sequences leave their slots, because memory ran out."""
         for model in (self._target.model, *(draft.model for draft in self._open_drafters.draft_models.values())):
             model.give_back()
         half = (len(batch) + 1) // 2
         for sequence in batch:
-            # Nobody knows what a drafter lost when memory ran out: it is opened again, and reads the text again.
+            # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again.
             self._open_drafters.close(sequence)
         for sequence in batch[half:]:
             self._running.remove(sequence)

@@ -57,7 +57,7 @@ def measure_target_prefill_ms(target: Target, num_tokens: int, num_samples: int)
 
     def one_prefill() -> None:
         slot = cache.acquire()
-        int(target.model.prefill(cache, slot, prompt).argmax())  # a GPU is done only when somebody looks
+        int(target.model.prefill(cache, slot, prompt).argmax())  # reading the result waits for the GPU
         cache.release(slot)
 
     try:

@@ -67,13 +67,13 @@ class OpenDrafters:
         sequence.redraft(drafter, num_draft_tokens)
 
     def close(self, sequence: Sequence) -> None:
-        """Have the drafter of a sequence forget it: the next round that asks opens it, and the text is read anew."""
+        """Close the drafter of a sequence: the next round that asks opens it again, and it reads the text anew."""
         if sequence.is_open and sequence.drafter is not None:
             self._drafters[sequence.drafter.name].close(sequence.job_id)
         sequence.is_open = False
 
     def do_without(self, drafter: str, sequences: Iterable[Sequence]) -> None:
-        """Give up a drafter that memory was too small for in all sequences: nobody knows what it lost of any."""
+        """Close a drafter that ran out of memory in all sequences, because its state is unknown."""
         for sequence in sequences:
             if sequence.drafter is not None and sequence.drafter.name == drafter:
                 self.redraft(sequence, None, 0)

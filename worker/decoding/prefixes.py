@@ -55,9 +55,9 @@ def copy_beginnings(cache: SlotCache, unread: SequenceOf[Reader], batch: Sequenc
 
 
 def who_waits(cache: SlotCache, unread: SequenceOf[Sequence], num_read: int) -> set[str]:
-    """Job ids of `unread` sequences that had better wait for an earlier one to read a beginning that they share.
+    """Job ids of `unread` sequences that should wait until an earlier one has read a beginning that they share.
 
-    `num_read`: tokens that a pass reads at most. Nobody waits unless all together are spared a pass's worth.
+    `num_read`: tokens that a pass reads at most. No sequence waits unless all together save a pass's worth.
     """
     readers: list[Sequence] = []
     spared: dict[str, int] = {}

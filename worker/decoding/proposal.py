@@ -1,4 +1,4 @@
-"""What a drafter is asked and what it answers. A chain is a tree without branches."""
+"""A drafter's question and answer. A chain is a tree without branches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Proposal:
     #: [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the proposal is
     #: deterministic, each distribution is one-hot.
     q: Tensor | None = None
-    #: To who drafted them, the probability of the tokens through each one together; empty: not told.
+    #: By the drafter's own estimate, the probability of the tokens up to and with each one; empty: not known.
     together: tuple[float, ...] = ()
     num_read: int = 0  #: tokens of the text that its drafter read for it first, beyond those of a usual round
 

@@ -22,10 +22,10 @@ class _Drafted:
 
 
 class RoundCounts:
-    """A round belongs to the drafter that it allowed at least one token, otherwise to nobody: then it is vanilla.
+    """A round belongs to the drafter that it allowed at least one token; otherwise it is vanilla.
 
-    A round in which the token limit left room for the target's token only still belongs to the drafter that was
-    allowed: whoever decodes with that drafter has such rounds too.
+    A round in which the token limit left room for the target's token only still belongs to the allowed drafter,
+    because every run of that drafter has such rounds.
     """
 
     def __init__(self) -> None:

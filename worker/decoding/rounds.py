@@ -19,13 +19,13 @@ from worker.decoding.target import Target
 from worker.decoding.verification.verdicts import verdicts
 from worker.engine import Generation, Step, TokenDelta
 
-#: Prompt tokens that a pass reads while somebody reads another's text as it comes: enough to keep the processor busy,
-#: few enough that nobody waits long.
+#: Prompt tokens that a pass reads while another text is streamed: enough to keep the processor busy, few enough that
+#: the stream does not wait long.
 SHARED_CHUNK: Final = 128
 
 
 class Round:
-    """What every sequence of a batch does in one pass of the target, and what it took."""
+    """One round of all running sequences with one pass of the target, and its times."""
 
     def __init__(
         self, target: Target, drafters: Mapping[str, Drafter], cache: SlotCache, batch: list[Sequence]
@@ -69,7 +69,7 @@ class Round:
         verified = time.perf_counter()
         for sequence, tokens, _ in prompts:
             cache.lengths[sequence.slot] += len(tokens)
-        # Texts that were read to their end first: to keep drafts may fail, and nothing would ever read these again.
+        # Texts that were read to their end come first: keeping drafts may fail, and these would not be read again.
         for (sequence, proposal), verdict in reversed(list(zip(asked, settled, strict=True))):
             if self._num_unread(sequence):
                 sequence.is_first_drafted |= not sequence.has_begun
@@ -133,7 +133,7 @@ class Round:
     def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:
         """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
         unread = self._unread()
-        # Where most wait for their prompts, those are who should not wait long.
+        # If most sequences wait for their prompts, reading prompts comes first.
         is_hurried = any(sequence.is_streamed for sequence in self._batch) and 2 * len(unread) <= len(self._batch)
         room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
         pieces: list[tuple[Sequence, list[int], bool]] = []

@@ -27,7 +27,7 @@ class Sequence:
         # A probe asked again would find its own answer among the task's earlier results.
         self.task = prepared.job.task if prepared.job.purpose is Purpose.TRAFFIC else ""
         self.sampling = prepared.sampling
-        self.is_streamed = prepared.job.body.stream  #: somebody reads the text as it comes
+        self.is_streamed = prepared.job.body.stream  #: its text is published while it is decoded
         self.slot = slot
         self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list
         self.num_prompt = len(self.text)
@@ -75,7 +75,7 @@ class Sequence:
         return self.drafter if self.num_draft_tokens > 0 else None
 
     def redraft(self, drafter: DrafterState | None, num_draft_tokens: int) -> None:
-        """Draft with `drafter` from now on, so many tokens a round at most; whoever calls closes the one before."""
+        """Draft with `drafter` from now on, so many tokens a round at most; the caller closes the one before."""
         self.drafter = drafter
         self.num_draft_tokens = 0 if drafter is None else min(num_draft_tokens, drafter.max_draft_tokens)
 
@@ -170,7 +170,7 @@ class Sequence:
         return TokenDelta(self.job_id, text, self._num_deltas - 1)
 
     def generation(self) -> Generation:
-        """The finished text and what it took."""
+        """The finished text, its counts and its times."""
         if self.finish_reason is None or self._first_token_s is None:
             raise ValueError(f"{self.job_id} is still running")
         drafted = self.counts.drafted

@@ -1,4 +1,4 @@
-"""Scoring look-up on texts that it does not decode, or decodes with shorter drafts than it could.
+"""Scores look-up on texts that it does not decode, or decodes with shorter drafts than it could.
 
 While a text is being written it is read again as look-up would have decoded it, in virtual rounds (virtual_rounds.py):
 look-up proposes behind what stands so far, the proposal is compared with the tokens that really follow, and the text
@@ -13,24 +13,22 @@ and reproducible ones (accepted on equality by definition) the text itself is th
 of a tree, each accepted with what is left of p and then taken out of it, are the same case: one of them is accepted if
 and only if it is the token that comes. Where a dtype rounds, a text may differ by a near-tie, as two real runs may.
 
-One edge. What look-up remembers of a task is taken as it was when the job began; a real run also sees what ends while
-it runs. The first round of a prompt whose last piece is a single token can draft, in virtual rounds as in real ones:
-how a prompt is read depends on the slots beside it, not on the drafter.
+One difference: a shadow uses the results that were remembered when the job began, while a real run also uses results
+that end during the run. The first round of a prompt whose last piece is a single token can draft, in virtual rounds as
+in real ones, because the reading of a prompt depends on the slots beside it and not on the drafter.
 
-A text that look-up itself decoded in some rounds only, or at a smaller k, is scored at its longest: whether more would
-pay is known without trying. That score says all that the run's own counts say, so it takes their place as evidence
-(`Outcome.evidence`). While look-up drafts in every round as far as it can, there is nothing to score.
+A text that look-up itself decoded in some rounds only, or at a smaller k, is scored with its longest drafts, so longer
+drafts need no exploration. That score contains all that the run's own counts contain, so it replaces them as evidence
+(`Outcome.evidence`). If look-up drafts in every round with its longest drafts, there is nothing to score.
 
-Between two rounds the readings go on for `ADVANCE_S` at most, so a text that ends has a few virtual rounds left, and
-its result waits for those alone: half a millisecond. Only a prompt that is long and an output that is short, or a
-look-up that is paused for the first time just before the end, leave more.
+Between two rounds scoring takes `ADVANCE_S` at most. A text that ends usually has a few virtual rounds left, so its
+result waits half a millisecond. It waits longer only after a long prompt with a short output, or if look-up was paused
+for the first time just before the end.
 
-What it does not give: times. And it holds for look-up only. To score a draft model its passes would have to be run,
-which is the cost that is in question; and where its q is not one-hot, equality with the text understates it: then it is
-the target's and the draft's distributions that have to be compared.
+Scores contain no times. Scoring works for look-up only: a draft model would have to run its passes, which are the cost
+that scoring should avoid, and where its q is not one-hot, equality with the text understates its acceptance.
 
-What is left out: jobs that are no traffic. Probes and controls are decoded again and again from the same prompts, and
-look-up has probes of its own.
+Only traffic is scored. Probes and control jobs repeat the same prompts, and look-up has probes of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ from worker.engine import ShadowCounts
 
 #: Most that readings may take between two rounds, in seconds.
 ADVANCE_S: Final = 0.002
-#: What a job adds to the pace fades by this with every later one: the pace is that of the last hundred or so.
+#: A job's weight in the pace fades by this with every later job: the pace is that of about the last hundred jobs.
 FADING: Final = 0.99
 
 
@@ -74,7 +72,7 @@ class RunningText(Protocol):
 
 @dataclass(slots=True)
 class Pace:
-    """What decoding and scoring took in the recent past, and so how many texts may be scored. Seconds."""
+    """Recent times of decoding and scoring, and from them the share of texts to score. Seconds."""
 
     jobs: float = 0.0
     device_s: float = 0.0
@@ -132,8 +130,8 @@ class _Reading:
 class Shadows:
     """Scores texts with look-up drafters as far as these do not decode them, within each one's share of time.
 
-    Which texts are scored, where that is not all of them, is drawn by job_id at a chance that only earlier jobs settle:
-    nothing about a text decides whether it counts.
+    If not all texts are scored, they are drawn by job_id with a probability that depends on earlier jobs only, so the
+    choice does not depend on the text.
     """
 
     def __init__(self, drafters: Mapping[str, Drafter], clock: Callable[[], float] = time.perf_counter) -> None:
@@ -167,7 +165,7 @@ class Shadows:
             self._readings.rotate(-1)
 
     def end(self, sequence: RunningText) -> tuple[ShadowCounts, ...]:
-        """What each drafter would have been counted with on a text that has ended."""
+        """The counts of each drafter on a text that has ended."""
         if not sequence.task:
             return ()
         for name, _ in self._lookups():

@@ -1,15 +1,14 @@
-"""Counting a round also for drafters of the same weights as the one that decoded it.
+"""Counting a round also for shared-weight drafters of the drafter that decoded it.
 
-Drafters that draft with the same weights from the same reading of the prompt differ only in where they end a draft. As
-far as both go they propose the same tokens, so a round of one tells what the other would have had accepted of its own,
-shorter or longer proposal at that place. What the other would have proposed behind the end of this one is not known:
-the positions behind it are no chances there, as if the other had been allowed no more.
+Drafters with the same weights and the same reading of the prompt differ only in where they end a draft. Up to the end
+of the shorter draft both propose the same tokens, so a round of one shows how many of the other's tokens would have
+been accepted. The other's tokens behind the end of the actual draft are unknown: those positions are no chances.
 
-It is an estimate, not what a run of its own would count. A gate ends drafts where they are unsure, so what is left out
-is not left out at random; and rounds begin where the one that decoded began them. On 122 greedy texts of a pair
-(Qwen2.5-Coder 1.5B and 0.5B, four tasks) tokens a round at k = 3 came out 1.7 % below to 1.5 % above those of real runs
-where a draft was told of by a gated one, and 1.3 to 4.0 % above where it was the other way round. Where tokens are
-drawn, a block is verified as a whole (block.py): of a longer block a little more of each beginning is accepted.
+The counts are an estimate. A gate ends drafts at doubtful tokens, so the unknown tokens are not a random part, and
+rounds begin where the decoding drafter began them. On 122 greedy texts of a pair (Qwen2.5-Coder 1.5B and 0.5B, four
+tasks) tokens a round at k = 3 were 1.7 % below to 1.5 % above those of real runs for a plain draft counted by a gated
+one, and 1.3 to 4.0 % above for a gated draft counted by a plain one. Sampled drafts are verified as a block (block.py):
+of a longer block a little more of each beginning is accepted.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class SharedWeightDrafter:
 class SharedWeightCounts:
     """Counts for `shared_weights` of the rounds of one sequence in which a drafter with that gate was asked.
 
-    Kin that open further than the decoding drafter, but not always, are left out: how long their proposals are could be
-    told of the doubtful ones only.
+    Drafters with a gate below that one are left out: where the decoding drafter's gate ended a draft, the length of
+    their draft is unknown, and the rounds whose length is known are a biased sample.
     """
 
     def __init__(self, shared_weights: Sequence[SharedWeightDrafter], min_probability: float) -> None:
@@ -54,7 +53,7 @@ class SharedWeightCounts:
         for one in self._counts:
             limit = min(one.state.max_draft_tokens, num_possible) if num_asked else 0
             end = min(limit, _closing(proposal, one.min_probability) or limit)
-            # Where this drafter had nothing, or ended before it had to, its kin would have done the same.
+            # Where the decoding drafter proposed nothing or ended without its gate, this one would have done the same.
             is_whole = end <= num_tokens or (num_tokens < num_asked and not is_closed)
             known = min(end, num_tokens)
             accepted = min(num_accepted, known)
@@ -63,13 +62,13 @@ class SharedWeightCounts:
             self._counts[one] = self._counts[one].with_round(
                 depth, accepted, num_emitted=emitted, num_tested=min(known, num_accepted + 1)
             )
-            # Behind what was asked for only ends are known, and they alone would make drafts look short.
+            # Behind the asked length only the ends of drafts are known; they alone would make drafts look short.
             reached = min(limit if is_whole else known, num_asked, emitted)
             for position in range(reached):
                 self._chances[one][position] += 1
 
     def shadows(self) -> tuple[ShadowCounts, ...]:
-        """What each of them would have been counted with in these rounds, as far as it is known."""
+        """The counts of each drafter in these rounds, as far as they are known."""
         return tuple(
             ShadowCounts(
                 one.state.name, one.state.revision, one.state.max_draft_tokens, counts, tuple(self._chances[one])
@@ -81,7 +80,7 @@ class SharedWeightCounts:
 def merged(rounds: Iterable[SharedWeightCounts], *, apart_from: Collection[str]) -> tuple[ShadowCounts, ...]:
     """The rounds of one job, in which several drafters may have been asked, with one round for the prefill.
 
-    `apart_from`: the drafters that were asked, whose own counts say more. A drafter without a round is left out.
+    `apart_from`: the drafters that were asked; their own counts are better. A drafter without a round is left out.
     """
     found: dict[str, ShadowCounts] = {}
     for shadow in (shadow for one in rounds for shadow in one.shadows()):

@@ -70,7 +70,7 @@ def converted_folder(weights: Weights, dtype: str) -> Path:
 
 
 def publish_folder(finished: Path, folder: Path) -> None:
-    """Move a finished copy to its place in one step; whoever came first wins."""
+    """Move a finished copy to its place in one step; an existing copy stays."""
     try:
         finished.rename(folder)
     except OSError:

@@ -88,7 +88,7 @@ class Validation:
         return self._tasks[name]
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
-        """The pattern that covers the job's prompt. None for probes and control jobs, which keep the mode they name."""
+        """The pattern that covers the job's prompt; empty for probes and control jobs, which keep their own mode."""
         if job.purpose is not Purpose.TRAFFIC:
             return ""
         if job.task not in self._switched_off:

@@ -33,7 +33,7 @@ class BoundedQueue(Generic[Item]):
 
     @property
     def num_unsettled(self) -> int:
-        """Items that wait, and those of the last `take`: whoever takes again has dealt with what was taken before."""
+        """Items that wait, and those of the last `take`, which count as settled at the next `take`."""
         with self._changed:
             return len(self._items) + self._num_in_hand
 

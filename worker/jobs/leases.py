@@ -12,7 +12,7 @@ from alphaloop.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-#: Cancellations that no notice told of are found after so long.
+#: Cancellations without a notice are found after so long.
 _CHECK_EVERY_S: Final = 1.0
 
 

@@ -123,7 +123,7 @@ class PublishingQueue:
         self._queue.put(publications, give_up=self._is_hurried)
 
     def take(self, timeout_s: float) -> list[Publication]:
-        """What waits, as it came."""
+        """Take the waiting messages, in their order."""
         return self._queue.take(MOST_AT_ONCE, timeout_s)
 
 

@@ -53,7 +53,7 @@ class DeviceShare:
         self._per_job_s += device_s / max(1, self.num_running)
 
     def observe(self, num_running: int) -> None:
-        """Take the number of jobs that still run; ended jobs update the mean and drop their expected seconds."""
+        """Take the number of jobs that still run; ended jobs update the mean and count no expected seconds."""
         while self.num_running > num_running:
             self._learn(self._per_job_s - self._began_at_s.popleft())
         while self.num_running < num_running:

@@ -1,8 +1,8 @@
-"""What is compared, and in which order.
+"""The candidates of a measurement, and their order.
 
-A randomised complete block design: a batch of prompts is decoded in every way, one behind the other, before the next
-batch is begun, and the ways come in a random order each time. A machine that slows down slows all of them, nobody is
-always first, and an interrupted run has measured every way equally often.
+A randomised complete block design: a batch of prompts is decoded in every way, one after the other and in random order,
+before the next batch begins. A machine that slows down slows all ways, no way is always first, and an interrupted run
+has measured every way equally often.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Whether speculative texts are vanilla's, and whether a difference is a near-tie.
 
-A pass of another width rounds differently, so greedy texts may part where two tokens are as good as equal
-(docs/concepts/exactness.md). The engine's seam tells no logits, but it takes biases: behind the text that both share,
-the target alone is asked for one token with either of the two raised by a tolerance. If each is chosen then, both lie
-within the tolerance of the best, and rounding explains the difference.
+A pass of another width rounds differently, so greedy texts may differ where two logits are almost equal
+(docs/concepts/exactness.md). The engine's interface returns no logits, but it takes biases. So the target alone decodes
+one token behind the common text, twice: each time one of the two tokens has its logit raised by a tolerance. If the
+raised token is chosen both times, both lie within the tolerance of the best, and rounding explains the difference.
 """
 
 from __future__ import annotations

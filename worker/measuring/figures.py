@@ -1,4 +1,4 @@
-"""From what was seen of one candidate to its figures. Pure."""
+"""From the observations of one candidate to its figures. Pure."""
 
 from __future__ import annotations
 

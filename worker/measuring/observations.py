@@ -1,4 +1,4 @@
-"""What is seen while prompts are decoded: texts, counts, times. Sums only; rates are computed where they are shown."""
+"""Observations while prompts are decoded: texts, counts, times. Sums only; rates are computed where they are shown."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The user's own prompts: from a file of JSON lines to jobs that the engine has tokenized.
 
-A line is read by the contract of the queue (alphaloop.job_lines), with three liberties, because these prompts may
-never have been meant for it: a task need not be named nor known, `model` is ignored, and what says when or how a job is
-decoded means nothing here.
+A line is read by the contract of the queue (alphaloop.job_lines) with three exceptions, because these prompts may have
+been written for another system: the task may be missing or unknown, `model` is ignored, and so are the fields that say
+when or how a job is decoded.
 """
 
 from __future__ import annotations

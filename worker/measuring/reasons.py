@@ -1,6 +1,6 @@
-"""Why a candidate does not gain what it should: each reason a function from figures to a sentence, or to None. Pure.
+"""Why a candidate does not reach the bar: each reason is a function from figures to a sentence, or to None. Pure.
 
-A reason speaks only where the figures bear it out: a better setting was measured or follows from measured parts, an
+A reason is given only if the figures support it: a better setting was measured or follows from measured parts, an
 interval excludes the other value, or without that cost the bar would be reached.
 """
 
@@ -200,7 +200,7 @@ def short_outputs(e: Evidence) -> str | None:
 
 
 def nothing_proposed(e: Evidence) -> str | None:
-    """A drafter that is silent in most rounds."""
+    """A drafter that proposes nothing in most rounds."""
     share = e.own.acceptance.empty_share
     if share <= MOSTLY or not e.own.acceptance.num_rounds:
         return None
@@ -240,7 +240,7 @@ REASONS: Final = (
 
 
 def reasons(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """The name and sentence of every reason that the figures bear out."""
+    """The name and sentence of every reason that the figures support."""
     for reason in REASONS:
         if (sentence := reason(evidence)) is not None:
             yield reason.__name__, sentence

@@ -1,4 +1,4 @@
-"""What `alphaloop measure` tells beside what it measures: the models' memory, how a pair fits, a draft's record."""
+"""What `alphaloop measure` reports beside its measurements: the models' memory, how a pair fits, a draft's record."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _part(name: str, facts: ModelFacts, context_length: int) -> Part:
 
 
 def _from_folder(folder: Path, revision: str) -> Judgement | None:
-    """What `alphaloop draft train` left beside the weights; None where somebody else made them."""
+    """The card that `alphaloop draft train` wrote beside the weights; None for other drafts."""
     try:
         card = read_card(folder)
     except ConfigError:

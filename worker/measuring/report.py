@@ -1,4 +1,4 @@
-"""From what was seen to what is said: figures, verdicts, reasons, and which candidate to ship. Pure."""
+"""From observations to the report: figures, verdicts, reasons, and which candidate to ship. Pure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ WARM_UP_TOKENS: Final = 16
 
 
 class Interrupted(Exception):
-    """Somebody wants it to end; what ran is dropped."""
+    """The run was told to stop; the unfinished turn is dropped."""
 
 
 class Runner:
@@ -37,7 +37,7 @@ class Runner:
         self._clock = clock
 
     def warm_up(self, block: Sequence[int], candidates: Sequence[Candidate]) -> None:
-        """A short decoding in every way: what a device prepares at its first pass of a shape is nobody's time.
+        """Decode shortly in every way, so that no measured time includes a device's first pass of a shape.
 
         Raises Interrupted or DecodeFailed.
         """

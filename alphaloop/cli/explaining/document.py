@@ -28,7 +28,7 @@ def document(found: Explanation) -> dict[str, Any]:
             "target_ms": found.context.objective.target_ms if found.context.objective.target_ms < 1e12 else None,
         },
         "drafters": [asdict(drafter) for drafter in found.drafters],
-        "posteriors": {name: _believed(its) for name, its in found.evidence.items()},
+        "posteriors": {name: _posterior(its) for name, its in found.evidence.items()},
         "costs": [asdict(point) for point in found.costs.points],
         "incumbent": asdict(found.incumbent) if found.incumbent else None,
         "decision": {
@@ -43,7 +43,7 @@ def document(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _believed(its: Evidence) -> dict[str, Any]:
+def _posterior(its: Evidence) -> dict[str, Any]:
     posterior = its.posterior
     return {
         "jobs": posterior.jobs,

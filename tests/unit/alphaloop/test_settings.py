@@ -163,5 +163,5 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
             leaves = {name for name, value in section.items() if not isinstance(value, dict)}
             assert leaves <= rows, file
     assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_mirror", "data_dir"} <= rows
-    assert "waiting so long is worth one step of priority" in page
+    assert "a wait of this length counts as one step of priority" in page
     assert " | unset | unset: an embedded broker is started or found |" in page

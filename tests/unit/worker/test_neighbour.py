@@ -1,9 +1,8 @@
-"""A thread beside the loop: it turns until it is told to end, and its death is told to whoever asks."""
+"""A thread beside the loop: it turns until it is told to end, and `check` raises its error."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,8 +15,8 @@ WAIT_S = 10.0
 
 
 @contextmanager
-def turning(turn: Callable[[], object], *, clock: Callable[[], float] = time.monotonic) -> Iterator[Neighbour]:
-    neighbour = Neighbour("one", turn, clock=clock)
+def turning(turn: Callable[[], object]) -> Iterator[Neighbour]:
+    neighbour = Neighbour("one", turn)
     neighbour.start()
     try:
         yield neighbour
@@ -76,20 +75,6 @@ def test_the_turn_in_hand_is_the_last_one() -> None:
         assert neighbour.end(WAIT_S)
         neighbour.check()
     assert len(turns) == 1
-
-
-def test_the_age_is_that_of_the_turn_in_hand() -> None:
-    now, is_turning, may_go_on = [100.0], threading.Event(), threading.Event()
-
-    def turn() -> None:
-        is_turning.set()
-        assert may_go_on.wait(WAIT_S)
-
-    with turning(turn, clock=lambda: now[0]) as neighbour:
-        assert is_turning.wait(WAIT_S)
-        now[0] = 107.5
-        assert neighbour.turn_age_s == 7.5
-        may_go_on.set()
 
 
 def test_one_that_never_started_ends_at_once() -> None:

@@ -1,3 +1,3 @@
-"""What proposes: one file a method."""
+"""Drafters: one file a method."""
 
 from __future__ import annotations

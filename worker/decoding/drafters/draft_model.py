@@ -57,7 +57,7 @@ class DraftModelDrafter:
         self.context_length = context_length  #: tokens that it can hold of a text; behind them it proposes nothing
         self.min_probability = min_probability
         self.shared_weights = tuple(shared_weights)  #: who drafts with the same model, and is told of by its rounds
-        # What a gate of its own or of its kin asks for.
+        # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
         self._is_weighing = min_probability > 0 or any(one.min_probability for one in shared_weights)
         self._num_branches = num_branches
         self._cache = model.new_cache(num_slots)
@@ -116,7 +116,7 @@ class DraftModelDrafter:
     def _read_texts(self, rows: list[Row]) -> tuple[list[Row], Tensor]:
         """Read what the slots lack of their texts: the rows that have all of it, and the logits behind them.
 
-        One chunk each, so that a long prompt keeps nobody waiting; where all of them are behind, until one is not.
+        One chunk each, so that no text waits for a long prompt. If all are behind, chunks follow until one is read.
         """
         for row in rows:
             row.held.keep()
@@ -146,7 +146,7 @@ class DraftModelDrafter:
 
     def _read(self, reads: Sequence[Read]) -> Tensor:
         if not reads:
-            return torch.empty(0)  # nobody wants another draft
+            return torch.empty(0)  # no row wants another draft
         logits: Tensor = self.model.read(self._cache, reads)
         for read in reads:
             self._cache.lengths[read.slot] += len(read.token_ids)
@@ -186,7 +186,7 @@ class DraftModelDrafter:
     def _draft_plain(self, rows: Sequence[Row], logits: Tensor) -> None:
         told = self._tokens.best(logits, self._num_branches)
         if self._is_weighing:
-            # Told together, as each telling waits for a GPU: a float64 holds any token id exactly.
+            # Read together, because each read waits for a GPU: a float64 holds any token id exactly.
             told = torch.cat((self._tokens.best_probability(logits)[:, None].double(), told), dim=1)
         for row, numbers in zip(rows, told.tolist(), strict=True):
             if self._is_weighing:

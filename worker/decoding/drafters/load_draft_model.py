@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class _Source(NamedTuple):
-    """Where weights come from, and as what they are held."""
+    """Where weights come from, and their dtype."""
 
     name: str
     revision: str | None
@@ -50,8 +50,8 @@ class _Weights:
 class DraftModels:
     """The draft models of one target that is loaded already, and served as `served` says.
 
-    Drafters of the same weights and dtype, with another gate or more of the prompt read, share them in memory. Those
-    that read the same, and propose chains, are kin: what rounds of one show is counted for the other too.
+    Drafters of the same weights and dtype share the weights in memory, also with another gate or `max_prompt_tokens`.
+    Those that read the same tokens and propose chains are shared-weight drafters: rounds of one count for the others.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class DraftModels:
         )
 
     def _shared_weights(self, state: DrafterState, weights: _Weights) -> list[SharedWeightDrafter]:
-        """The others of its kin, whose weights are these too."""
+        """The other shared-weight drafters with these weights."""
         return [
             SharedWeightDrafter(self._state(other, settings, weights), settings.min_probability)
             for other, settings in self._drafters.items()

@@ -1,8 +1,8 @@
 """Look-up: propose what followed earlier occurrences of the text's last tokens.
 
 Saxena 2023 (prompt look-up decoding); Oliaro et al., arXiv 2411.04975 (SuffixDecoding: frequencies, and lengths that
-scale with the match). A proposal is a function of the text so far, and where results are remembered of the results
-before it: its draft distribution is one-hot, and it is gated, which its revision says.
+scale with the match). A proposal is a function of the text so far and of remembered results, so its draft distribution
+is one-hot. It has a gate, which is part of its revision.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LookupDrafter:
 
     @property
     def shadow_share(self) -> float:
-        """Of the device time of the texts that others decode, what scoring them with this drafter may take."""
+        """Most device time that scoring texts may take, as a share of their decoding time."""
         return self._settings.shadow_share
 
     def num_remembered(self, task: str) -> int:
@@ -110,10 +110,10 @@ class LookupDrafter:
         return lambda num_tokens: opened.propose(num_tokens, self._rule)
 
     def remember(self, task: str, output: Sequence[int]) -> None:
-        """Take in the output of a sequence that has ended, finished or cancelled, whoever drafted for it.
+        """Take in the output of a sequence that has ended, finished or cancelled, with any drafter.
 
-        Half a result is as good as a whole one to look things up in: each of its tokens is the target's own. Prompts
-        are never remembered. Without effect for tasks whose results are not remembered.
+        Unfinished output is remembered too, because each of its tokens is the target's own. Prompts are never
+        remembered. Without effect for tasks whose results are not remembered.
         """
         if (earlier := self._earlier.get(task)) is not None:
             earlier.remember(output)

@@ -41,7 +41,7 @@ class KvShape:
 
 
 class Holder(Protocol):
-    """What has a slot, and may be told that it is another now."""
+    """The owner of a slot, whose slot may change."""
 
     slot: int
 
@@ -139,7 +139,7 @@ class SlotCache:
             self.lengths[slot] = end
 
     def trim(self) -> None:
-        """Give back what no slot in use needs. Where even that takes more memory than there is, as in `reserve`."""
+        """Give back the memory that no slot in use needs. If memory is short even for this, as in `reserve`."""
         self._resize(*self._needed())
 
     def reserve(self, num_rows: int, num_positions: int) -> None:

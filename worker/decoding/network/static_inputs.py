@@ -1,4 +1,4 @@
-"""What a recorded pass reads: one block of numbers at one place, filled anew for each pass and sent in one copy.
+"""The input of a recorded pass: one block of numbers at one address, filled for each pass and sent in one copy.
 
 A recorded pass (`recorded`) is the same kernels over the same memory every time. Whatever differs from pass to pass is
 therefore a number in this block: tokens and where they belong, how long each slot is, what a tree's tokens see, even

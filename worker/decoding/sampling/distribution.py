@@ -101,7 +101,7 @@ def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _normalised(weights: Tensor) -> Tensor:
-    # A running sum, as its bits do not depend on how far the row is padded, and so not on the other rows.
+    # A running sum, because its bits do not depend on the row's padding, and so not on the other rows.
     return weights / weights.cumsum(dim=-1)[:, -1:]
 
 

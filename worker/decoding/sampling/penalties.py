@@ -1,4 +1,4 @@
-"""What a job's own text and its bias change about the scores, before anything is chosen.
+"""Bias and penalties: how a job's settings and its own text change the scores before a token is chosen.
 
 In this order, which is that of vLLM's sampler: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
 divides positive and multiplies negative scores of every token of prompt and output; the frequency penalty is

@@ -1,4 +1,4 @@
-"""A head that understands the draft from the first step.
+"""Fits the head to the draft's states before training.
 
 The target's head reads the last of many layers; what a few layers make is written in another basis. Of all linear maps
 W, the one with least squares between W·h of the draft and the target's state at the same position has a closed form

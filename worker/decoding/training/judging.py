@@ -1,4 +1,4 @@
-"""What a draft is worth on texts it never saw, without speculative decoding.
+"""A draft's acceptance on held-out texts, without speculative decoding.
 
 Greedy decoding accepts a drafted token where it is the target's own next token, so one pass of the draft over the
 target's text tells every acceptance (teacher forcing): rounds are walked through it as they would happen. Sampled

@@ -1,4 +1,4 @@
-"""What the target thinks of every position of its texts: its last hidden state and its likeliest tokens, on disk.
+"""Lessons: the target's last hidden state and likeliest tokens at every position of its texts, on disk.
 
 Computed once, a text at a time to several, so that training needs neither the target in memory nor its time.
 """

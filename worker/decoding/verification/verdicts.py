@@ -1,4 +1,4 @@
-"""What the target says to each sequence's proposal: from a pass's logits to verdicts."""
+"""From a pass's logits to the verdict on each sequence's proposal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from worker.decoding.verification.tree import tree_depths, verify_tree, verify_t
 def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list[Verdict]:
     """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one behind the other.
 
-    Greedy jobs whose scores are the logits themselves, which are most, follow from what is told at once, with one wait
-    for the device; sampled ones share the computation of their distributions where these are cut alike. Raises
-    RuntimeError where logits are not finite, as nothing chosen from them means anything.
+    Most jobs are greedy with plain logits: their verdicts are computed together, with one wait for the device. Sampled
+    jobs with equal cuts share the computation of their distributions. Raises RuntimeError for logits that are not
+    finite, because a choice from them has no meaning.
     """
     values, best = logits.max(dim=-1)
     is_finite, *told = torch.cat((values.isfinite().all()[None].to(best.dtype), best)).tolist()

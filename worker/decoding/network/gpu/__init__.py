@@ -1,4 +1,4 @@
-"""What a GPU computes between matrix products, as Triton kernels."""
+"""Triton kernels for a GPU's operations between matrix products."""
 
 from __future__ import annotations
 
