@@ -17,7 +17,7 @@ class Source(StrEnum):
 
     SHADOW = "shadow"  #: scored on a text that others decoded
     SHARED_WEIGHTS = "shared_weights"  #: in the rounds of a drafter of the same weights
-    DRAFTED = "drafted"  #: the job's own drafter, scored at its longest drafts
+    DRAFTED = "drafted"  #: of a drafter that decoded: of its rounds alone, or scored at its longest drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class ShadowRun:
     num_output_tokens: int  #: of the whole text
     decoded_at: datetime
     chances: tuple[int, ...] = ()  #: as a run's; empty: `num_draft_tokens` was allowed in every round
+    is_drafted: bool = False  #: of rounds that the drafter had in the job itself
 
     @property
     def evidence(self) -> EvidenceSums:
@@ -118,6 +119,6 @@ class JobCounts:
 
     def source(self, shadow: ShadowRun) -> Source:
         """How one of `shadows` was counted."""
-        if self.run is not None and shadow.key == self.run.key:
+        if shadow.is_drafted or (self.run is not None and shadow.key == self.run.key):
             return Source.DRAFTED
         return Source.SHARED_WEIGHTS if shadow.chances else Source.SHADOW

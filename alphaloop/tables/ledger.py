@@ -101,7 +101,7 @@ evidence_rows: Final = Table(
         Text,
         nullable=False,
         comment="shadow: scored on a text that others decoded; shared_weights: counted in rounds of a drafter with the "
-        "same weights; drafted: the job's own drafter, scored at its longest drafts",
+        "same weights; drafted: of a drafter that decoded, its rounds alone or scored at its longest drafts",
     ),
     Column("is_whole", Boolean, nullable=False, comment="Of whole rounds; only these shadows are in the hourly sums"),
     Column("num_draft_tokens", Integer, nullable=False, comment="k of the counts"),

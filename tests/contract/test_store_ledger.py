@@ -139,6 +139,7 @@ def test_every_row_says_whether_it_is_evidence_and_how_it_was_counted(database: 
     run = decode_run(simulated_counts(rng, [0.8], 10), at=NOW)
     control = decode_run(vanilla_counts(5), mode=Mode.VANILLA, purpose=Purpose.CONTROL, at=NOW)
     shadows = tuple(shadow(rng, run, drafter) for drafter in ("lookup", "small", "gated"))
+    shadows += (replace(shadows[2], key=replace(run.key, drafter="half"), is_drafted=True),)
     record(database, [JobCounts("a", 1, run, shadows), JobCounts("b", 1, run), JobCounts("c", 1, control)])
     columns = "recorded_in, recorded_at > now() - interval '1 hour' AS is_now"
     with database.begin() as connection:
@@ -158,6 +159,7 @@ def test_every_row_says_whether_it_is_evidence_and_how_it_was_counted(database: 
         ("lookup", "drafted", True, transaction, True),
         ("small", "shadow", True, transaction, True),
         ("gated", "shared_weights", False, transaction, True),
+        ("half", "drafted", False, transaction, True),
     ]
 
 

@@ -194,8 +194,12 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
         return []
     scored = {shadow.drafter for shadow in generation.shadows if not shadow.chances}
     return [
-        _shadow(
-            run, ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances)
+        replace(
+            _shadow(
+                run,
+                ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances),
+            ),
+            is_drafted=True,
         )
         for one in drafted
         if one.drafter not in scored
