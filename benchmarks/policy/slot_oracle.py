@@ -196,7 +196,8 @@ class SlotOracle:
         starts += [[s if s in its else starts[0][i] for i, its in enumerate(able)] for s in known.yields[0]]
         starts.sort(key=rate, reverse=True)
         found = [self._climb(start, able, rate) for start in starts[:_NUM_STARTS]]
-        return tuple(max(found, key=lambda settings: rate(settings)))
+        best = max(found, key=rate)
+        return tuple(best)
 
     def _may(self, group: _Group, setting: DraftSetting) -> bool:
         drafter = group.drafter or (self._plan[group.kind] if self._plan else None)
