@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,14 +12,16 @@ import numpy as np
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.load import Slower
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import Running, SlotRound
-from benchmarks.policy.slot_jobs import SlotJob, draw_jobs
+from benchmarks.policy.slot_device import Running, SlotRound, play_slots
+from benchmarks.policy.slot_jobs import SlotJob, SlotStream, draw_jobs, draw_slot_stream
 from benchmarks.policy.slot_table import SlotTable
 
 #: Jobs that its expectations rest on, all kinds together. No rule ever meets them.
 NUM_JOBS: Final = 480
 #: Beginnings of its search for the settings of a round: the best of all that are tried.
 _NUM_STARTS: Final = 3
+#: Plans of drafters by kind that are played to find the fastest.
+_MOST_PLANS: Final = 16
 
 
 class _Group(NamedTuple):
@@ -51,6 +54,9 @@ class Known:
     yields: tuple[dict[DraftSetting, Yield], ...]  #: by kind
     cells: tuple[Hashable, ...]  #: by kind, what a rule can know of it
     num_jobs: tuple[int, ...]  #: by kind, that the expectations rest on
+    #: The drafter of each kind, where that is faster than choosing it by what else runs when a job starts.
+    plan: tuple[str, ...] | None = None
+    blind_plan: tuple[str, ...] | None = None  #: the same if producers and slow stretches are not known
 
     def ms_a_token(self, kind: int, setting: DraftSetting, num_running: int, slower: Slower, *, reads: bool) -> float:
         """Milliseconds of the device a token, if all that run do the same; with `reads` the drafter reads first."""
@@ -83,7 +89,28 @@ def know_slots(scenario: Scenario, device: Device, *, num_jobs: int = NUM_JOBS) 
     yields = tuple({setting: _yield_of(its, setting) for setting in settings} for its in of_kind)
     table = SlotTable(device, scenario.slots.num_slots, scenario.draft_tokens)
     cells = tuple(its[0].cell if scenario.replayed is None else its[0].cell.task for its in of_kind)
-    return Known(scenario, table, yields, cells, tuple(map(len, of_kind)))
+    known = Known(scenario, table, yields, cells, tuple(map(len, of_kind)))
+    # A stream that no rule meets either: their seeds begin with 1.
+    stream = draw_slot_stream(scenario, device, 0)
+    plan, blind_plan = (_fastest_plan(known, stream, is_blind=is_blind) for is_blind in (False, True))
+    return replace(known, plan=plan, blind_plan=blind_plan)
+
+
+def _fastest_plan(known: Known, stream: SlotStream, *, is_blind: bool) -> tuple[str, ...] | None:
+    """A drafter chosen by what else runs at a start may be the wrong one for the job's life, and draws others along."""
+    alike = list(dict.fromkeys(known.cells))
+    of_kind = [alike.index(cell) if is_blind else kind for kind, cell in enumerate(known.cells)]
+    num_drafters = max(of_kind) + 1
+    plans: list[tuple[str, ...] | None] = [None]
+    if len(known.scenario.draft_tokens) ** num_drafters <= _MOST_PLANS:
+        chosen = product(known.scenario.draft_tokens, repeat=num_drafters)
+        plans += [tuple(drafters[place] for place in of_kind) for drafters in chosen]
+
+    def took_ms(plan: tuple[str, ...] | None) -> float:
+        oracle = SlotOracle(replace(known, plan=plan, blind_plan=plan), is_blind=is_blind)
+        return play_slots(stream, known.table, oracle).ms
+
+    return min(plans, key=took_ms)
 
 
 def _yield_of(jobs: Sequence[SlotJob], setting: DraftSetting) -> Yield:
@@ -122,6 +149,7 @@ class SlotOracle:
 
     def __init__(self, known: Known, *, is_blind: bool = False) -> None:
         self._known = known.without_producers() if is_blind else known
+        self._plan = known.blind_plan if is_blind else known.plan
         self._is_blind = is_blind
         self._best: dict[tuple[_Mix, Slower], tuple[DraftSetting, ...]] = {}
         self._drafter: dict[int, str | None] = {}
@@ -154,10 +182,7 @@ class SlotOracle:
 
     def _search(self, mix: _Mix, slower: Slower) -> tuple[DraftSetting, ...]:
         num_running, known = sum(num for _, num in mix), self._known
-        able = [
-            [s for s in known.yields[group.kind] if group.drafter is None or s.drafter in (None, group.drafter)]
-            for group, _ in mix
-        ]
+        able = [[s for s in known.yields[group.kind] if self._may(group, s)] for group, _ in mix]
         alone = [
             {s: known.ms_a_token(group.kind, s, num_running, slower, reads=group.drafter is None) for s in settings}
             for (group, _), settings in zip(mix, able, strict=True)
@@ -171,7 +196,12 @@ class SlotOracle:
         starts += [[s if s in its else starts[0][i] for i, its in enumerate(able)] for s in known.yields[0]]
         starts.sort(key=rate, reverse=True)
         found = [self._climb(start, able, rate) for start in starts[:_NUM_STARTS]]
-        return tuple(max(found, key=rate))
+        best = max(found, key=rate)
+        return tuple(best)
+
+    def _may(self, group: _Group, setting: DraftSetting) -> bool:
+        drafter = group.drafter or (self._plan[group.kind] if self._plan else None)
+        return drafter is None or setting.drafter in (None, drafter)
 
     def _climb(
         self,
