@@ -122,7 +122,7 @@ def run_worker(
             data_dir=folder / "data",
         )
         check_imports(checkout, environment)
-        _migrate(environment)
+        _migrate(environment, checkout)
         worker = ChildProcess(
             f"worker ({name})",
             worker_command(checkout, seed=seed),
@@ -221,9 +221,15 @@ def checked(run: WorkerRun, jobs: Collection[PromptJob]) -> Mapping[str, int]:
     }
 
 
-def _migrate(environment: Mapping[str, str]) -> None:
+def _migrate(environment: Mapping[str, str], checkout: Path) -> None:
+    # In the checkout, because that is whose settings the command reads.
     done = subprocess.run(
-        migrate_command(), env=dict(environment), capture_output=True, text=True, timeout=_MIGRATE_TIMEOUT_S
+        migrate_command(),
+        cwd=checkout,
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=_MIGRATE_TIMEOUT_S,
     )
     if done.returncode:
         raise RuntimeError(f"the migration of the fresh database failed: {done.stderr.strip()[-1000:]}")
