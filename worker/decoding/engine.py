@@ -79,15 +79,11 @@ class TransformersEngine:
 
         Sequences that memory had no room for go on before any job is admitted.
         """
-        if not self.load().num_free or self._parked:
-            return False
-        others = [sequence.num_positions for sequence in self._running]
-        longest = max((_num_positions(prepared), *others))
-        return self._cache.num_bytes_with(len(others) + 1, longest) <= self._max_cache_bytes
+        return not self._parked and self._fits(prepared)
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a sequence in; the next steps read its prompt."""
-        if not self.has_room(prepared):
+        if not self._fits(prepared):
             raise DecodeFailed(f"no room for another of {self._num_slots} slots", hint="ask has_room() before admit()")
         drafter = self._open_drafters.state(decision.drafter)
         sequence = Sequence(prepared, self._target, self._cache.acquire())
@@ -204,6 +200,13 @@ class TransformersEngine:
         if drafter is None:
             return measuring.measure_target_prefill_ms(self._target, num_tokens, num_samples)
         return measuring.measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
+
+    def _fits(self, prepared: PreparedJob) -> bool:
+        if not self.load().num_free:
+            return False
+        others = [sequence.num_positions for sequence in (*self._running, *self._parked)]
+        longest = max((_num_positions(prepared), *others))
+        return self._cache.num_bytes_with(len(others) + 1, longest) <= self._max_cache_bytes
 
     def _drop(self, sequence: Sequence) -> None:
         if sequence in self._parked:

@@ -21,7 +21,11 @@ class Held:
     drafts: list[int] = field(default_factory=list)
 
     def keep(self) -> None:
-        """Count the drafts that became text, and drop the rest; the text's last token is always read anew."""
+        """Count the drafts that became text, and drop the rest; the text's last token is always read anew.
+
+        That token may have been read, in a round that failed behind its proposals.
+        """
+        self.num_text = min(self.num_text, len(self.text) - 1)
         for draft in self.drafts:
             if self.num_text >= len(self.text) - 1 or self.text[self.num_text] != draft:
                 break
