@@ -1,11 +1,12 @@
 """Expected goodput of each setting: tokens a second, with bounds, from posteriors and costs. Pure.
 
 The bounds of a speed-up hold the uncertainty about tokens a round and the uncertainty about costs. Let T(w) be the
-target's pass at width w, D the draft, and d the share of the draft in the time of a job. Then
+target's pass at width w and D the draft. Let v be the share of T(1) in the time of a vanilla job. Let p and d be the
+shares of T(w) and of D in the time of the job. Then
 
-    variance of ln(speed-up) = (slope · sd(tokens))² + (1 + (1 - d)²) · var(ln T) + d² · var(ln D)
+    variance of ln(speed-up) = (slope · sd(tokens))² + (v² + p²) · var(ln T) + d² · var(ln D)
 
-because a vanilla round takes T(1), the rest of the job takes T(w), and the two were measured apart.
+because T(1) and T(w) were measured apart. Reading the prompt takes the same time in both jobs and is left out.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def weigh(
         tokens_sd=0.0,
     )
     found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0, 0.0, met)]
-    target_variance = here.variance(None)
+    target_variance, vanilla_share = here.variance(None), num_tokens * vanilla_ms / job_ms
     for drafter in drafters:
         posterior = posteriors.get(drafter.name)
         if posterior is None:
@@ -157,8 +158,11 @@ def weigh(
                 )
             speedup = job_ms / taken_ms
             draft_share = (draft_read_ms + num_tokens * draft_ms / tokens) / taken_ms
-            pass_share = 1 - draft_share
-            cost_sd = sqrt((1 + pass_share * pass_share) * target_variance + draft_share * draft_share * draft_variance)
+            pass_share = num_tokens * pass_ms / tokens / taken_ms
+            cost_sd = sqrt(
+                (vanilla_share * vanilla_share + pass_share * pass_share) * target_variance
+                + draft_share * draft_share * draft_variance
+            )
             # Independent errors of ln(speed-up) add up by squares, on either side.
             doubt = Z95 * cost_sd
             found.append(
