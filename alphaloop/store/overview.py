@@ -46,8 +46,8 @@ _CHOICE = text("""
 class TaskNow:
     """One task: jobs by status, the choice in force, acceptance with 95 % intervals over jobs, measured speed-up.
 
-    `alpha_1` and `alpha` are None without a trial, `mode` and `reason` without a decoded job, `measured` where the task
-    did not speculate in the last day.
+    `alpha_1` and `alpha` are None without a trial, `mode` and `reason` without a decoded job, `measured` where no
+    slice of the task was recorded in the last day.
     """
 
     task: str

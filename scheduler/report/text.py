@@ -98,7 +98,7 @@ def _measured(report: Report) -> list[str]:
             subsequent_indent="    ",
         )
     ]
-    return lines or ["  no task speculated in the last day"]
+    return lines or ["  no verdict yet: no slice of the switchback experiment was recorded in the last day"]
 
 
 def _drift(report: Report) -> list[str]:

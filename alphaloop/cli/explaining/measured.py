@@ -23,7 +23,7 @@ class Sums:
 class Measured:
     """Of a task: the one figure of its speed-up, and the last jobs like those that are asked about."""
 
-    speedup: TaskSpeedup | None  #: None where the task did not speculate in the last day
+    speedup: TaskSpeedup | None  #: None where no slice of the task was recorded in the last day
     ways: Sequence[WayDecoded]
     explored: Sums
     all: Sums
