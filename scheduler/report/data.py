@@ -81,7 +81,7 @@ class TaskLine(_Part):
     alpha_1: Estimate | None = Field(None, description="Acceptance of the first drafted token.")
     alpha: Estimate | None = Field(None, description="Pooled over positions; read it with its k.")
     alpha_num_draft_tokens: tuple[int, ...] = Field((), description="The k of the jobs behind alpha.")
-    measured: MeasuredLine | None = Field(None, description="Null where no slice of the task was recorded in the last day.")
+    measured: MeasuredLine | None = Field(None, description="Null where the last day has no slice of the task.")
 
 
 class DriftLine(_Part):
