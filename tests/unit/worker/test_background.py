@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from alphaloop.errors import StoreError, StoreUnavailable
 from worker.background import BackgroundWrites
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture) -> None:
+    """Another test may have raised the level of all logs."""
+    caplog.set_level(logging.WARNING, logger="worker.background")
 
 
 def test_writes_are_done_in_their_order() -> None:
