@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final
 from uuid import uuid4
 
-from alphaloop.deciding.policy import Decision, DraftSetting
+from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, StoreError
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import Outcome
@@ -161,8 +161,7 @@ class Worker:
             if len(self._running) and not self._running.has_room(claimed):
                 return number
             stream = JobStream(claimed.job_id, claimed.attempt) if claimed.ready.job.body.stream else None
-            setting = DraftSetting(decision.drafter, decision.num_draft_tokens)
-            job = RunningJob(claimed, decision, decided_together, started_at, setting, stream)
+            job = RunningJob(claimed, decision, decided_together, started_at, decision.setting, stream)
             try:
                 self._running.start(job, alone=alone)
             except DecodeFailed as error:
@@ -207,9 +206,10 @@ class Worker:
         self._c.feed.charge({task: number * share_s for task, number in num_by_task.items()})
 
     def _stream(self, stepped: Stepped) -> None:
-        running = dict(self._running.by_id()) | {job.job_id: job for job, _ in stepped.finished}
+        ended = {job.job_id: job for job, _ in stepped.finished}
         for delta in stepped.step.deltas if stepped.step else ():
-            if stream := running[delta.job_id].stream:
+            job = ended.get(delta.job_id) or self._running.by_id()[delta.job_id]
+            if stream := job.stream:
                 self._c.publishing.put(stream.delta(delta.text))
         for job, generation in stepped.finished:
             if job.stream:

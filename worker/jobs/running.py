@@ -136,10 +136,9 @@ class RunningJobs:
     def give_back(self) -> list[ClaimedJob]:
         """Empty the engine; returns every job that was here."""
         self._engine.abandon()
-        left = [job.claimed for job in self._running.values()] + list(self._to_run_alone)
+        left = [job.claimed for job in self._running.values()]
         self._running.clear()
-        self._to_run_alone.clear()
-        return left
+        return left + self.take_waiting_alone()
 
     def take_waiting_alone(self) -> list[ClaimedJob]:
         """Take out the jobs that wait to run alone; what runs goes on."""

@@ -46,7 +46,6 @@ class Steering:
         self._treatments: dict[str, Treatment] = {}
         self._on_trial: dict[str, str] = {}  # subject by job_id
         self._arms: Mapping[str, Arm] = {}
-        self._applied: Mapping[str, Arm] | None = None
         self._round_began = now()
 
     def steer(self, running: RunningJobs) -> None:
@@ -56,9 +55,8 @@ class Steering:
         if not is_same:
             self._running_ids = frozenset(jobs)
             self._consider(list(jobs.values()))
-        self._arms = self._schedule.next_round(self._treatments)
-        if not is_same or self._arms != self._applied:
-            self._applied = dict(self._arms)
+        before, self._arms = self._arms, dict(self._schedule.next_round(self._treatments))
+        if not is_same or self._arms != before:
             running.redraft(self._setting_of)
         self._round_began = self._now()
 
@@ -82,11 +80,11 @@ class Steering:
             has_prompt=step.num_prefill_tokens > 0 or step.num_draft_prefill_tokens > 0,
             tasks=rounds,
         )
-        return _told(self._schedule.observe(facts))
+        return _by_sampling_bucket(self._schedule.observe(facts))
 
     def close(self) -> list[TaskSlice]:
         """End all slices and return them: when the worker ends, or when a step failed."""
-        return _told(self._schedule.close())
+        return _by_sampling_bucket(self._schedule.close())
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
         """Find every sequence's setting outside control slices, and the subjects' treatments."""
@@ -125,7 +123,7 @@ def _subject_of(job: RunningJob) -> str:
     return f"{job.lane.task} {job.lane.sampling_bucket}"
 
 
-def _told(slices: Sequence[Slice]) -> list[TaskSlice]:
+def _by_sampling_bucket(slices: Sequence[Slice]) -> list[TaskSlice]:
     found = []
     for one in slices:
         task, _, sampling_bucket = one.task.partition(" ")
