@@ -1,8 +1,9 @@
 """The operations of a decoder as compiled kernels: on a CPU, one call where torch needs five to fifteen.
 
 SmolLM2 in bf16 on 2 cores, one layer, microseconds, torch → compiled: norm of one token 13 → .3, gate 7 → .9, attention
-of 16 sequences with 300 tokens, rotation and cache included, 1,000 → 180 (docs/log.md). Wide reads, pieces of prompts,
-are attended to by torch, whose matrix products win there.
+of 16 sequences with 300 tokens, rotation and cache included, 1,000 → 180, of 512 tokens of a prompt 4,200 → 900
+(docs/log.md). Where the processor has no products of pairs, wide reads, pieces of prompts, are attended to by torch,
+whose matrix products win there.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from worker.decoding.network.kernels.attention import attention_kernel
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.pointwise import gate_kernel, norm_kernel
 from worker.decoding.network.kernels.threads import openmp
+from worker.decoding.network.kernels.wide_attention import can_attend
 from worker.decoding.network.operations import Heads
 from worker.decoding.network.passes import WIDEST_SHARED, Pass
 from worker.decoding.network.torch_operations import attend
+from worker.decoding.network.wide_reads import WideRead, can_attend_wide
 
 #: Elements below which waking other threads costs more than they save.
 _WORTH_SHARING: Final = 16_384
@@ -75,7 +78,7 @@ class CompiledAttention:
 
     def __init__(self, plan: Pass, tables: Mapping[str, Tensor], window: int | None, dtype: torch.dtype) -> None:
         self._tables, self._window, self._dtype = tables, window or 0, dtype
-        self._parts = [_Part(group, plan) for group in plan.groups]
+        self._parts = [_Part(group, plan, dtype) for group in plan.groups]
 
     def __call__(self, qkv: Tensor, held: Tensor, heads: Heads) -> Tensor:
         """[tokens, queries * head_dim] of one layer."""
@@ -91,7 +94,9 @@ class CompiledAttention:
             if heads.norms is not None:
                 a.norms, a.epsilon = heads.norms.data_ptr(), heads.epsilon
             kernel(part.address, part.num_threads)
-            if part.is_wide:
+            if part.wide is not None and can_attend(heads.head_dim):
+                part.wide.attend(a, heads, held)
+            elif part.is_wide:
                 tokens = part.group.tokens
                 queries = qkv.view(len(qkv), -1, heads.head_dim)[tokens, : heads.num_queries]
                 seen[tokens] = attend(queries, held, part.group, heads)
@@ -101,9 +106,10 @@ class CompiledAttention:
 class _Part:
     """A group of reads as a kernel's arguments; those of a layer are filled in when it is computed."""
 
-    def __init__(self, group: Group, plan: Pass) -> None:
+    def __init__(self, group: Group, plan: Pass, dtype: torch.dtype) -> None:
         self.group = group
         self.is_wide = group.width > WIDEST_SHARED
+        self.wide = WideRead(group.placed[0]) if self.is_wide and can_attend_wide(group.placed[0], dtype) else None
         self.num_threads = torch.get_num_threads()
         rows = [(placed.slot, placed.length, placed.first, placed.width) for placed in group.placed]
         # Both arrays have to live as long as their addresses are used.

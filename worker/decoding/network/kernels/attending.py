@@ -95,13 +95,11 @@ def score_keys(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[...
 
 def softmax(numbers: Numbers) -> Callable[..., None]:
     """`soften(scores, num, scaling)`: in place, over the first `num`."""
-    real, exp = numbers.real, numbers.exp
+    real, exp, largest = numbers.real, numbers.exp, numbers.largest
 
     @compiled
     def soften(scores: Any, num: Any, scaling: Any) -> None:
-        most = scores[0]
-        for j in range(1, num):
-            most = max(most, scores[j])
+        most = largest(scores[:num])
         total = real(0)
         for j in range(num):
             weight = exp((scores[j] - most) * scaling)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numba
@@ -18,10 +19,25 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-GROUP: Final = 8  #: tokens, at most, whose sums are held in registers together
 _LANES: Final = 16
-_REGISTERS: Final = 3  #: of outputs side by side; more, and eight tokens' sums do not fit
-OUTPUTS: Final = _LANES * _REGISTERS
+_HELD: Final = 24  #: registers of sums; there are 32, and weights need some
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one multiplication computes together."""
+
+    num_registers: int  #: of outputs side by side
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs side by side."""
+        return self.num_registers * _LANES
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, at most, whose sums are held in registers together."""
+        return min(8, _HELD // self.num_registers)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
@@ -57,54 +73,65 @@ def has_pair_products() -> bool:
 
 
 @functools.cache
-def multiplication(*, by_pairs: bool) -> Any:
-    """`multiply(weights, inputs, num_inputs, num_rows, sums)` for kernels; the first two and the last are addresses.
+def multiplication(tile: Tile, *, by_pairs: bool) -> Any:
+    """`multiply(weights, inputs, num_inputs, num_rows, sums, stride)` for kernels.
 
-    weights: [inputs / 2, `OUTPUTS`, 2] bfloat16; inputs: [rows, inputs] bfloat16; sums: [rows, `OUTPUTS`] float32,
-    written; rows: 1 to `GROUP`. A row's sums are added up in the same order whatever the number of rows.
+    weights, inputs and sums are addresses. weights: [inputs / 2, tile.num_outputs, 2] bfloat16; inputs: [rows, inputs]
+    bfloat16; sums: rows of tile.num_outputs float32, `stride` float32 apart, written; rows: 1 to tile.num_rows. A row's
+    sums are added up in the same order whatever the number of rows.
     """
     add_products = _by_pairs if by_pairs else _one_by_one
 
-    def multiply(typing_context: Any, weights: Any, inputs: Any, num_inputs: Any, num_rows: Any, sums: Any) -> Any:
+    def multiply(
+        typing_context: Any, weights: Any, inputs: Any, num_inputs: Any, num_rows: Any, sums: Any, stride: Any
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            weights, inputs, num_inputs, num_rows, sums = arguments
+            weights, inputs, num_inputs, num_rows, sums, stride = arguments
             weights = builder.inttoptr(weights, _INTS.as_pointer())
             inputs = builder.inttoptr(inputs, _INT.as_pointer())
-            sums = builder.inttoptr(sums, _FLOATS.as_pointer())
+            sums = builder.inttoptr(sums, _FLOAT.as_pointer())
             num_pairs = builder.sdiv(num_inputs, _like(num_inputs, 2))
             end = builder.append_basic_block("end")
             sizes = builder.switch(num_rows, end)
-            for rows in range(1, GROUP + 1):
+            for rows in range(1, tile.num_rows + 1):
                 block = builder.append_basic_block(f"rows{rows}")
                 sizes.add_case(_like(num_rows, rows), block)
                 builder.position_at_end(block)
-                _multiply(builder, weights, inputs, num_pairs, rows, sums, add_products)
+                held = _multiply(builder, weights, inputs, num_pairs, (rows, tile.num_registers), add_products)
+                _write(builder, held, sums, stride)
                 builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(weights, inputs, num_inputs, num_rows, sums), generate
+        return types.void(weights, inputs, num_inputs, num_rows, sums, stride), generate
 
     return intrinsic(multiply)
 
 
 def _multiply(
-    builder: Any, weights: Any, inputs: Any, num_pairs: Any, num_rows: int, sums: Any, add_products: Callable[..., None]
-) -> None:
-    places = [(row, register) for row in range(num_rows) for register in range(_REGISTERS)]
+    builder: Any, weights: Any, inputs: Any, num_pairs: Any, shape: tuple[int, int], add_products: Callable[..., None]
+) -> dict[tuple[int, int], Any]:
+    num_rows, num_registers = shape
+    places = [(row, register) for row in range(num_rows) for register in range(num_registers)]
     held = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
     for place in places:
         builder.store(_same(_FLOATS, 0.0), held[place])
     with cgutils.for_range(builder, num_pairs) as loop:
-        at = builder.mul(loop.index, _like(loop.index, _REGISTERS))
-        pairs = [_load(builder, weights, _plus(builder, at, register)) for register in range(_REGISTERS)]
+        at = builder.mul(loop.index, _like(loop.index, num_registers))
+        pairs = [_load(builder, weights, _plus(builder, at, register)) for register in range(num_registers)]
         values = [
             _load(builder, inputs, builder.add(builder.mul(num_pairs, _like(num_pairs, row)), loop.index))
             for row in range(num_rows)
         ]
         add_products(builder, pairs, values, held)
-    for number, place in enumerate(places):
-        stored = builder.store(builder.load(held[place]), builder.gep(sums, [_like(num_pairs, number)]))
+    return held
+
+
+def _write(builder: Any, held: dict[tuple[int, int], Any], sums: Any, stride: Any) -> None:
+    for (row, register), total in held.items():
+        at = builder.add(builder.mul(stride, _like(stride, row)), _like(stride, register * _LANES))
+        into = builder.bitcast(builder.gep(sums, [at]), _FLOATS.as_pointer())
+        stored = builder.store(builder.load(total), into)
         stored.align = 4
 
 

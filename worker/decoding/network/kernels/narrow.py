@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from worker.decoding.network.kernels.compiling import array, kernel
-from worker.decoding.network.kernels.multiplying import GROUP, OUTPUTS, has_pair_products, multiplication
+from worker.decoding.network.kernels.multiplying import Tile, has_pair_products, multiplication
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
 
@@ -45,6 +45,8 @@ class Arguments(ctypes.Structure):
 
 
 NUM_ARGUMENTS: Final = len(At)
+_TILE: Final = Tile(3)
+OUTPUTS: Final = _TILE.num_outputs
 
 
 def most_rows() -> int:
@@ -70,7 +72,8 @@ def narrow_kernel(*, by_pairs: bool) -> Kernel:
     """For any number of tokens. `by_pairs`: on processors where `has_pair_products` only."""
     numbers = NUMBERS[torch.bfloat16]
     raw, load, store = numbers.dtype, numbers.load, numbers.store
-    multiply = multiplication(by_pairs=by_pairs)
+    multiply = multiplication(_TILE, by_pairs=by_pairs)
+    most_together = _TILE.num_rows
     thread, team = thread_functions()
 
     @kernel
@@ -81,14 +84,14 @@ def narrow_kernel(*, by_pairs: bool) -> Kernel:
         bias = array(a[At.BIAS], (num_outputs,), raw)
         held = array(a[At.HELD], (num_rows, num_outputs), raw)
         sums = np.empty(num_rows * OUTPUTS, np.float32)
-        num_groups = (num_rows + GROUP - 1) // GROUP
+        num_groups = (num_rows + most_together - 1) // most_together
         num_blocks = (num_outputs + OUTPUTS - 1) // OUTPUTS
         for block in range(num_blocks * thread() // team(), num_blocks * (thread() + 1) // team()):
             weights = a[At.WEIGHTS] + block * OUTPUTS * num_inputs * 2
             for group in range(num_groups):
                 row, end = num_rows * group // num_groups, num_rows * (group + 1) // num_groups
                 x, into = a[At.X] + row * num_inputs * 2, sums.ctypes.data + row * OUTPUTS * 4
-                multiply(weights, x, num_inputs, end - row, into)
+                multiply(weights, x, num_inputs, end - row, into, OUTPUTS)
             first = block * OUTPUTS
             for row in range(num_rows):
                 for output in range(min(OUTPUTS, num_outputs - first)):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from worker.decoding.network.kernels.compiling import inlined
+from worker.decoding.network.kernels.compiling import compiled, inlined
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Numbers:
     load: Callable[[Any], Any]
     store: Callable[[Any], Any]
     exp: Callable[[Any], Any]
+    largest: Callable[[Any], Any]  #: of a list of `real`s, one at least
 
 
 @inlined
@@ -69,8 +70,29 @@ def _exp_float64(x: Any) -> Any:
     return np.exp(x)
 
 
+@compiled
+def _largest_float32(x: Any) -> Any:
+    """As integers, whose maximum is vectorised: LLVM leaves that of floats to one lane."""
+    bits = x.view(np.int32)
+    most = np.int32(-(2**31))
+    for i in range(len(bits)):
+        # The bits of a negative float grow as it falls: they are turned around. Conversions keep it at 32 bits a lane.
+        turned = np.int32(bits[i] ^ np.int32((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        if turned > most:
+            most = turned
+    return np.int32(most ^ np.int32((most >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+
+
+@compiled
+def _largest_float64(x: Any) -> Any:
+    most = x[0]
+    for one in x:
+        most = max(most, one)
+    return most
+
+
 NUMBERS: Final = {
-    torch.bfloat16: Numbers(np.uint16, np.float32, _from_bfloat16, _to_bfloat16, _exp_float32),
-    torch.float32: Numbers(np.float32, np.float32, _same, _same, _exp_float32),
-    torch.float64: Numbers(np.float64, np.float64, _same, _same, _exp_float64),
+    torch.bfloat16: Numbers(np.uint16, np.float32, _from_bfloat16, _to_bfloat16, _exp_float32, _largest_float32),
+    torch.float32: Numbers(np.float32, np.float32, _same, _same, _exp_float32, _largest_float32),
+    torch.float64: Numbers(np.float64, np.float64, _same, _same, _exp_float64, _largest_float64),
 }

@@ -1,0 +1,133 @@
+"""Steps of `kernels.wide_attention` for one tile: some tokens' queries of one key head, in bfloat16.
+
+A row is one query: those of the first token, then those of the next. Loops run from 0 over views: an index that might
+be negative keeps a loop from being vectorised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from worker.decoding.network.kernels.compiling import compiled
+from worker.decoding.network.kernels.multiplying import Tile, multiplication
+from worker.decoding.network.kernels.numbers import NUMBERS
+
+#: Keys side by side: four registers of scores, six queries at a time.
+_KEYS: Final = Tile(4)
+BLOCK: Final = _KEYS.num_outputs
+
+
+def value_tile(head_dim: int) -> Tile:
+    """Elements of values side by side: as many registers as divide a head."""
+    return Tile(next(registers for registers in (4, 3, 2, 1) if head_dim % (16 * registers) == 0))
+
+
+def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
+    """`gather(qkv, first, num, head, queries)`: queries of a key head of `num` tokens; all by pairs of numbers."""
+    size = num_shared * head_dim // 2
+
+    @compiled
+    def gather(qkv: Any, first: Any, num: Any, head: Any, queries: Any) -> None:
+        for token in range(num):
+            asked, row = qkv[first + token, head * size :], queries[token * size :]
+            for i in range(size):
+                row[i] = asked[i]
+
+    return gather
+
+
+def score_blocks(head_dim: int) -> Callable[..., None]:
+    """`score(keys, queries, rows, num_blocks, scores)`: scores [rows, num_blocks * BLOCK] of keys at an address."""
+    multiply, together = multiplication(_KEYS, by_pairs=True), _KEYS.num_rows
+    half = head_dim // 2
+
+    @compiled
+    def score(keys: Any, queries: Any, rows: Any, num_blocks: Any, scores: Any) -> None:
+        stride = num_blocks * BLOCK
+        for block in range(num_blocks):
+            of_block = keys + block * half * BLOCK * 4
+            for row in range(0, rows, together):
+                into = scores.ctypes.data + (row * stride + block * BLOCK) * 4
+                ask = queries.ctypes.data + row * half * 4
+                multiply(of_block, ask, head_dim, min(together, rows - row), into, stride)
+
+    return score
+
+
+def weigh_rows(num_shared: int) -> Callable[..., None]:
+    """`weigh(scores, rows, num, position, window, scaling, weights, totals)`: e^score of what each row sees, 0 else.
+
+    `position`: of the first token among the `num` keys. `totals` [rows]: sums of the weights before they are rounded.
+    """
+    numbers = NUMBERS[torch.bfloat16]
+    exp, store, largest = numbers.exp, numbers.store, numbers.largest
+
+    @compiled
+    def weigh_row(seen: Any, factor: Any, weights: Any) -> Any:
+        most, total = largest(seen), np.float32(0)
+        for key in range(len(seen)):
+            weight = exp((seen[key] - most) * factor)
+            total += weight
+            weights[key] = store(weight)
+        return total
+
+    @compiled
+    def clear(weights: Any) -> None:
+        for key in range(len(weights)):
+            weights[key] = np.uint16(0)
+
+    @compiled
+    def weigh(
+        scores: Any, rows: Any, num: Any, position: Any, window: Any, scaling: Any, weights: Any, totals: Any
+    ) -> None:
+        for row in range(rows):
+            end = position + row // num_shared + 1
+            begin = max(0, end - window) if window else 0
+            of_row, found = weights[row * num : (row + 1) * num], scores[row * num + begin : row * num + end]
+            totals[row] = weigh_row(found, np.float32(scaling), of_row[begin:end])
+            clear(of_row[:begin])
+            clear(of_row[end:])
+
+    return weigh
+
+
+def mix_values(head_dim: int) -> Callable[..., None]:
+    """`mix(values, num_held, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values by their weights.
+
+    `values`: an address; parts of a head follow each other `num_held` blocks apart.
+    """
+    tile = value_tile(head_dim)
+    multiply, together, width = multiplication(tile, by_pairs=True), tile.num_rows, tile.num_outputs
+    num_parts = head_dim // width
+
+    @compiled
+    def mix(values: Any, num_held: Any, weights: Any, rows: Any, num_blocks: Any, out: Any) -> None:
+        num = num_blocks * BLOCK
+        for part in range(num_parts):
+            of_part = values + part * num_held * BLOCK * width * 2
+            for row in range(0, rows, together):
+                weighed = weights.ctypes.data + row * num * 2
+                into = out.ctypes.data + (row * head_dim + part * width) * 4
+                multiply(of_part, weighed, num, min(together, rows - row), into, head_dim)
+
+    return mix
+
+
+def write_seen(head_dim: int, num_shared: int) -> Callable[..., None]:
+    """`write(sums, totals, first, num, head, seen)`: a tile's sums over their totals, rounded, where they belong."""
+    store, size = NUMBERS[torch.bfloat16].store, num_shared * head_dim
+
+    @compiled
+    def write(sums: Any, totals: Any, first: Any, num: Any, head: Any, seen: Any) -> None:
+        for token in range(num):
+            written, found = seen[first + token, head * size :], sums[token * size :]
+            for shared in range(num_shared):
+                factor = np.float32(1) / totals[token * num_shared + shared]
+                for d in range(head_dim):
+                    written[shared * head_dim + d] = store(found[shared * head_dim + d] * factor)
+
+    return write
