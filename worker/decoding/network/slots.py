@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-BLOCK: Final = 128  #: positions by which the capacity grows
+BLOCK: Final = 128  #: positions of which the capacity is a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Holder(Protocol):
 class SlotCache:
     """Slots of all layers, and how many positions of each count.
 
-    It grows by rows and by positions, and would hold the most of either that there ever was. With `max_bytes` it gives
-    back what no slot in use needs rather than hold more.
+    It grows by rows and by positions, by half of either at least, and would hold the most of either that there ever
+    was. With `max_bytes` it gives back what no slot in use needs rather than hold more.
     """
 
     def __init__(self, shape: KvShape, num_slots: int, device: torch.device, *, max_bytes: int | None = None) -> None:
@@ -148,11 +148,20 @@ class SlotCache:
         Where there is not enough of it, all memory goes, every length becomes 0, and torch's error is raised: slots
         stay in use, and their texts have to be read again.
         """
-        rows, capacity = max(num_rows, self.num_rows), max(_in_blocks(num_positions), self.capacity)
+        rows, capacity = self._grown(num_rows, _in_blocks(num_positions))
         if self.max_bytes is not None and rows * capacity * self.shape.bytes_per_token > self.max_bytes:
             used_rows, used_capacity = self._needed()
             rows, capacity = max(num_rows, used_rows), max(_in_blocks(num_positions), used_capacity)
         self._resize(rows, capacity)
+
+    def _grown(self, num_rows: int, capacity: int) -> tuple[int, int]:
+        """Rows and capacity for these and what there is: by half at least, because growing copies everything."""
+        rows = self.num_rows
+        if num_rows > rows:
+            rows = min(self.num_slots, max(num_rows, rows + rows // 2))
+        if capacity > self.capacity:
+            capacity = max(capacity, _in_blocks(self.capacity + self.capacity // 2))
+        return rows, max(capacity, self.capacity)
 
     def _needed(self) -> tuple[int, int]:
         """Rows and capacity that hold all slots in use."""

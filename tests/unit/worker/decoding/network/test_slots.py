@@ -198,3 +198,19 @@ def test_a_slot_that_was_never_written_moves_without_memory() -> None:
     cache.release(slots[1])
     assert cache.lower(slots[2]) == slots[1]
     assert cache.lengths[slots[1]] == 0
+
+
+def test_growing_leaves_room_for_the_next_growth() -> None:
+    """By half at least, because everything is copied; by no more than is asked for where the limit is near."""
+    cache = SlotCache(SHAPE, 8, torch.device("cpu"))
+    cache.reserve(2, 8 * BLOCK)
+    assert (cache.num_rows, cache.capacity) == (2, 8 * BLOCK)
+    cache.reserve(3, 8 * BLOCK + 1)
+    assert (cache.num_rows, cache.capacity) == (3, 12 * BLOCK)
+    cache.max_bytes = cache.num_bytes_with(4, 13 * BLOCK)
+    cache.lengths = [12 * BLOCK] * 8
+    slots = [cache.acquire() for _ in range(3)]
+    for slot in slots:
+        cache.lengths[slot] = 12 * BLOCK
+    cache.reserve(4, 12 * BLOCK + 1)
+    assert (cache.num_rows, cache.capacity) == (4, 13 * BLOCK)
