@@ -10,7 +10,7 @@ import typer
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.explaining.document import document
-from alphaloop.cli.explaining.explanation import Question, explain_task
+from alphaloop.cli.explaining.explanation import ExplainRequest, explain_task
 from alphaloop.cli.explaining.screens import show
 from alphaloop.cli.moments import moment
 from alphaloop.cli.options import connected_settings
@@ -53,8 +53,8 @@ def explain(
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         check_task(database, settings, task)
-        question = Question(task, segment, batch or settings.worker.batch_size, sampling, when, at is None)
-        found = explain_task(database, settings, question)
+        request = ExplainRequest(task, segment, batch or settings.worker.batch_size, sampling, when, at is None)
+        found = explain_task(database, settings, request)
     if as_json:
         print_json(document(found))
     else:

@@ -60,15 +60,15 @@ class EvidenceCache:
         """
         target_revision, engine, drafters = self._served
         stale = frozenset(self._registry.stale(target_revision))
-        look = self._store.look(target_revision, engine, drafters, since=self._seen)
+        read = self._store.read(target_revision, engine, drafters, since=self._seen)
         with self._lock:
             self._stale = stale
-            if look.is_all:
-                self._begin_with(look.rows)
+            if read.is_all:
+                self._begin_with(read.rows)
             else:
-                for row in look.rows:
+                for row in read.rows:
                     self._take(row)
-            self._seen = look.seen
+            self._seen = read.seen
 
     def is_stale(self, drafter: str, revision: str) -> bool:
         """Whether that draft is flagged stale, or retired."""

@@ -36,12 +36,12 @@ REBUILT: Final = (
 
 def show(found: Explanation) -> None:
     """Print everything, the answer first."""
-    decision, question = found.decision, found.question
+    decision, request = found.decision, found.request
     chosen = named(decision.drafter, decision.num_draft_tokens)
-    paragraph(f"{question.task}: {chosen} ({words(decision.reason)})", style="bold")
+    paragraph(f"{request.task}: {chosen} ({words(decision.reason)})", style="bold")
     paragraph(_sentence(decision.explanation))
-    if not question.is_now:
-        paragraph(f"As of {shown(question.at)}. {REBUILT}", style="dim")
+    if not request.is_now:
+        paragraph(f"As of {shown(request.at)}. {REBUILT}", style="dim")
     _heading("asked")
     paragraph(_asked(found))
     _heading("evidence")
@@ -68,12 +68,12 @@ def words(reason: str) -> str:
 
 
 def _asked(found: Explanation) -> str:
-    question, context = found.question, found.context
-    segment = f", segment {question.segment}" if question.segment else ""
+    request, context = found.request, found.context
+    segment = f", segment {request.segment}" if request.segment else ""
     prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
     known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (the task's limit)"
     told = (
-        f"A batch of {question.batch}, {question.sampling_bucket}{segment}: about {context.expected_tokens:.0f} tokens "
+        f"A batch of {request.batch}, {request.sampling_bucket}{segment}: about {context.expected_tokens:.0f} tokens "
         f"a job{prompt}{known}, on {found.engine.device}, {found.engine.engine}."
     )
     if context.objective.aim in _AIMS:
@@ -87,9 +87,9 @@ def _show_evidence(found: Explanation) -> None:
         return
     for drafter in found.drafters:
         paragraph(_seen(drafter, found.evidence[drafter.name]) + _counted_beside(drafter, found.drafters))
-    if found.question.segment and found.question.segment not in found.segments:
+    if found.request.segment and found.request.segment not in found.segments:
         known = ", ".join(sorted(name for name in found.segments if name)) or "none"
-        paragraph(f"No job of segment {found.question.segment} was seen; known: {known}.")
+        paragraph(f"No job of segment {found.request.segment} was seen; known: {known}.")
     for begin in range(0, len(found.drafters), _DRAFTERS_ABREAST):
         _show_positions([(d.name, found.evidence[d.name]) for d in found.drafters[begin : begin + _DRAFTERS_ABREAST]])
 
@@ -185,7 +185,7 @@ def _tokens_per_s(found: Explanation, option: Alternative) -> str:
 
 def _costs(found: Explanation) -> str:
     context = found.context.size.context if found.context.size else None
-    here = found.costs.rounds(found.question.batch, context)
+    here = found.costs.rounds(found.request.batch, context)
     best = next((a for a in found.decision.alternatives if a.drafter), None)
     told = f"Costs: a vanilla round takes {here.part_ms(None, 1) or 0:.1f} ms"
     if best is not None:
