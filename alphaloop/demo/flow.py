@@ -114,13 +114,13 @@ class Demo:
         found = ScheduleStore(database).last_finished(_MANUAL)
         if found is None:
             raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {_log(running)}")
-        retry = _Patience("probes and controls", worker)
+        stall = _StallCheck("probes and controls", worker)
         with progress() as bar:
             sent = probe_progress(database, found[0])
             self._say(f"the scheduler sent {sent.num_sent} probes and controls")
             shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
             while sent.num_ended < sent.num_sent:
-                retry.check(sent.num_ended, sent.num_sent)
+                stall.check(sent.num_ended, sent.num_sent)
                 time.sleep(_POLL_S)
                 sent = probe_progress(database, found[0])
                 bar.update(shown, completed=sent.num_ended)
@@ -139,9 +139,9 @@ class Demo:
                 for job in jobs:
                     producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
                 producer.flush(SCHEDULER_TIMEOUT_S)
-                retry = _Patience("jobs", worker)
+                stall = _StallCheck("jobs", worker)
                 outcomes = reader.outcomes(
-                    tasks, timeout_s=STALLED_S * len(tasks), alive=lambda: retry.check(counted.done, len(tasks))
+                    tasks, timeout_s=STALLED_S * len(tasks), alive=lambda: stall.check(counted.done, len(tasks))
                 )
                 for outcome in outcomes:
                     counted.add(tasks[outcome.job_id], outcome)
@@ -219,7 +219,7 @@ def _body(prompt: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": prompt}], "max_tokens": MAX_TOKENS, "temperature": 0.0}
 
 
-class _Patience:
+class _StallCheck:
     """Ends a wait if the worker died or no more outcomes arrive."""
 
     def __init__(self, what: str, worker: ChildProcess) -> None:

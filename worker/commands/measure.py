@@ -44,7 +44,7 @@ def _measure(
 
     def on_event(event: Event) -> None:
         tell(event)
-        watch.look()
+        watch.sample()
 
     with stopped_by_signals() as should_stop:
         session = Session(engine, plan, should_stop=should_stop, tell=on_event)
