@@ -15,7 +15,7 @@ from alphaloop.cli.screen import out, paragraph, rate, share, share_with_interva
 from alphaloop.cost import CostKind
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.objective import Aim
-from alphaloop.store.choice_figures import ChoiceFigures, Weighed
+from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
 from alphaloop.switchback.wording import sentence
 
@@ -246,11 +246,11 @@ def _then(figures: ChoiceFigures) -> str:
     return told + seen + "."
 
 
-def _expected(weighed: Weighed) -> str:
-    name = named(weighed.drafter, weighed.num_draft_tokens)
-    if weighed.drafter is None:
+def _expected(found: ExpectedSpeedup) -> str:
+    name = named(found.drafter, found.num_draft_tokens)
+    if found.drafter is None:
         return f"{name} 1"
-    return f"{name} {weighed.speedup:.2f}x ({weighed.speedup_low:.2f} to {weighed.speedup_high:.2f})"
+    return f"{name} {found.speedup:.2f}x ({found.speedup_low:.2f} to {found.speedup_high:.2f})"
 
 
 def _sentence(text: str) -> str:
