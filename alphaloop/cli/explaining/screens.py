@@ -29,8 +29,8 @@ _AIMS: Final = {
 }
 #: The limits of `--at`, shown with it.
 REBUILT: Final = (
-    "Evidence is rebuilt from what is stored: exactly as far back as single jobs are kept, from hourly sums before "
-    "that. Costs, settings and the measured batch sizes are today's; of flags only the last change is known."
+    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. Costs, "
+    "settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
 )
 
 
@@ -42,7 +42,7 @@ def show(found: Explanation) -> None:
     paragraph(_sentence(decision.explanation))
     if not request.is_now:
         paragraph(f"As of {shown(request.at)}. {REBUILT}", style="dim")
-    _heading("asked")
+    _heading("request")
     paragraph(_asked(found))
     _heading("evidence")
     _show_evidence(found)
@@ -109,7 +109,7 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
         f"{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
     )
     if posterior.design_effect > 1.05:
-        told += f" Design effect {posterior.design_effect:.1f}: the variance is larger by this factor, as jobs differ."
+        told += f" Design effect {posterior.design_effect:.1f}: the variance is larger by this factor because jobs differ."
     if posterior.kept < 0.99:
         told += f" Recent jobs contradict older ones, whose weight is reduced to {posterior.kept:.0%}."
     if its.is_split:
@@ -120,7 +120,7 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
 def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
     shared_weights = [other.name for other in drafters if other.shares_weights_with(drafter)]
     return (
-        f" Rounds of {' and '.join(shared_weights)} count for it too: the weights are the same."
+        f" Rounds of {' and '.join(shared_weights)} count for {drafter.name} too, because the weights are the same."
         if shared_weights
         else ""
     )
@@ -211,15 +211,15 @@ def _measured(found: Explanation) -> list[str]:
     else:
         told.append(sentence(its.speedup.subject.drafter, its.speedup))
     if not its.all.num_jobs:
-        return [*told, f"No such job was decoded in {found.window.days} days."]
+        return [*told, f"No job like these was decoded in the last {found.window.days} days."]
     explored = (
         "nothing was explored"
         if not its.explored.num_jobs
         else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
     )
     told.append(
-        f"Of the last {its.all.num_jobs} jobs like these, of {found.window.days} days at most, {explored}; the budget "
-        f"for exploration and control is {found.explore_share:.1%}."
+        f"Of the last {its.all.num_jobs} jobs like these in {found.window.days} days, {explored}. The budget for "
+        f"exploration and control is {found.explore_share:.1%}."
     )
     return told
 

@@ -15,10 +15,10 @@ from alphaloop.deciding.hindsight import Compared, total
 
 _MAX_WAYS: Final = 3
 HONESTLY: Final = (
-    "Measured is what the device took. Both other columns are computed alike, from the posteriors at the end of each "
-    "day and from today's costs, so only their difference counts; its bounds are those of α. The replayed settings "
-    "were never decoded: evidence is what history decoded, the exploration that history paid for costs the replay "
-    "nothing, and a job keeps one setting however many sequences run."
+    "\"measured\" is the device time that the jobs took. The other two columns are computed in the same way, from the "
+    "posteriors at the end of each day and from today's costs, so only their difference counts. Its bounds include the "
+    "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
+    "exploration of the past costs the replay nothing, and a job keeps one setting, however many sequences run."
 )
 
 
