@@ -109,7 +109,7 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
         f"{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
     )
     if posterior.design_effect > 1.05:
-        told += f" Design effect {posterior.design_effect:.1f}: the variance is larger by this factor because jobs differ."
+        told += f" Design effect {posterior.design_effect:.1f}: jobs differ, so the variance is larger by this factor."
     if posterior.kept < 0.99:
         told += f" Recent jobs contradict older ones, whose weight is reduced to {posterior.kept:.0%}."
     if its.is_split:
