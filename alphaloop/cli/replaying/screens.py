@@ -15,7 +15,7 @@ from alphaloop.deciding.hindsight import Compared, total
 
 _MAX_WAYS: Final = 3
 HONESTLY: Final = (
-    "\"measured\" is the device time that the jobs took. The other two columns are computed in the same way, from the "
+    '"measured" is the device time that the jobs took. The other two columns are computed in the same way, from the '
     "posteriors at the end of each day and from today's costs, so only their difference counts. Its bounds include the "
     "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
     "exploration of the past costs the replay nothing, and a job keeps one setting, however many sequences run."
