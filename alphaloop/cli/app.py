@@ -60,7 +60,7 @@ def root(
         None, envvar="ALPHALOOP_CONFIGS", help="Folder of TOML files; ./configs if it is there."
     ),
     profile: str | None = typer.Option(
-        None, envvar="ALPHALOOP_PROFILE", help="A further file of that folder, laid over the others: local."
+        None, envvar="ALPHALOOP_PROFILE", help="One more file of that folder, whose values override the others: local."
     ),
     data_dir: Path | None = typer.Option(
         None, envvar="ALPHALOOP_DATA_DIR", help="Folder of the embedded broker, the database and the reports."

@@ -34,7 +34,7 @@ def explain(
     task: str = typer.Argument(help="The task to explain."),
     segment: str = typer.Option("", help="Segment of the jobs; jobs without a segment, if not given."),
     at: str | None = typer.Option(None, help="As of an earlier time: 2026-09-01T12:00 (UTC), or 90m, 2h, 3d ago."),
-    batch: int | None = typer.Option(None, min=1, help="Batch size; the worker's, if not given."),
+    batch: int | None = typer.Option(None, min=1, help="Number of running sequences; worker.batch_size, if not given."),
     sampling: str = typer.Option("greedy", help="Sampling bucket: greedy, t<=0.5, t<=1.0 …"),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:

@@ -25,7 +25,7 @@ def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
         finally:
             run.close()
     if card is None:
-        tell(Note(text=f"stopped; what was done is in {order.folder}, and the same command goes on from there"))
+        tell(Note(text=f"stopped; what was done is in {order.folder}, and the same command continues from there"))
         return INTERRUPTED
     tell(Report(data=card))
     _register_if_possible(order.folder, settings, tell)
