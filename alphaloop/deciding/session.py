@@ -131,7 +131,7 @@ class DecisionSession:
             by_job |= dict.fromkeys(group, decision)
         return tuple(by_job[index] for index in range(len(jobs)))
 
-    def learn(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]], *, scored: Iterable[EvidenceKey] = ()) -> None:
+    def remember(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]], *, scored: Iterable[EvidenceKey] = ()) -> None:
         """Count jobs that were recorded together for the next decision.
 
         `scored` are keys of drafters that were scored on texts which others decoded: a change would have been seen, so

@@ -153,7 +153,7 @@ class Contest:
     ) -> None:
         by_id = {job.job.job_id: (job, decision) for job, decision in zip(jobs, decisions, strict=True)}
         now = datetime.now(UTC)
-        self._decider.learn(
+        self._decider.remember(
             [
                 outcomes.succeeded(_claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now)
                 for generation in generations

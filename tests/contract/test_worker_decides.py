@@ -225,7 +225,7 @@ def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
     worker = Worker(database)
     assert worker.decide("code").mode is Mode.VANILLA
     outcomes = [outcome("x", run=run("code", rng, 0.97)) for _ in range(80)]
-    worker.decider.learn(outcomes)
+    worker.decider.remember(outcomes)
     with unreachable(monkeypatch) as tries:
         changed = worker.decide("code")
     assert changed.mode is Mode.SPECULATIVE
@@ -239,7 +239,7 @@ def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
 def test_own_outcomes_count_for_the_next_batch_before_any_look(database: Database, rng: random.Random) -> None:
     worker = Worker(database)
     worker.decide("code")
-    worker.decider.learn(record(database, *(run("code", rng, 0.02) for _ in range(20))))
+    worker.decider.remember(record(database, *(run("code", rng, 0.02) for _ in range(20))))
     decision = worker.decide("code")
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
 
@@ -315,7 +315,7 @@ def test_what_was_saved_up_outlives_a_worker_and_is_spent_once(database: Databas
     assert left.spent == pytest.approx(saved.balance)
 
 
-def test_what_is_accrued_is_written_from_time_to_time_and_what_is_spent_at_once(
+def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
     database: Database, rng: random.Random
 ) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
@@ -388,5 +388,5 @@ def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, rng
     plain = run("code", rng, None)
     scored = run("code", rng, 0.5)
     shadow = ShadowRun(scored.key, 4, scored.counts, 40, 50, now)
-    worker.decider.learn([Outcome("x", 1, "succeeded", b"{}", "results", {}, plain, (shadow,))])
+    worker.decider.remember([Outcome("x", 1, "succeeded", b"{}", "results", {}, plain, (shadow,))])
     assert worker.budget().unseen == {LOOKUP.name: 0.0}

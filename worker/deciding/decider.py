@@ -73,10 +73,10 @@ class Decider:
             conditions=conditions_of(self._engine, jobs, num_running),
         )
 
-    def learn(self, outcomes: Iterable[Outcome]) -> None:
+    def remember(self, outcomes: Iterable[Outcome]) -> None:
         """Count this worker's outcomes, which were recorded together, for its next decision."""
         recorded = list(outcomes)
-        self.session.learn(
+        self.session.remember(
             [one for outcome in recorded for one in outcome.evidence],
             scored=[shadow.key for outcome in recorded for shadow in outcome.shadows],
         )

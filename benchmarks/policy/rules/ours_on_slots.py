@@ -173,7 +173,7 @@ class OursOnSlots:
         for drafter in scored:
             most = next(d.max_draft_tokens for d in self._drafters if d.name == drafter)
             add(drafter, job.counts_at(drafter, most), most, None)
-        self._session.learn(found, scored=[replace(key, drafter=drafter) for drafter in scored])
+        self._session.remember(found, scored=[replace(key, drafter=drafter) for drafter in scored])
 
     def close(self) -> None:
         """The stream is over."""

@@ -113,7 +113,7 @@ def by_worker(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[
         jobs = [prepared(run, number, index) for index, run in enumerate(past.runs)]
         key = lane_of(jobs[0].job, jobs[0].sampling)
         yield decider.decide_each(key, jobs, TaskSettings(max_tokens=MAX_TOKENS))
-        decider.learn(outcome(f"{number}-{index}", run=run) for index, run in enumerate(past.runs))
+        decider.remember(outcome(f"{number}-{index}", run=run) for index, run in enumerate(past.runs))
 
 
 def prepared(run: DecodeRun, number: int, index: int) -> PreparedJob:
