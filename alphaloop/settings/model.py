@@ -54,8 +54,8 @@ class PostgresSettings(Section):
 class TaskSettings(Section):
     """One task of configs/tasks.toml: the defaults of its jobs."""
 
-    description: str = ""  #: kind of prompt, in words; `alphaloop draft train` steers the target with it
-    max_tokens: int = Field(256, ge=1)  #: for a job that sets none
+    description: str = ""
+    max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=0)  #: 0 is the whole vocabulary
