@@ -60,15 +60,15 @@ class EvidenceCache:
         """
         target_revision, engine, drafters = self._served
         stale = frozenset(self._registry.stale(target_revision))
-        read = self._store.read(target_revision, engine, drafters, since=self._seen)
+        look = self._store.read(target_revision, engine, drafters, since=self._seen)
         with self._lock:
             self._stale = stale
-            if read.is_all:
-                self._begin_with(read.rows)
+            if look.is_all:
+                self._begin_with(look.rows)
             else:
-                for row in read.rows:
+                for row in look.rows:
                     self._take(row)
-            self._seen = read.seen
+            self._seen = look.seen
 
     def is_stale(self, drafter: str, revision: str) -> bool:
         """Whether that draft is flagged stale, or retired."""
