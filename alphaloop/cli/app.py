@@ -95,8 +95,8 @@ _add(check_pair.check_pair, check_pair.EXAMPLE, name="check-pair")
 _add(migrate.migrate, migrate.EXAMPLE)
 
 
-def _group(name: str, told: str) -> typer.Typer:
-    group = typer.Typer(help=told, no_args_is_help=True, rich_markup_mode=None)
+def _group(name: str, help_text: str) -> typer.Typer:
+    group = typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
     return group
 

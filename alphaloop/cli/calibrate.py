@@ -34,8 +34,8 @@ def calibrate(
     """
 
     def shown(found: Calibration) -> None:
-        told = asdict(found)
-        print_json({**told.pop("identity"), **told}) if as_json else show(found)
+        fields = asdict(found)
+        print_json({**fields.pop("identity"), **fields}) if as_json else show(found)
 
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 

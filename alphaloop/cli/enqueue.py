@@ -129,13 +129,13 @@ def _deliver(rows: Iterator[dict[str, Any]], output: Path | None, *, is_single: 
 
 
 def _conclude(summary: Summary, *, waits: bool, as_json: bool) -> None:
-    told = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
+    summary_text = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
     if waits:
-        told += (
+        summary_text += (
             f"; {counts(summary.by_status)}; {summary.completion_tokens} tokens in {summary.wall_s:.1f} s, "
             f"{rate(summary.tokens_per_s)} tokens/s"
         )
-    note(told)
+    note(summary_text)
     if as_json:
         print_json(summary.as_json())
     if summary.interrupted:

@@ -172,13 +172,13 @@ class Demo:
     def _check(self, database: Database) -> None:
         self.step = "checking what was recorded"
         found = check(database)
-        told = (
+        sentence = (
             f"{found.num_jobs} jobs, {found.num_outcomes} recorded outcomes, {found.num_tokens} tokens; "
             f"counts that do not add up: {found.num_wrong_counts + found.num_wrong_tokens}"
         )
         if not found.holds:
-            raise AlphaloopError(f"the record does not hold together: {told}")
-        self._conclude(f"in Postgres: {told}")
+            raise AlphaloopError(f"the record does not hold together: {sentence}")
+        self._conclude(f"in Postgres: {sentence}")
 
     def _schedule_once(self, running: Settings) -> None:
         scheduler = scheduler_process(self.options, running, "once", environment=_SCHEDULER_ENVIRONMENT)
