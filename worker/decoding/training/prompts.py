@@ -138,8 +138,8 @@ def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
         return None
     turns = [{"role": "user", "content": _MARK}]
     if kind is not None:
-        told = f"You are a helpful AI assistant. The user asks for this kind of help: {kind}. The request holds "
-        turns.insert(0, {"role": "system", "content": f"{told}everything that is needed to answer it."})
+        instruction = f"You are a helpful AI assistant. The user asks for this kind of help: {kind}. The request holds "
+        turns.insert(0, {"role": "system", "content": f"{instruction}everything that is needed to answer it."})
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
     except jinja2.TemplateError:

@@ -53,7 +53,7 @@ class Recipe(BaseModel):
 
 
 def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:
-    """The recipe in a TOML file, or the defaults; `seed` overrides its seed. Raises ConfigError that names the fault."""
+    """The recipe in a TOML file, or the defaults; `seed` overrides its seed. Raises ConfigError."""
     given = {} if seed is None else {"seed": seed}
     if file is None:
         return Recipe(**given)
