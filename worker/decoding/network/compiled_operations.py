@@ -1,8 +1,8 @@
 """The operations of a decoder as compiled kernels: on a CPU, one call where torch needs five to fifteen.
 
 SmolLM2 in bf16 on 2 cores, one layer, microseconds, torch → compiled: norm of one token 13 → .3, gate 7 → .9, attention
-of 16 sequences with 300 tokens, rotation and cache included, 1,000 → 180 (docs/log.md). torch computes the attention of
-wide reads (pieces of prompts), because its matrix products are faster there.
+of 16 sequences with 300 tokens, rotation and cache included, 1,000 → 180 (docs/log.md). Wide reads, pieces of prompts,
+are attended to by torch, whose matrix products win there.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CompiledOperations:
 
 
 class CompiledAttention:
-    """`network.operations.Attention`: one kernel for short reads; for wide reads, the rotation and the cache."""
+    """`network.operations.Attention`: short reads in one kernel; of wide ones the rotation and the cache."""
 
     def __init__(self, plan: Pass, tables: Mapping[str, Tensor], window: int | None, dtype: torch.dtype) -> None:
         self._tables, self._window, self._dtype = tables, window or 0, dtype
@@ -99,7 +99,7 @@ class CompiledAttention:
 
 
 class _Part:
-    """A group of reads as a kernel's arguments. A layer's own arguments are filled in when the layer is computed."""
+    """A group of reads as a kernel's arguments; those of a layer are filled in when it is computed."""
 
     def __init__(self, group: Group, plan: Pass) -> None:
         self.group = group
