@@ -50,7 +50,7 @@ generated: $(INSTALLED) ## write the generated files of docs/reference/ anew
 up: $(INSTALLED) ## broker, database, worker and scheduler on this machine; stays up until Ctrl-C or make down
 	@$(BIN)/alphaloop up $(ARGS)
 
-down: $(INSTALLED) ## stop them after the running batch; the data stays
+down: $(INSTALLED) ## stop them after the running jobs; the data stays
 	@$(BIN)/alphaloop down $(ARGS)
 
 bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers and vLLM: make bench-decode PROMPTS=folder (40 minutes)

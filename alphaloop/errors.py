@@ -7,13 +7,13 @@
     │   ├── InvalidField          a field of the wrong type, out of range, or not supported
     │   ├── UnknownTask           a task that configs/tasks.toml does not name
     │   ├── PromptTooLong         prompt and requested output do not fit the target's context
-    │   ├── JobTooLarge           its keys and values would not fit the memory, even alone
+    │   ├── JobTooLarge           the job's keys and values would not fit the memory, even alone
     │   └── JobConflict           a known job_id with another payload
     ├── BrokerError               Kafka refused or is gone
     │   ├── BrokerUnavailable     no broker answers at bootstrap.servers
     │   ├── DeliveryFailed        a message was not acknowledged in time
     │   ├── StaleAssignment       a commit for partitions that this group member no longer owns
-    │   └── FatalBrokerError      the client is dead and must be built anew: the process exits
+    │   └── FatalBrokerError      the client cannot continue and must be replaced: the process exits
     ├── StoreError                Postgres refused
     │   ├── StoreUnavailable      no server answers at DATABASE_URL, or the connection broke
     │   └── SchemaMismatch        the database's revision is outside the range this code runs on
@@ -23,9 +23,9 @@
     │   ├── IncompatiblePair      a draft model that cannot or should not draft for this target
     │   └── DecodeFailed          a step failed for a reason that is not the job's
     ├── EmbeddedError             the broker or database that alphaloop starts itself
-    │   ├── InstallFailed         a download was refused, broken or not what its checksum says
-    │   └── StartFailed           a child process did not come up
-    └── WorkerThreadDied          a thread of the worker ended by an error of our own: the process exits
+    │   ├── InstallFailed         a download was refused, interrupted, or differs from its checksum
+    │   └── StartFailed           a child process did not start
+    └── WorkerThreadDied          a thread of the worker ended with an error of alphaloop's: the process exits
 
 A message names what was found and what was expected; a hint says what to do. Control flow is not an error: a lost
 lease, an expired deadline and a cancellation are outcomes, not exceptions.
@@ -197,18 +197,18 @@ class EmbeddedError(AlphaloopError):
 
 
 class InstallFailed(EmbeddedError):
-    """A download was refused, broken, or is not what its checksum says."""
+    """A download was refused, interrupted, or differs from its checksum."""
 
     code = "install_failed"
 
 
 class StartFailed(EmbeddedError):
-    """A child process did not come up."""
+    """A child process did not start."""
 
     code = "start_failed"
 
 
 class WorkerThreadDied(AlphaloopError):
-    """A thread of the worker ended by an error of our own: the process exits, and another one takes over its jobs."""
+    """A thread of the worker ended with an error: the process exits, and another worker takes over its jobs."""
 
     code = "worker_thread_died"

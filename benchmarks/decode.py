@@ -198,9 +198,9 @@ def _show(title: str, speeds: Speeds, rows: dict[str, dict[str, Ratio]]) -> None
     for column in ("", "median tokens a second", "ratio, median [95 %]"):
         table.add_column(column)
     for group, by_entry in speeds.items():
-        told = [f"{name} {mode} {sorted(values)[len(values) // 2]:.1f}" for (name, mode), values in by_entry.items()]
+        parts = [f"{name} {mode} {sorted(values)[len(values) // 2]:.1f}" for (name, mode), values in by_entry.items()]
         ratios = [f"{name}: {ratio}" for name, ratio in rows[group].items()]
-        table.add_row(group, "\n".join(sorted(told)), "\n".join(ratios), end_section=True)
+        table.add_row(group, "\n".join(sorted(parts)), "\n".join(ratios), end_section=True)
     console.print(table)
 
 

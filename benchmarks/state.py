@@ -7,7 +7,7 @@ A PostgreSQL of its own is started in a temporary folder and filled: 120,000 row
 acceptance_hourly with `--hours` hours of each key, where a real window of 14 days has up to 336. A worker serves two of
 the ten draft revisions, so 24,000 rows are its own. The baseline reads the hours of those keys by their index and adds
 them up, as workers did before acceptance_state; it leaves out half of what the state holds (second-order sums, and what
-came lately). Medians. Last line: JSON.
+came recently). Medians. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
             times.append(time.perf_counter() - began)
         return 1000 * statistics.median(times)
 
-    look = store.look(TARGET, ENGINE, every)
+    look = store.read(TARGET, ENGINE, every)
     evidence_cache = new_remembered(database)
     evidence_cache.refresh()
     now = NOW + timedelta(seconds=1)
@@ -120,13 +120,13 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
     def all_rows() -> list[object]:
         found: list[object] = []
         for n in range(5):
-            found += store.look(TARGET, ENGINE, {"small": f"r{n}", "lookup": f"r{n}"}).rows
+            found += store.read(TARGET, ENGINE, {"small": f"r{n}", "lookup": f"r{n}"}).rows
         return found
 
     ms = {
-        f"a worker's {len(look.rows):,} rows, read": timed(lambda: store.look(TARGET, ENGINE, every)),
+        f"a worker's {len(look.rows):,} rows, read": timed(lambda: store.read(TARGET, ENGINE, every)),
         f"every one of {rows:,} rows, read": timed(all_rows),
-        "a look when nothing changed": timed(lambda: store.look(TARGET, ENGINE, every, since=look.seen), 50),
+        "a read when nothing changed": timed(lambda: store.read(TARGET, ENGINE, every, since=look.seen), 50),
         "one task of 120 keys, read and unpacked": timed(lambda: [row.evidence for row in store.of_task(task)], 50),
         "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.leaves(place, now), 200),
         "its posterior": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),

@@ -121,7 +121,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--profile", default=os.environ.get("ALPHALOOP_PROFILE"), help="one more file of it, laid over the others"
     )
-    parser.add_argument("--seed", type=int, default=None, help="of the exploration; unset: another every time")
+    parser.add_argument("--seed", type=int, default=None, help="seed of exploration; random if not given")
     return parser.parse_args(argv)
 
 

@@ -59,8 +59,8 @@ class WorkerMetrics:
             "alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3), registry=r
         )
         self._parts = {
-            name: Histogram(f"alphaloop_step_{name}_seconds", told, buckets=STEP_S, registry=r)
-            for name, told in (
+            name: Histogram(f"alphaloop_step_{name}_seconds", help_text, buckets=STEP_S, registry=r)
+            for name, help_text in (
                 ("draft", "Of a step with drafts, proposing"),
                 ("verify", "Of a step with a round, the target's pass and its verification"),
                 ("overhead", "Of a step with a round, what is neither draft nor pass"),
@@ -94,8 +94,8 @@ class WorkerMetrics:
 
     def watch_costs(self, costs: LiveCosts) -> None:
         """Show at every scrape how much slower than calibrated the target and each drafter are."""
-        told = "Time of rounds over what was calibrated, by what was timed"
-        level = Gauge("alphaloop_cost_level", told, ["part"], registry=self.registry)
+        help_text = "Time of rounds over what was calibrated, by what was timed"
+        level = Gauge("alphaloop_cost_level", help_text, ["part"], registry=self.registry)
         for part in costs.parts:
             level.labels(part or "target").set_function(partial(costs.level, part))
 

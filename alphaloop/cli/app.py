@@ -60,7 +60,7 @@ def root(
         None, envvar="ALPHALOOP_CONFIGS", help="Folder of TOML files; ./configs if it is there."
     ),
     profile: str | None = typer.Option(
-        None, envvar="ALPHALOOP_PROFILE", help="A further file of that folder, laid over the others: local."
+        None, envvar="ALPHALOOP_PROFILE", help="One more file of that folder, whose values override the others: local."
     ),
     data_dir: Path | None = typer.Option(
         None, envvar="ALPHALOOP_DATA_DIR", help="Folder of the embedded broker, the database and the reports."
@@ -95,8 +95,8 @@ _add(check_pair.check_pair, check_pair.EXAMPLE, name="check-pair")
 _add(migrate.migrate, migrate.EXAMPLE)
 
 
-def _group(name: str, told: str) -> typer.Typer:
-    group = typer.Typer(help=told, no_args_is_help=True, rich_markup_mode=None)
+def _group(name: str, help_text: str) -> typer.Typer:
+    group = typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
     return group
 

@@ -23,7 +23,7 @@ alphaloop calibrate --budget 20 --no-store --json"""
 def calibrate(
     context: typer.Context,
     budget: float = typer.Option(40.0, min=1.0, help="Seconds to measure; required shapes may take longer."),
-    no_store: bool = typer.Option(False, "--no-store", help="Show only; needs no database."),
+    no_store: bool = typer.Option(False, "--no-store", help="Only show the costs; needs no database."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Measure what rounds cost on this device, in under a minute.
@@ -34,8 +34,8 @@ def calibrate(
     """
 
     def shown(found: Calibration) -> None:
-        told = asdict(found)
-        print_json({**told.pop("identity"), **told}) if as_json else show(found)
+        fields = asdict(found)
+        print_json({**fields.pop("identity"), **fields}) if as_json else show(found)
 
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 

@@ -19,7 +19,7 @@ def cancel(
     context: typer.Context,
     job_id: list[str] = typer.Argument(help="The jobs to cancel."),
 ) -> None:
-    """Ask the workers to cancel jobs. One that has ended keeps its outcome; any other is reported as cancelled."""
+    """Ask the workers to cancel jobs. A job that has ended keeps its outcome; any other is reported as cancelled."""
     kafka = connected_settings(context, database=False).kafka
     ensure_topics(kafka, [])
     producer = Producer(kafka, client_id="alphaloop-cancel")

@@ -27,7 +27,7 @@ _SHOWN_CHARS: Final = 200
 def list_letters(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task's."),
-    limit: int = typer.Option(50, min=1, help="How many, newest last."),
+    limit: int = typer.Option(50, min=1, help="Number of dead letters to show, newest last."),
     show_value: bool = typer.Option(
         False, "--show-value", help="Show the start of the message too: it may hold a prompt."
     ),

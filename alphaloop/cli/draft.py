@@ -35,15 +35,15 @@ def train(
     held_out: Path | None = typer.Option(
         None, help="JSONL to measure with, by task, never to train on; without it some of the others are held out."
     ),
-    task: str | None = typer.Option(None, help="For lines that name no task."),
+    task: str | None = typer.Option(None, help="Task of lines that name none."),
     recipe: Path | None = typer.Option(None, help="TOML file of training settings; the defaults, if not given."),
     name: str | None = typer.Option(None, help="The registered name; the folder's name, if not given."),
     seed: int | None = typer.Option(None, help="Seed of the texts and their order; the recipe's, if not given."),
 ) -> None:
     """Make a small draft of the target: a few of its layers, distilled on its own outputs.
 
-    Ctrl-C keeps what is done, and the same command goes on from there. The finished folder is a plain model folder; its
-    figures on held-out text are printed and, where a database is configured or running, registered.
+    Ctrl-C keeps what is done, and the same command continues from there. The finished folder is a plain model folder.
+    Its figures on held-out text are printed and, where a database is configured or running, registered.
     """
     carry_out(context, TrainOrder(**context.params), DraftCard, lambda card: show(card, folder))
 

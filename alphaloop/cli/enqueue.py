@@ -36,7 +36,7 @@ def enqueue(
     decoding: Decoding | None = typer.Option(None, help="Decide from history, or force one mode."),
     segment: str | None = typer.Option(None, help="Label that may split a task's history."),
     batch_id: str | None = typer.Option(None, help="Label of this group of jobs, echoed in the results."),
-    strict: bool = typer.Option(False, "--strict", help="Send nothing at all when a line is wrong."),
+    strict: bool = typer.Option(False, "--strict", help="Send nothing if a line is wrong."),
     wait: bool = typer.Option(False, "--wait", help="Wait for every job's result."),
     timeout: float = typer.Option(1800.0, min=0.0, help="Seconds to wait for results."),
     output: Path | None = typer.Option(
@@ -62,7 +62,9 @@ def enqueue(
             items = list(items)
         if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
             report_wrong(wrong)
-            raise AlphaloopError(f"nothing was sent: {len(wrong)} wrong", hint="without --strict the others are sent")
+            raise AlphaloopError(
+                f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
+            )
         summary = Summary()
         if waits:
             rows = send_and_wait(settings.kafka, list(items), summary, timeout)
@@ -127,20 +129,20 @@ def _deliver(rows: Iterator[dict[str, Any]], output: Path | None, *, is_single: 
 
 
 def _conclude(summary: Summary, *, waits: bool, as_json: bool) -> None:
-    told = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
+    summary_text = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
     if waits:
-        told += (
+        summary_text += (
             f"; {counts(summary.by_status)}; {summary.completion_tokens} tokens in {summary.wall_s:.1f} s, "
             f"{rate(summary.tokens_per_s)} tokens/s"
         )
-    note(told)
+    note(summary_text)
     if as_json:
         print_json(summary.as_json())
     if summary.interrupted:
         raise typer.Exit(130)
     if missing := summary.by_status["missing"]:
         raise AlphaloopError(
-            f"no result of {missing} jobs in time", hint="is a worker running? `alphaloop status` shows it"
+            f"{missing} jobs had no result within the timeout", hint="is a worker running? `alphaloop status` shows it"
         )
     bad = summary.invalid + sum(n for status, n in summary.by_status.items() if status != "succeeded")
     if bad or (waits and not summary.sent):

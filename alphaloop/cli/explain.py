@@ -10,7 +10,7 @@ import typer
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.explaining.document import document
-from alphaloop.cli.explaining.explanation import Question, explain_task
+from alphaloop.cli.explaining.explanation import ExplainRequest, explain_task
 from alphaloop.cli.explaining.screens import show
 from alphaloop.cli.moments import moment
 from alphaloop.cli.options import connected_settings
@@ -34,7 +34,7 @@ def explain(
     task: str = typer.Argument(help="The task to explain."),
     segment: str = typer.Option("", help="Segment of the jobs; jobs without a segment, if not given."),
     at: str | None = typer.Option(None, help="As of an earlier time: 2026-09-01T12:00 (UTC), or 90m, 2h, 3d ago."),
-    batch: int | None = typer.Option(None, min=1, help="Batch size; the worker's, if not given."),
+    batch: int | None = typer.Option(None, min=1, help="Number of running sequences; worker.batch_size, if not given."),
     sampling: str = typer.Option("greedy", help="Sampling bucket: greedy, t<=0.5, t<=1.0 …"),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
@@ -53,8 +53,8 @@ def explain(
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         check_task(database, settings, task)
-        question = Question(task, segment, batch or settings.worker.batch_size, sampling, when, at is None)
-        found = explain_task(database, settings, question)
+        request = ExplainRequest(task, segment, batch or settings.worker.batch_size, sampling, when, at is None)
+        found = explain_task(database, settings, request)
     if as_json:
         print_json(document(found))
     else:

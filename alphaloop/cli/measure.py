@@ -26,7 +26,7 @@ def measure(
     task: str | None = typer.Option(None, help="Task whose settings are the defaults of the prompts."),
     max_tokens: int | None = typer.Option(None, min=1, help="Upper bound on generated tokens, for every prompt."),
     temperature: float | None = typer.Option(None, min=0.0, max=2.0, help="0 is greedy; for every prompt."),
-    num: int = typer.Option(100, min=10, help="At most so many prompts, drawn at random if there are more."),
+    num: int = typer.Option(100, min=10, help="Most prompts to measure; drawn at random if there are more."),
     drafter: list[str] = typer.Option([], help="Only this drafter of configs/models.toml; may be repeated."),
     k: list[int] = typer.Option([], "--k", min=1, help="Draft length; may be repeated. 2, 4 and 8 if not given."),
     batch: int = typer.Option(1, min=1, max=256, help="Prompts decoded together."),

@@ -17,7 +17,7 @@ EXAMPLE: Final = "DATABASE_URL=postgresql://alphaloop@localhost/alphaloop alphal
 def migrate(
     context: typer.Context,
     revision: str = typer.Option("head", help="Schema revision to go up to."),
-    check: bool = typer.Option(False, "--check", help="Change nothing; exit code 1 if something is to be done."),
+    check: bool = typer.Option(False, "--check", help="Change nothing; exit code 1 if the schema is not up to date."),
     as_json: bool = typer.Option(False, "--json", help="Print the revisions as JSON."),
 ) -> None:
     """Bring the database's schema up to date. Safe to run from several machines at once."""

@@ -37,7 +37,7 @@ class GlobalOptions:
 
 
 #: Commands also take the option after their name: `alphaloop up --data-dir ./data`.
-DATA_DIR: Final = typer.Option(None, help="The same as before the command.")
+DATA_DIR: Final = typer.Option(None, help="The same option as before the command.")
 
 
 def global_options(context: typer.Context, data_dir: Path | None = None) -> GlobalOptions:

@@ -66,11 +66,11 @@ def replay(
             check_task(database, was, task)
         window = _window(database, task, begin, end, timedelta(days=was.worker.history_days))
         found = _run(database, was, would, window, seed)
-    told = [*([f"--configs {configs}"] if configs else []), *changes]
+    changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
-        print_json(document(found, told))
+        print_json(document(found, changed))
     else:
-        show(found, told)
+        show(found, changed)
 
 
 def changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:

@@ -40,9 +40,9 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        told = {"sent": self.sent, "invalid": self.invalid, **self.by_status}
+        counts_by_status = {"sent": self.sent, "invalid": self.invalid, **self.by_status}
         return {
-            **told,
+            **counts_by_status,
             "completion_tokens": self.completion_tokens,
             "wall_s": round(self.wall_s, 3),
             "tokens_per_s": self.tokens_per_s,

@@ -51,8 +51,8 @@ def decide(
     alternatives = _weigh(posteriors, able, costs, context)
     if len(alternatives) < 2:
         return _vanilla(Reason.NO_COSTS, f"no cost was measured for {context.num_running} sequences", alternatives)
-    chosen, reason, told = _choose(alternatives, posteriors, limits, incumbent)
-    decision = _decision(chosen, reason, told, able, alternatives)
+    chosen, reason, sentence = _choose(alternatives, posteriors, limits, incumbent)
+    decision = _decision(chosen, reason, sentence, able, alternatives)
     if budget is not None:
         decision = _explore(decision, chosen, able, posteriors, budget, context, limits)
     return decision
@@ -78,15 +78,15 @@ def _choose(
         gain = math.log(best.speedup / running.speedup)
         noise = noise_between(best, running, posteriors)
         if gain <= min(noise / 2, math.log1p(limits.switch_gain)):
-            told = f"{_named(running)} stays: {_named(best)} at {_expected(best)} is not faster beyond noise"
+            sentence = f"{_named(running)} stays: {_named(best)} at {_expected(best)} is not faster beyond noise"
             is_loss = running.drafter is not None and running.speedup < 1
             if not is_loss:
-                return running, _reason(running, best, vanilla, posteriors, limits), told
+                return running, _reason(running, best, vanilla, posteriors, limits), sentence
     if best.drafter is not None:
         return best, _reason(best, best, vanilla, posteriors, limits), f"{_expected(best)} with {_named(best)}"
     rival = next(a for a in alternatives if a.drafter is not None)
-    told = f"best alternative {_named(rival)}: {_expected(rival)}"
-    return vanilla, _reason(vanilla, rival, vanilla, posteriors, limits), told
+    sentence = f"best alternative {_named(rival)}: {_expected(rival)}"
+    return vanilla, _reason(vanilla, rival, vanilla, posteriors, limits), sentence
 
 
 def _reason(
@@ -129,9 +129,9 @@ def _explore(
     if trial is None:
         return replace(decision, budget=budget.used(chosen.drafter))
     tried = trial.alternative
-    told = f"{_named(tried)} {trial.why}; {_named(chosen)} is expected at {chosen.speedup:.2f}x"
+    sentence = f"{_named(tried)} {trial.why}; {_named(chosen)} is expected at {chosen.speedup:.2f}x"
     return replace(
-        _decision(tried, Reason.EXPLORING, told, able, decision.alternatives),
+        _decision(tried, Reason.EXPLORING, sentence, able, decision.alternatives),
         kept=decision.kept,
         budget=budget.paid(trial.loss).used(tried.drafter),
     )
@@ -192,12 +192,16 @@ def _weigh(
 
 
 def _decision(
-    chosen: Alternative, reason: Reason, told: str, able: Sequence[DrafterState], alternatives: tuple[Alternative, ...]
+    chosen: Alternative,
+    reason: Reason,
+    sentence: str,
+    able: Sequence[DrafterState],
+    alternatives: tuple[Alternative, ...],
 ) -> Decision:
     if chosen.drafter is None:
-        return replace(_vanilla(reason, told, alternatives), kept=DraftSetting())
+        return replace(_vanilla(reason, sentence, alternatives), kept=DraftSetting())
     drafter = next(d for d in able if d.name == chosen.drafter)
-    return _speculative(drafter, chosen.num_draft_tokens, reason, told, alternatives)
+    return _speculative(drafter, chosen.num_draft_tokens, reason, sentence, alternatives)
 
 
 def _vanilla(reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()) -> Decision:

@@ -114,13 +114,13 @@ class Demo:
         found = ScheduleStore(database).last_finished(_MANUAL)
         if found is None:
             raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {_log(running)}")
-        retry = _Patience("probes and controls", worker)
+        stall = _StallCheck("probes and controls", worker)
         with progress() as bar:
             sent = probe_progress(database, found[0])
             self._say(f"the scheduler sent {sent.num_sent} probes and controls")
             shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
             while sent.num_ended < sent.num_sent:
-                retry.check(sent.num_ended, sent.num_sent)
+                stall.check(sent.num_ended, sent.num_sent)
                 time.sleep(_POLL_S)
                 sent = probe_progress(database, found[0])
                 bar.update(shown, completed=sent.num_ended)
@@ -139,9 +139,9 @@ class Demo:
                 for job in jobs:
                     producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
                 producer.flush(SCHEDULER_TIMEOUT_S)
-                retry = _Patience("jobs", worker)
+                stall = _StallCheck("jobs", worker)
                 outcomes = reader.outcomes(
-                    tasks, timeout_s=STALLED_S * len(tasks), alive=lambda: retry.check(counted.done, len(tasks))
+                    tasks, timeout_s=STALLED_S * len(tasks), alive=lambda: stall.check(counted.done, len(tasks))
                 )
                 for outcome in outcomes:
                     counted.add(tasks[outcome.job_id], outcome)
@@ -172,13 +172,13 @@ class Demo:
     def _check(self, database: Database) -> None:
         self.step = "checking what was recorded"
         found = check(database)
-        told = (
+        sentence = (
             f"{found.num_jobs} jobs, {found.num_outcomes} recorded outcomes, {found.num_tokens} tokens; "
             f"counts that do not add up: {found.num_wrong_counts + found.num_wrong_tokens}"
         )
         if not found.holds:
-            raise AlphaloopError(f"the record does not hold together: {told}")
-        self._conclude(f"in Postgres: {told}")
+            raise AlphaloopError(f"the record does not hold together: {sentence}")
+        self._conclude(f"in Postgres: {sentence}")
 
     def _schedule_once(self, running: Settings) -> None:
         scheduler = scheduler_process(self.options, running, "once", environment=_SCHEDULER_ENVIRONMENT)
@@ -219,7 +219,7 @@ def _body(prompt: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": prompt}], "max_tokens": MAX_TOKENS, "temperature": 0.0}
 
 
-class _Patience:
+class _StallCheck:
     """Ends a wait if the worker died or no more outcomes arrive."""
 
     def __init__(self, what: str, worker: ChildProcess) -> None:

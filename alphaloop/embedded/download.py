@@ -36,7 +36,7 @@ class Deadline:
         left = self._end - time.monotonic()
         if left <= 0:
             raise InstallFailed(
-                f"not done within {self._limit_s:g} s", hint="run it again: the download goes on where it stopped"
+                f"not done within {self._limit_s:g} s", hint="run it again: the download continues where it stopped"
             )
         return left
 
@@ -64,7 +64,7 @@ def fetch(url: str, part: Path, deadline: Deadline, on_progress: OnProgress) -> 
         if _size(part) <= before:
             break
     raise InstallFailed(
-        f"{url}: {problem}, after {_size(part)} bytes", hint="run it again: the download goes on where it stopped"
+        f"{url}: {problem}, after {_size(part)} bytes", hint="run it again: the download continues where it stopped"
     )
 
 
@@ -105,7 +105,7 @@ def _copy(
         file.write(chunk)
         done += len(chunk)
         if done > _MAX_BYTES:
-            raise InstallFailed(f"expected at most {_MAX_BYTES >> 20} MiB, and more keeps coming")
+            raise InstallFailed(f"expected at most {_MAX_BYTES >> 20} MiB, and the server sends more")
         on_progress(done, total)
         deadline.left_s()
     return done

@@ -179,7 +179,7 @@ class Consumer:
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None if nothing was committed."""
         wanted = theirs(partitions)
-        answers = self._patiently(
+        answers = self._with_retries(
             "asking for committed offsets", lambda: self._client.committed(wanted, timeout=self._timeout_s)
         )
         for answer in answers:
@@ -191,13 +191,13 @@ class Consumer:
         """The first stored offset and the offset of the next message, from the broker."""
         doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
         theirs = ck.TopicPartition(partition.topic, partition.partition)
-        answer = self._patiently(doing, lambda: self._client.get_watermark_offsets(theirs, timeout=self._timeout_s))
+        answer = self._with_retries(doing, lambda: self._client.get_watermark_offsets(theirs, timeout=self._timeout_s))
         if answer is None:
             raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
         low, high = answer
         return low, high
 
-    def _patiently(self, doing: str, ask: Callable[[], Answer]) -> Answer:
+    def _with_retries(self, doing: str, ask: Callable[[], Answer]) -> Answer:
         """Repeat a request for a while that a newly started broker cannot answer yet."""
         deadline = time.monotonic() + self._timeout_s
         while True:

@@ -46,7 +46,9 @@ class Job(BaseModel):
     custom_id: Label | None = Field(None, description="The caller's own name for the job, echoed in the result.")
     batch_id: Label | None = Field(None, description="The caller's group of jobs, echoed in the result.")
     segment: Label | None = Field(None, description="Label that may split a task's history (customer tier, product).")
-    priority: int = Field(0, ge=-100, le=100, description="Reserved: higher first within a worker's buffer.")
+    priority: int = Field(
+        0, ge=-100, le=100, description="Jobs of a task with a higher priority start first; waiting raises it."
+    )
     deadline: Instant | None = Field(
         None, description="ISO 8601 with offset; a job not started by then is reported as expired."
     )

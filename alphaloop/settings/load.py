@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = SchedulerSettings()
     logs: LogSettings = LogSettings()
     embedded: EmbeddedSettings = EmbeddedSettings()
-    data_dir: Path = Field(default_factory=default_data_dir)
+    data_dir: Path = Field(default_factory=default_data_dir)  #: embedded servers and reports keep their files here
 
     @classmethod
     def settings_customise_sources(

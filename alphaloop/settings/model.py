@@ -23,7 +23,7 @@ class KafkaSettings(Section):
     """How to reach the broker; `extra` passes any librdkafka property through."""
 
     bootstrap_servers: str | None = None  #: unset: an embedded broker is started or found
-    group_id: str = "alphaloop-workers"
+    group_id: str = "alphaloop-workers"  #: consumer group that all workers share
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_username: str | None = None
@@ -32,14 +32,14 @@ class KafkaSettings(Section):
     ssl_certificate_location: Path | None = None
     ssl_key_location: Path | None = None
     ssl_key_password: SecretStr | None = None
-    session_timeout_ms: int = Field(45_000, ge=1000)
+    session_timeout_ms: int = Field(45_000, ge=1000)  #: silence after which the broker removes a worker from the group
     metadata_refresh_ms: int = Field(5_000, ge=500)  #: how soon a new task's topic is seen
     max_message_bytes: int = Field(
         4 << 20, ge=1 << 20
     )  #: of the jobs topics; larger than max_job_bytes so that too large jobs can be refused, not lost
-    num_partitions: int = Field(3, ge=1)
-    replication_factor: int = Field(1, ge=1)
-    request_timeout_s: float = Field(10.0, gt=0)
+    num_partitions: int = Field(3, ge=1)  #: of topics that alphaloop creates
+    replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
+    request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
     extra: dict[str, str | int | float | bool] = Field({})
 
 
@@ -47,7 +47,7 @@ class PostgresSettings(Section):
     """How to reach the database."""
 
     url: SecretStr | None = None  #: postgresql://user:password@host:port/name; unset: an embedded server
-    pool_size: int = Field(5, ge=1)
+    pool_size: int = Field(5, ge=1)  #: most connections of one process
     connect_timeout_s: int = Field(10, ge=1)
 
 
@@ -94,7 +94,7 @@ class TaskSettings(Section):
 class WorkerSettings(Section):
     """configs/worker.toml."""
 
-    batch_size: int = Field(4, ge=1, le=256)
+    batch_size: int = Field(4, ge=1, le=256)  #: number of slots: sequences that run at once
     max_buffered: int = Field(4096, ge=1)  #: jobs read from Kafka and not yet decoded; then partitions are paused
     max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
     max_watermark_distance: int = Field(10_000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
@@ -103,9 +103,9 @@ class WorkerSettings(Section):
     max_job_bytes: int = Field(1 << 20, ge=1024)
     max_json_depth: int = Field(32, ge=4)
     max_attempts: int = Field(3, ge=1)  #: a job fails after so many attempts whose worker died
-    lease_s: float = Field(30.0, gt=0)  #: a claim ends so long after the last sign of life of its worker
-    commit_interval_s: float = Field(1.0, gt=0)
-    drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for the running batch to finish
+    lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
+    commit_interval_s: float = Field(1.0, gt=0)  #: between two commits of offsets
+    drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for running jobs to finish
     http_host: str = "127.0.0.1"
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
     calibration_batches: tuple[AtLeastOne, ...] | None = None  #: always measured; unset: 1 and batch_size
@@ -115,8 +115,8 @@ class WorkerSettings(Section):
     calibration_budget_s: float = Field(15.0, ge=0)  #: at a start on an unknown device; required shapes may take longer
     correction_half_life_rounds: int = Field(32, ge=1)  #: a change of speed that lasts so many rounds is followed
     correction_save_s: float = Field(60.0, gt=0)  #: between two times at which corrected costs are stored
-    history_days: float = Field(14.0, gt=0)  #: how far back evidence counts
-    history_half_life_days: float = Field(3.0, gt=0)
+    history_days: float = Field(14.0, gt=0)  #: how far back `alphaloop explain` and `alphaloop replay` read jobs
+    history_half_life_days: float = Field(3.0, gt=0)  #: age at which a job counts half
     evidence_poll_s: float = Field(
         5.0, gt=0
     )  #: between two reads of other workers' evidence; stale flags and promotions are read at once
@@ -130,10 +130,10 @@ class PolicySettings(Section):
         0.02
     )  #: share of a task's device time that switchback slices decode vanilla, so that the speed-up is measured
     first_jobs: float = Field(8.0, ge=0)  #: first credit of a new task for exploration, in jobs
-    min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer is cold
+    min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer jobs in the task is cold
     min_speedup: float = Field(1.01, ge=1.0)  #: expected gain over vanilla below which speculation is not worth it
-    switch_gain: float = Field(0.02, ge=0)  #: a rival that is expected to be so much faster is chosen at once
-    horizon_jobs: float = Field(300.0, gt=0)  #: jobs over which the result of a trial pays back
+    switch_gain: float = Field(0.02, ge=0)  #: a rival with this expected gain replaces the incumbent at once
+    horizon_jobs: float = Field(300.0, gt=0)  #: later jobs that the result of exploration is expected to serve
     change_jobs: float = Field(500.0, gt=0)  #: prior for the jobs between two changes of a task
     short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla
     prior_alpha: float = Field(0.5, gt=0, lt=1)  #: prior α of a draft model that no task has used
@@ -148,25 +148,25 @@ class SchedulerSettings(Section):
     """configs/scheduler.toml."""
 
     interval_s: float = Field(3600.0, gt=0)  #: between measurement runs
-    misfire_grace_s: int = Field(600, ge=1)
-    leader_check_s: float = Field(5.0, gt=0)
-    probe_max_age_s: float = Field(86_400.0, gt=0)  #: evidence older than this is measured again
+    misfire_grace_s: int = Field(600, ge=1)  #: a run that is later than this is skipped
+    leader_check_s: float = Field(5.0, gt=0)  #: between two attempts to become, or to stay, the leader
+    probe_max_age_s: float = Field(86_400.0, gt=0)  #: a drafter whose newest probe is older is measured again
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
-    probe_max_tokens: int = Field(48, ge=8)
+    probe_max_tokens: int = Field(48, ge=8)  #: output limit of a probe
     probe_num_draft_tokens: int = Field(3, ge=1)  #: k of a probe, no more than its drafter's longest
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
-    probe_deadline_s: float = Field(1800.0, gt=0)
+    probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not started by then expires
     drift_false_alarm_jobs: int = Field(2000, ge=10)  #: average run length, in jobs, before a false alarm
-    drift_min_jobs: int = Field(8, ge=2)
-    drift_window_days: float = Field(14.0, gt=0)
+    drift_min_jobs: int = Field(8, ge=2)  #: jobs of the reference before the test begins
+    drift_window_days: float = Field(14.0, gt=0)  #: jobs that a run reads: tested for drift, and shown in the report
     stale_drop: float = Field(0.10, gt=0, lt=1)  #: fall of probe α_1 that opens a stale flag
     stale_recover: float = Field(0.04, ge=0, lt=1)  #: remaining fall below which the flag closes
-    partitions_ahead_days: int = Field(7, ge=1)
-    history_retention_days: int = Field(90, ge=2)
+    partitions_ahead_days: int = Field(7, ge=1)  #: tables partitioned by day have partitions for so many days ahead
+    history_retention_days: int = Field(90, ge=2)  #: age at which single jobs and reports are deleted
     report_folder: Path | None = None  #: unset: data_dir/reports
     http_host: str = "127.0.0.1"
-    http_port: Port = 9465
+    http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
 
 
 class LogSettings(Section):
@@ -180,8 +180,8 @@ class EmbeddedSettings(Section):
     """The broker and database that alphaloop starts itself."""
 
     kafka_home: Path | None = None  #: an unpacked Apache Kafka; also KAFKA_HOME
-    kafka_version: str = "4.3.1"
-    kafka_mirror: str = "https://downloads.apache.org/kafka"
-    kafka_heap_mb: int = Field(384, ge=128)
-    broker: Literal["auto", "kafka", "tansu"] = "auto"
-    start_timeout_s: float = Field(60.0, gt=0)
+    kafka_version: str = "4.3.1"  #: release that `alphaloop kafka install` fetches
+    kafka_mirror: str = "https://downloads.apache.org/kafka"  #: address from which it fetches the release
+    kafka_heap_mb: int = Field(384, ge=128)  #: memory of the broker's Java
+    broker: Literal["auto", "kafka", "tansu"] = "auto"  #: auto: Kafka if it is installed, else Tansu
+    start_timeout_s: float = Field(60.0, gt=0)  #: wait for a server to start

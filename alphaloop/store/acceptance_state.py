@@ -88,7 +88,7 @@ _OF_TASK: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StateRead:
     """Rows read at one moment. If `is_all` is False, only those that changed since an earlier read."""
 
     rows: Sequence[StateRow]
@@ -102,7 +102,9 @@ class AcceptanceStateStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def look(self, target_revision: str, engine: str, drafters: Mapping[str, str], *, since: int | None = None) -> Look:
+    def read(
+        self, target_revision: str, engine: str, drafters: Mapping[str, str], *, since: int | None = None
+    ) -> StateRead:
         """The rows of a target, an engine and `drafters` (name → revision), and those of vanilla decoding.
 
         With `since`, an earlier read's `seen`, only those that changed meanwhile; but all of them if the database was
@@ -117,7 +119,7 @@ class AcceptanceStateStore:
             rows = [
                 StateRow(pair, *row) for pair in pairs for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
             ]
-        return Look(rows, seen, is_all)
+        return StateRead(rows, seen, is_all)
 
     def of_task(self, task: str) -> list[StateRow]:
         """Every row of a task, for all targets, engines and drafters."""

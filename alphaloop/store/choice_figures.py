@@ -17,7 +17,7 @@ from alphaloop.tables.state import KEY
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class ExpectedSpeedup:
     """What was expected of one alternative."""
 
     drafter: str | None
@@ -33,8 +33,8 @@ class ChoiceFigures:
 
     tokens_per_round: float
     round_ms: float
-    chosen: Weighed
-    rival: Weighed | None
+    chosen: ExpectedSpeedup
+    rival: ExpectedSpeedup | None
     jobs: float  #: weighted jobs; of the rival's drafter if vanilla was chosen
     trials: tuple[float, ...]
     accepts: tuple[float, ...]
@@ -46,7 +46,7 @@ class ChoiceFigures:
             return None
         rival = None
         if row.rival_num_draft_tokens is not None:
-            rival = Weighed(
+            rival = ExpectedSpeedup(
                 row.rival_drafter,
                 row.rival_num_draft_tokens,
                 row.rival_speedup,
@@ -56,7 +56,7 @@ class ChoiceFigures:
         return cls(
             row.tokens_per_round,
             row.round_ms,
-            Weighed(row.to_drafter, row.to_num_draft_tokens, row.speedup, row.speedup_low, row.speedup_high),
+            ExpectedSpeedup(row.to_drafter, row.to_num_draft_tokens, row.speedup, row.speedup_low, row.speedup_high),
             rival,
             row.jobs,
             tuple(row.trials),

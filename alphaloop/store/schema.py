@@ -62,4 +62,4 @@ def _run(action: Callable[[Config, str], None], url: SecretStr, revision: str, m
     try:
         action(alembic_config(url, migrations), revision)
     except CommandError as error:
-        raise SchemaMismatch(str(error), hint="is this code older than the database?") from None
+        raise SchemaMismatch(str(error), hint="is the code older than the database? Run the newer release") from None

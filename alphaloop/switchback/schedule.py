@@ -115,7 +115,7 @@ class SwitchbackSchedule:
 
 
 class _Ledger:
-    """What a task earned for control and has not spent, in device seconds, and its rounds outside blocks."""
+    """What a task accrued for control and has not spent, in device seconds, and its rounds outside blocks."""
 
     def __init__(self, design: SwitchbackDesign, rng: random.Random) -> None:
         share = design.control_share

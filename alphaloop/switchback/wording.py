@@ -21,7 +21,7 @@ class Bounds(Protocol):
 
 
 class Measured(Protocol):
-    """What is told of a measured speed-up: alphaloop.switchback.task_speedup.TaskSpeedup, or a line of the report."""
+    """A measured speed-up, as screens show it: alphaloop.switchback.task_speedup.TaskSpeedup, or the report's line."""
 
     @property
     def speedup(self) -> Bounds | None: ...
@@ -66,5 +66,5 @@ def sentence(drafter: str, measured: Measured) -> str:
     bounds = measured.speedup
     if bounds is None:
         return f"No verdict yet ({where}): eight blocks are the least."
-    told = f"Speed-up {bounds.mean:.2f}x vanilla, {bounds.low:.2f} to {bounds.high:.2f} ({where})"
-    return f"{told}: {Verdict(measured.verdict).value.replace('_', ' ')}."
+    text = f"Speed-up {bounds.mean:.2f}x vanilla, {bounds.low:.2f} to {bounds.high:.2f} ({where})"
+    return f"{text}: {Verdict(measured.verdict).value.replace('_', ' ')}."

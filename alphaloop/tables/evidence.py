@@ -126,14 +126,14 @@ cost_profiles: Final = Table(
 
 
 def _figures() -> list[Column[Any]]:
-    """What a choice was made on; null where nothing was weighed."""
+    """What a choice was made on; null if no alternatives were compared."""
     return [
-        Column("tokens_per_round", Double, comment="Expected of the new choice; null where nothing was weighed"),
+        Column("tokens_per_round", Double, comment="Expected of the new choice; null if no alternatives were compared"),
         Column("round_ms", Double, comment="Expected milliseconds of such a round"),
         Column("speedup", Double, comment="Expected goodput over vanilla"),
         Column("speedup_low", Double, comment="Lower 95 % bound"),
         Column("speedup_high", Double, comment="Upper 95 % bound"),
-        Column("rival_drafter", Text, comment="Of the best other alternative; null for vanilla"),
+        Column("rival_drafter", Text, comment="Drafter of the best other alternative; null for vanilla"),
         Column("rival_num_draft_tokens", Integer, comment="Its k; null where there was none"),
         Column("rival_speedup", Double, comment="Its expected goodput over vanilla"),
         Column("rival_speedup_low", Double, comment="Lower 95 % bound"),
@@ -141,10 +141,10 @@ def _figures() -> list[Column[Any]]:
         Column(
             "jobs",
             Double,
-            comment="Jobs remembered of the drafter in the task, as they weighed; the rival's, if vanilla was chosen",
+            comment="Jobs of the drafter in the task, weighted by age; of the rival's drafter, if vanilla was chosen",
         ),
-        Column("trials", ARRAY(Double), comment="Theirs, by position, as they weighed"),
-        Column("accepts", ARRAY(Double), comment="Of the trials, accepted"),
+        Column("trials", ARRAY(Double), comment="Weighted trials of these jobs, by position"),
+        Column("accepts", ARRAY(Double), comment="Weighted accepts of these jobs, by position"),
     ]
 
 

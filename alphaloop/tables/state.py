@@ -23,7 +23,7 @@ KEY: Final = (
 
 def _sums() -> list[Column[Any]]:
     return [
-        instant("as_of", "When the last of its jobs ended: the moment at which the sums weigh"),
+        instant("as_of", "When the last of its jobs ended. The weights of the sums hold at this moment"),
         Column("num_jobs", BigInteger, nullable=False, comment="Jobs ever added"),
         Column(
             "evidence",
@@ -44,7 +44,10 @@ acceptance_state: Final = Table(
     *evidence_key(),
     *_sums(),
     Column(
-        "changed_in", BigInteger, nullable=False, comment="Transaction that changed it last: who was not seen is newer"
+        "changed_in",
+        BigInteger,
+        nullable=False,
+        comment="Transaction that changed the row last; readers ask for newer ones",
     ),
     PrimaryKeyConstraint(*KEY),
     Index("ix_acceptance_state_changed_in", "changed_in"),

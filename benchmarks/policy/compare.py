@@ -14,7 +14,7 @@ from benchmarks.policy.play import Played, RoundRule, Rule, Trace, play
 from benchmarks.policy.rounds import Costs
 from benchmarks.policy.rules.ema_tiers import EmaTiers
 from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
-from benchmarks.policy.rules.ours import EpsilonOverBeliefs, Ours
+from benchmarks.policy.rules.ours import EpsilonOverPosteriors, Ours
 from benchmarks.policy.rules.survival import Survival
 from benchmarks.policy.rules.thresholds import AlphaThresholds
 from benchmarks.policy.scenario import Device, Scenario
@@ -77,7 +77,7 @@ Maker = Callable[[Setting], Rule | RoundRule]
 
 MAKERS: dict[str, Maker] = {
     "ours": lambda s: Ours(s.scenario, s.points, s.seed),
-    "epsilon_beliefs": lambda s: EpsilonOverBeliefs(s.scenario, s.points, s.seed),
+    "epsilon_posteriors": lambda s: EpsilonOverPosteriors(s.scenario, s.points, s.seed),
     "epsilon_greedy": lambda s: EpsilonGreedy(s.scenario.actions, s.seed),
     "alpha_thresholds": lambda s: AlphaThresholds(*next(iter(s.best().items()))),
     "ema_tiers": lambda s: EmaTiers(s.model_drafter, s.scenario.draft_tokens[s.model_drafter]),
@@ -86,7 +86,7 @@ MAKERS: dict[str, Maker] = {
 
 
 #: Rules that take as long as all others together; they may be given fewer seeds.
-SLOW = ("epsilon_beliefs", "survival")
+SLOW = ("epsilon_posteriors", "survival")
 
 
 def rule_names(scenario: Scenario) -> list[str]:

@@ -23,7 +23,7 @@ GRID: Final = "#e3e8ed"
 #: Colours that remain apart for most colour-blind readers; ours is the only dark one.
 COLOURS: Final = {
     "ours": "#1b3a8c",
-    "epsilon_beliefs": "#5aa9e6",
+    "epsilon_posteriors": "#5aa9e6",
     "epsilon_greedy": "#e08a1e",
     "alpha_thresholds": "#b0457b",
     "ema_tiers": "#2a9d8f",
@@ -32,7 +32,7 @@ COLOURS: Final = {
     "vanilla": "#c9d1d9",
 }
 LABELS: Final = {
-    "epsilon_beliefs": "ε over our beliefs",
+    "epsilon_posteriors": "ε over our posteriors",
     "epsilon_greedy": "ε-greedy",
     "alpha_thresholds": "α thresholds",
     "ema_tiers": "moving-average tiers",

@@ -55,8 +55,8 @@ class Drafts:
         k = self.logits.shape[-1]
         accepted = np.arange(k, dtype=np.int8) < self.accepted[..., None]
         noise = self.rng.standard_normal(accepted.shape, dtype=np.float32)
-        told = noise + np.where(accepted, np.float32(0.5), np.float32(-0.5))
-        return (told + self.logits[:, :, None, :]).astype(np.float32)
+        log_odds = noise + np.where(accepted, np.float32(0.5), np.float32(-0.5))
+        return (log_odds + self.logits[:, :, None, :]).astype(np.float32)
 
 
 @dataclass(frozen=True)

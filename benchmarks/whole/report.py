@@ -67,10 +67,10 @@ class Paired:
 
     def __str__(self) -> str:
         bounds = self.bounds()
-        told = f"{self.median:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
+        cell = f"{self.median:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
         if bounds is not None:
-            told += f", 95 % [{bounds[0]:.2f}, {bounds[1]:.2f}]"
-        return told
+            cell += f", 95 % [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+        return cell
 
 
 @dataclass(frozen=True, slots=True)

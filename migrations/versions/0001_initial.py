@@ -259,7 +259,7 @@ def create_state() -> None:
             "changed_in",
             BigInteger(),
             nullable=False,
-            comment="Transaction that changed it last: who was not seen is newer",
+            comment="Transaction that changed the row last; readers ask for newer ones",
         ),
         PrimaryKeyConstraint(*STATE_KEY, name=op.f("pk_acceptance_state")),
         postgresql_with={"toast_tuple_target": 8160},
@@ -348,12 +348,12 @@ def create_choices() -> None:
         Column("reason", Text(), nullable=False, comment="alphaloop.deciding.decision.Reason"),
         Column("explanation", Text(), nullable=False, comment="The reason in words, with its figures"),
         Column("owner", Text(), nullable=False, comment="Worker that decided"),
-        Column("tokens_per_round", Double(), comment="Expected of the new choice; null where nothing was weighed"),
+        Column("tokens_per_round", Double(), comment="Expected of the new choice; null if no alternatives were compared"),
         Column("round_ms", Double(), comment="Expected milliseconds of such a round"),
         Column("speedup", Double(), comment="Expected goodput over vanilla"),
         Column("speedup_low", Double(), comment="Lower 95 % bound"),
         Column("speedup_high", Double(), comment="Upper 95 % bound"),
-        Column("rival_drafter", Text(), comment="Of the best other alternative; null for vanilla"),
+        Column("rival_drafter", Text(), comment="Drafter of the best other alternative; null for vanilla"),
         Column("rival_num_draft_tokens", Integer(), comment="Its k; null where there was none"),
         Column("rival_speedup", Double(), comment="Its expected goodput over vanilla"),
         Column("rival_speedup_low", Double(), comment="Lower 95 % bound"),
@@ -361,10 +361,10 @@ def create_choices() -> None:
         Column(
             "jobs",
             Double(),
-            comment="Jobs remembered of the drafter in the task, as they weighed; the rival's, if vanilla was chosen",
+            comment="Jobs of the drafter in the task, weighted by age; of the rival's drafter, if vanilla was chosen",
         ),
-        Column("trials", ARRAY(Double()), comment="Theirs, by position, as they weighed"),
-        Column("accepts", ARRAY(Double()), comment="Of the trials, accepted"),
+        Column("trials", ARRAY(Double()), comment="Weighted trials of these jobs, by position"),
+        Column("accepts", ARRAY(Double()), comment="Weighted accepts of these jobs, by position"),
         PrimaryKeyConstraint("id", name=op.f("pk_decisions")),
         comment="When a task's choice changed, from what to what, and why; exploration and forced modes are not choices",
     )
@@ -465,7 +465,7 @@ def counts() -> list[Column[Any]]:
 def sums_that_fade() -> list[Column[Any]]:
     """What is known of a key."""
     return [
-        Column("as_of", INSTANT, nullable=False, comment="When the last of its jobs ended: the moment at which the sums weigh"),
+        Column("as_of", INSTANT, nullable=False, comment="When the last of its jobs ended. The weights of the sums hold at this moment"),
         Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
         Column(
             "evidence",

@@ -62,18 +62,18 @@ COMMENT ON COLUMN task_speedup_now.drafter IS 'Drafter that decoded most of the 
 COMMENT ON COLUMN task_speedup_now.draft_revision IS 'Its revision';
 COMMENT ON COLUMN task_speedup_now.min_num_draft_tokens IS 'Smallest k that was used';
 COMMENT ON COLUMN task_speedup_now.max_num_draft_tokens IS 'Largest k that was used';
-COMMENT ON COLUMN task_speedup_now.mean_running IS 'Load: sequences of all tasks in a round';
-COMMENT ON COLUMN task_speedup_now.mean_context IS 'Tokens of context a sequence';
-COMMENT ON COLUMN task_speedup_now.tokens_per_s IS 'Tokens a second of one running sequence, as it drafts';
-COMMENT ON COLUMN task_speedup_now.vanilla_tokens_per_s IS 'The same of vanilla rounds, by the speed-up; null before it was measured';
-COMMENT ON COLUMN task_speedup_now.speedup IS 'The first over the second; null before there are eight blocks';
+COMMENT ON COLUMN task_speedup_now.mean_running IS 'Load: mean number of sequences of all tasks in a round';
+COMMENT ON COLUMN task_speedup_now.mean_context IS 'Mean tokens of context of a sequence';
+COMMENT ON COLUMN task_speedup_now.tokens_per_s IS 'Tokens a second of one running sequence while it drafts';
+COMMENT ON COLUMN task_speedup_now.vanilla_tokens_per_s IS 'Tokens a second of vanilla rounds: tokens_per_s over speedup; null before speedup was measured';
+COMMENT ON COLUMN task_speedup_now.speedup IS 'tokens_per_s over vanilla_tokens_per_s, from paired blocks; null before there are eight blocks';
 COMMENT ON COLUMN task_speedup_now.speedup_low IS 'Lower 95 % bound';
 COMMENT ON COLUMN task_speedup_now.speedup_high IS 'Upper 95 % bound';
 COMMENT ON COLUMN task_speedup_now.verdict IS 'faster, slower, no_difference or no_verdict_yet';
-COMMENT ON COLUMN task_speedup_now.num_blocks IS 'Control slices with the treatment before and after';
-COMMENT ON COLUMN task_speedup_now.num_control_rounds IS 'Vanilla rounds in them';
+COMMENT ON COLUMN task_speedup_now.num_blocks IS 'Blocks: control slices with treatment before and after';
+COMMENT ON COLUMN task_speedup_now.num_control_rounds IS 'Vanilla rounds in the blocks';
 COMMENT ON COLUMN task_speedup_now.num_tokens IS 'Tokens that the treatment put out';
-COMMENT ON COLUMN task_speedup_now.sequence_s IS 'Seconds times sequences that this took';
+COMMENT ON COLUMN task_speedup_now.sequence_s IS 'Seconds times sequences that these tokens took';
 COMMENT ON COLUMN task_speedup_now.covers_from IS 'When the first slice began';
 COMMENT ON COLUMN task_speedup_now.covers_to IS 'When the last slice began';
 COMMENT ON COLUMN task_speedup_now.computed_at IS 'When it was computed';
@@ -127,8 +127,8 @@ COMMENT ON COLUMN decision_log.speedup IS 'Goodput over vanilla that was expecte
 COMMENT ON COLUMN decision_log.speedup_low IS 'Lower 95 % bound';
 COMMENT ON COLUMN decision_log.speedup_high IS 'Upper 95 % bound';
 COMMENT ON COLUMN decision_log.rival IS 'The best other alternative';
-COMMENT ON COLUMN decision_log.rival_speedup IS 'What was expected of it';
-COMMENT ON COLUMN decision_log.jobs IS 'Jobs behind it, as they weighed';
+COMMENT ON COLUMN decision_log.rival_speedup IS 'Goodput over vanilla that was expected of the rival';
+COMMENT ON COLUMN decision_log.jobs IS 'Jobs behind the choice, weighted by age';
 COMMENT ON COLUMN decision_log.alpha IS 'By position: accepted of what was tested';
 
 CREATE VIEW failed_jobs AS
@@ -189,7 +189,7 @@ FROM acceptance_state,
     LATERAL (SELECT unpack_doubles(evidence) AS sums) AS unpacked,
     LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 8) / 9 AS positions) AS lengths;
 COMMENT ON VIEW evidence_now IS
-    'What decisions rest on: of every key of evidence, sums in which a job weighs the less the older it is';
+    'What decisions rest on: sums over the jobs of every evidence key. The older a job, the smaller its weight';
 COMMENT ON COLUMN evidence_now.task IS 'Kind of prompt';
 COMMENT ON COLUMN evidence_now.segment IS 'Caller''s label; empty without one';
 COMMENT ON COLUMN evidence_now.target_revision IS 'Hash of the target''s weights';
@@ -200,14 +200,14 @@ COMMENT ON COLUMN evidence_now.sampling_bucket IS 'Sampling settings that share 
 COMMENT ON COLUMN evidence_now.prompt_bucket IS 'Prompt lengths that share a history';
 COMMENT ON COLUMN evidence_now.as_of IS 'When the last of its jobs ended';
 COMMENT ON COLUMN evidence_now.num_jobs IS 'Jobs ever added';
-COMMENT ON COLUMN evidence_now.jobs IS 'Jobs as they weigh at as_of, each less the older it is';
-COMMENT ON COLUMN evidence_now.recent_jobs IS 'The same, each less also by the jobs that came after it: about the last two dozen';
-COMMENT ON COLUMN evidence_now.rounds IS 'Rounds, prefills left out';
-COMMENT ON COLUMN evidence_now.mean_output_tokens IS 'Tokens of a job';
+COMMENT ON COLUMN evidence_now.jobs IS 'Jobs, weighted by their age at as_of';
+COMMENT ON COLUMN evidence_now.recent_jobs IS 'Jobs of the recent window, weighted by age and by the number of later jobs: about the last two dozen';
+COMMENT ON COLUMN evidence_now.rounds IS 'Weighted rounds without prefills';
+COMMENT ON COLUMN evidence_now.mean_output_tokens IS 'Mean output tokens of a job';
 COMMENT ON COLUMN evidence_now.trials IS 'By position: rounds in which it was tested';
 COMMENT ON COLUMN evidence_now.accepts IS 'By position: of the trials, accepted';
-COMMENT ON COLUMN evidence_now.recent_trials IS 'trials of the recent jobs';
-COMMENT ON COLUMN evidence_now.recent_accepts IS 'accepts of the recent jobs';
+COMMENT ON COLUMN evidence_now.recent_trials IS 'Trials of the recent window, by position';
+COMMENT ON COLUMN evidence_now.recent_accepts IS 'Accepts of the recent window, by position';
 
 CREATE FUNCTION tell_drafts_changed() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM pg_notify('alphaloop_drafts', ''); RETURN NULL; END $$;

@@ -60,8 +60,8 @@ def alpha_plot(tasks: Sequence[TaskLine]) -> str | None:
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
         axes.set_xlabel("acceptance of the first drafted token, with 95 % interval")
         _bare(axes, grid="x")
-        told = "; ".join(f"{line.task} {alpha.mean:.2f}" for line, alpha in reversed(measured))
-        return _svg(figure, "alpha", f"Acceptance of the first drafted token by task: {told}")
+        means = "; ".join(f"{line.task} {alpha.mean:.2f}" for line, alpha in reversed(measured))
+        return _svg(figure, "alpha", f"Acceptance of the first drafted token by task: {means}")
 
 
 def history_plot(history: Mapping[str, Sequence[HistoryPoint]]) -> str | None:

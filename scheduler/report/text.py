@@ -130,6 +130,6 @@ def _drafts(report: Report) -> list[str]:
     lines = []
     for d in report.drafts:
         why = f": {d.status_reason}" if d.status_reason else ""
-        told = f"{d.drafter} {d.draft_revision[:12]} for target {d.target_revision[:12]}: {d.status}{why}"
-        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        draft_line = f"{d.drafter} {d.draft_revision[:12]} for target {d.target_revision[:12]}: {d.status}{why}"
+        lines += textwrap.wrap(draft_line, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines or ["  No worker has registered one."]

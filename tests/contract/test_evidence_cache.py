@@ -16,7 +16,7 @@ from alphaloop.deciding.evidence_source import Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import AcceptanceStateStore, Look
+from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -117,9 +117,9 @@ class Interrupted(AcceptanceStateStore):
         super().__init__(database)
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def look(self, *args: Any, **kwargs: Any) -> Look:
+    def read(self, *args: Any, **kwargs: Any) -> StateRead:
         """As ever, and then what happens meanwhile."""
-        found = super().look(*args, **kwargs)
+        found = super().read(*args, **kwargs)
         self.meanwhile()
         return found
 

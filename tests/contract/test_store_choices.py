@@ -17,7 +17,7 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import add_jobs
-from alphaloop.store.choice_figures import ChoiceFigures, Weighed
+from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
@@ -138,10 +138,10 @@ def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:
     log_change(log, replace(VANILLA, reason=Reason.NOT_FASTER, alternatives=(ways[1], slow)))
     slower, faster, unweighed = [change.figures for change in log.latest("code")]
     assert unweighed is None
-    lookup, vanilla = Weighed("lookup", 4, 1.6, 1.4, 1.8), Weighed(None, 0, 1.0, 1.0, 1.0)
+    lookup, vanilla = ExpectedSpeedup("lookup", 4, 1.6, 1.4, 1.8), ExpectedSpeedup(None, 0, 1.0, 1.0, 1.0)
     assert faster == ChoiceFigures(2.5, 50.0, lookup, vanilla, 2.0, (20.0, 16.0), (16.0, 8.0))
     assert slower == ChoiceFigures(
-        1.0, 30.0, vanilla, Weighed("lookup", 4, 0.8, 0.7, 0.9), 2.0, (20.0, 16.0), (16.0, 8.0)
+        1.0, 30.0, vanilla, ExpectedSpeedup("lookup", 4, 0.8, 0.7, 0.9), 2.0, (20.0, 16.0), (16.0, 8.0)
     )
     with database.begin() as connection:
         row = connection.execute(text("SELECT was, became, rival, alpha, jobs FROM decision_log LIMIT 1")).one()

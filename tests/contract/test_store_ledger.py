@@ -89,7 +89,7 @@ def state(database: Database) -> list[tuple[Any, ...]]:
 
 def evidence(database: Database) -> dict[EvidenceKey, KeyEvidence]:
     served = {"lookup": "draft-1", "small": "draft-1", "gated": "draft-1"}
-    return {row.key: row.evidence for row in AcceptanceStateStore(database).look(TARGET, ENGINE, served).rows}
+    return {row.key: row.evidence for row in AcceptanceStateStore(database).read(TARGET, ENGINE, served).rows}
 
 
 def clock(database: Database) -> datetime:

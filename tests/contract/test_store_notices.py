@@ -46,8 +46,8 @@ def kill_listeners(database: Database) -> int:
 
 
 @contextmanager
-def watching(database: Database, look: Callable[[], None], *, every_s: float) -> Iterator[Watch]:
-    watch = Watch(Listener(database), look, every_s=every_s)
+def watching(database: Database, refresh: Callable[[], None], *, every_s: float) -> Iterator[Watch]:
+    watch = Watch(Listener(database), refresh, every_s=every_s)
     watch.start()
     try:
         yield watch
@@ -115,12 +115,12 @@ def test_a_watch_sees_a_flag_at_once_though_it_would_look_only_once_an_hour(
 ) -> None:
     seen, is_stale = threading.Event(), threading.Event()
 
-    def look() -> None:
+    def refresh() -> None:
         seen.set()
         if registry.stale("t"):
             is_stale.set()
 
-    with watching(database, look, every_s=3600.0):
+    with watching(database, refresh, every_s=3600.0):
         assert seen.wait(SOON_S)
         registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
         assert is_stale.wait(SOON_S)
@@ -130,12 +130,12 @@ def test_a_watch_whose_connection_is_killed_listens_again(database: Database, re
     looks = threading.Semaphore(0)
     is_stale = threading.Event()
 
-    def look() -> None:
+    def refresh() -> None:
         if registry.stale("t"):
             is_stale.set()
         looks.release()
 
-    with watching(database, look, every_s=3600.0):
+    with watching(database, refresh, every_s=3600.0):
         assert looks.acquire(timeout=SOON_S)
         assert kill_listeners(database) == 1
         assert looks.acquire(timeout=SOON_S)  # the new connection may have missed a notice
@@ -156,11 +156,11 @@ class Deaf:
 def test_a_watch_that_cannot_listen_still_looks(database: Database, registry: DraftRegistry) -> None:
     is_stale = threading.Event()
 
-    def look() -> None:
+    def refresh() -> None:
         if registry.stale("t"):
             is_stale.set()
 
-    watch = Watch(Deaf(), look, every_s=0.05)
+    watch = Watch(Deaf(), refresh, every_s=0.05)
     watch.start()
     try:
         registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
@@ -172,13 +172,13 @@ def test_a_watch_that_cannot_listen_still_looks(database: Database, registry: Dr
 def test_a_look_that_fails_comes_again() -> None:
     failed, worked = threading.Event(), threading.Event()
 
-    def look() -> None:
+    def refresh() -> None:
         if not failed.is_set():
             failed.set()
             raise StoreUnavailable("away")
         worked.set()
 
-    watch = Watch(Deaf(), look, every_s=0.02)
+    watch = Watch(Deaf(), refresh, every_s=0.02)
     watch.start()
     try:
         assert worked.wait(SOON_S)

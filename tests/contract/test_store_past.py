@@ -35,7 +35,7 @@ def write(database: Database, runs: list[DecodeRun]) -> None:
 
 
 def state(database: Database) -> dict[EvidenceKey, KeyEvidence]:
-    rows = AcceptanceStateStore(database).look(TARGET, ENGINE, {"lookup": DRAFT}).rows
+    rows = AcceptanceStateStore(database).read(TARGET, ENGINE, {"lookup": DRAFT}).rows
     return {row.key: row.evidence for row in rows}
 
 

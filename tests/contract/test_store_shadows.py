@@ -51,7 +51,7 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     shadows = record(database, rng, 5, at)
     total = sum(shadows, AcceptanceCounts())
     history = HistoryStore(database)
-    rows = AcceptanceStateStore(database).look(TARGET, ENGINE, {"lookup": "draft-1"}).rows
+    rows = AcceptanceStateStore(database).read(TARGET, ENGINE, {"lookup": "draft-1"}).rows
     (row,) = (row for row in rows if row.pair.drafter)
     sums = row.evidence.all
     assert (row.num_jobs, sums.trials, sums.accepts) == (5, total.trials, total.accepts)
@@ -68,7 +68,7 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
 
 
 def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Database, rng: random.Random) -> None:
-    """Of a drafter whose kin decoded: in some rounds it would have gone on, and nobody knows how far."""
+    """The rounds are a shared-weight drafter's. In some, this drafter would have gone on, and nobody knows how far."""
     JobStore(database).claim([claim_request("0")], owner="w1", lease_s=60.0, max_attempts=9)
     run = decode_run(simulated_counts(rng, [0.8, 0.5], 10))
     chances = (run.counts.trials[0], run.counts.trials[1], 0, 0)
@@ -82,8 +82,8 @@ def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Databa
         chances,
     )
     OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1")
-    look = AcceptanceStateStore(database).look(TARGET, run.key.engine, {"gated": "draft-1"})
-    (row,) = (row for row in look.rows if row.pair.drafter == "gated")
+    read = AcceptanceStateStore(database).read(TARGET, run.key.engine, {"gated": "draft-1"})
+    (row,) = (row for row in read.rows if row.pair.drafter == "gated")
     sums = row.evidence.all
     assert (row.num_jobs, sums.chances, sums.accepts[:2]) == (1, chances, run.counts.accepts[:2])
     with database.begin() as connection:
@@ -125,8 +125,8 @@ def test_a_run_scored_with_longer_drafts_counts_once(database: Database, rng: ra
     longer = simulated_counts(rng, [0.8, 0.6, 0.4], 10)
     shadow = ShadowRun(run.key, 3, longer, run.num_prompt_tokens, run.num_tokens, run.decoded_at)
     OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1")
-    look = AcceptanceStateStore(database).look(TARGET, run.key.engine, {run.key.drafter: run.key.draft_revision})
-    (row,) = (row for row in look.rows if row.pair.drafter)
+    read = AcceptanceStateStore(database).read(TARGET, run.key.engine, {run.key.drafter: run.key.draft_revision})
+    (row,) = (row for row in read.rows if row.pair.drafter)
     assert (row.num_jobs, row.evidence.all.trials) == (1, longer.trials)
     with database.begin() as connection:
         hours = connection.execute(text("SELECT mode, trials FROM acceptance_hourly")).all()

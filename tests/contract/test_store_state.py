@@ -48,7 +48,7 @@ def record(database: Database, *runs: DecodeRun, half_life: timedelta = HALF_LIF
 
 
 def evidence_cache(state: AcceptanceStateStore) -> dict[EvidenceKey, KeyEvidence]:
-    return {row.key: row.evidence for row in state.look(TARGET, ENGINE, SERVED).rows}
+    return {row.key: row.evidence for row in state.read(TARGET, ENGINE, SERVED).rows}
 
 
 def assert_same(found: KeyEvidence, expected: KeyEvidence) -> None:
@@ -103,7 +103,7 @@ def test_rows_hold_what_the_same_jobs_give_in_memory(
     assert found.keys() == expected.keys()
     for key, evidence in expected.items():
         assert_same(found[key], evidence)
-    assert {row.key: row.num_jobs for row in state.look(TARGET, ENGINE, SERVED).rows} == num_jobs
+    assert {row.key: row.num_jobs for row in state.read(TARGET, ENGINE, SERVED).rows} == num_jobs
 
 
 def test_the_sum_of_everything_does_not_depend_on_the_order(
@@ -162,9 +162,9 @@ def test_a_look_finds_what_is_served_and_nothing_else(database: Database, state:
         decode_run(counts, drafter="small", revision="draft-1"),
     ]
     record(database, *served, *others)
-    look = state.look(TARGET, ENGINE, SERVED)
-    assert look.is_all
-    assert {row.key for row in look.rows} == {run.key for run in served}
+    read = state.read(TARGET, ENGINE, SERVED)
+    assert read.is_all
+    assert {row.key for row in read.rows} == {run.key for run in served}
     every = [run.key for run in (*served, *others) if run.key.task == "code"]
     assert {row.key for row in state.of_task("code")} == set(every)
 
@@ -174,23 +174,23 @@ def test_the_next_look_finds_what_changed_and_misses_no_slow_transaction(
 ) -> None:
     runs = [decode_run(vanilla_counts(3), mode=Mode.VANILLA, task=task) for task in "abc"]
     record(database, *runs)
-    first = state.look(TARGET, ENGINE, SERVED)
-    assert state.look(TARGET, ENGINE, SERVED, since=first.seen).rows == []
+    first = state.read(TARGET, ENGINE, SERVED)
+    assert state.read(TARGET, ENGINE, SERVED, since=first.seen).rows == []
     with database.begin() as slow:
         add_jobs(slow, [(runs[0].key, runs[0].evidence)], HALF_LIFE)
         record(database, runs[1])
-        second = state.look(TARGET, ENGINE, SERVED, since=first.seen)
+        second = state.read(TARGET, ENGINE, SERVED, since=first.seen)
         assert not second.is_all
         assert {row.task: row.num_jobs for row in second.rows} == {"b": 2}
-    third = state.look(TARGET, ENGINE, SERVED, since=second.seen)
+    third = state.read(TARGET, ENGINE, SERVED, since=second.seen)
     assert {row.task: row.num_jobs for row in third.rows if row.task != "b"} == {"a": 2}
-    assert state.look(TARGET, ENGINE, SERVED, since=third.seen).rows == []
+    assert state.read(TARGET, ENGINE, SERVED, since=third.seen).rows == []
 
 
 def test_a_database_put_back_to_an_earlier_time_is_read_whole(database: Database, state: AcceptanceStateStore) -> None:
     record(database, decode_run(vanilla_counts(3), mode=Mode.VANILLA))
-    look = state.look(TARGET, ENGINE, SERVED)
-    again = state.look(TARGET, ENGINE, SERVED, since=look.seen + 10**6)
+    read = state.read(TARGET, ENGINE, SERVED)
+    again = state.read(TARGET, ENGINE, SERVED, since=read.seen + 10**6)
     assert again.is_all
     assert len(again.rows) == 1
 

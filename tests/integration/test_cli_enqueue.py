@@ -183,7 +183,7 @@ def test_a_job_without_an_answer_ends_with_the_time(cli: Cli, task: str, respond
     ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 3, stdin=lines)
     assert ran.code == 1
     assert [json.loads(row)["status"] for row in ran.out.splitlines()] == ["succeeded", "missing"]
-    assert "error: no result of 1 jobs in time" in ran.err
+    assert "error: 1 jobs had no result within the timeout" in ran.err
     assert "hint: is a worker running?" in ran.err
 
 

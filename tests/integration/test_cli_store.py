@@ -178,7 +178,7 @@ def test_explain_as_of_an_earlier_time(cli: Cli, environment: None, decoded: Dat
     assert good["posteriors"]["lookup"]["acceptance"][0] > 0.6
     assert none["posteriors"]["lookup"]["jobs"] == 0
     assert (bad["measured"]["all"]["num_jobs"], good["measured"]["all"]["num_jobs"]) == (20, 40)
-    assert "Evidence is rebuilt from what is stored" in cli("explain", "math", "--at", "1d").out
+    assert "The evidence is rebuilt" in cli("explain", "math", "--at", "1d").out
     assert "no job of this task yet" in cli("explain", "sql", "--at", "1d").out
 
 
@@ -244,8 +244,8 @@ def test_explain_says_whose_rounds_count_for_a_drafter(
     for name in dials:
         DraftRegistry(decoded).register(name, f"{name}-1", TARGET)
     told = " ".join(cli("explain", "code").out.split())
-    assert "Rounds of gated count for it too: the weights are the same. " in told
-    assert told.count("count for it too") == 2
+    assert "Rounds of gated count for plain too, because the weights are the same. " in told
+    assert told.count("because the weights are the same") == 2
 
 
 WRONG_EXPLAINS = [

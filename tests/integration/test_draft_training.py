@@ -251,7 +251,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130, err
-    assert "the same command goes on from there" in err
+    assert "the same command continues from there" in err
     assert out == ""
     # The same order in this process: another one would only load torch again.
     done = CarriedOut(train_order(folder, recipe=environment))

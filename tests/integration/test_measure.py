@@ -123,14 +123,14 @@ def test_the_first_interruption_reports_what_is_there(
 
     looks = 0
 
-    def look(_: object) -> None:
+    def sample(_: object) -> None:
         nonlocal looks
         looks += 1
         # Two stages begin before the first text.
         if looks == 2 + 7:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(measure_records.MemoryWatch, "look", look)
+    monkeypatch.setattr(measure_records.MemoryWatch, "sample", sample)
     before = signal.getsignal(signal.SIGINT)
     done = CarriedOut(measure_order(prompts, k=(2,), max_tokens=8))
     assert done.code == 130

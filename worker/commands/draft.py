@@ -25,7 +25,7 @@ def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
         finally:
             run.close()
     if card is None:
-        tell(Note(text=f"stopped; what was done is in {order.folder}, and the same command goes on from there"))
+        tell(Note(text=f"stopped; what was done is in {order.folder}, and the same command continues from there"))
         return INTERRUPTED
     tell(Report(data=card))
     _register_if_possible(order.folder, settings, tell)
@@ -35,8 +35,8 @@ def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
 def register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     """Register a draft that was trained before; the report is a sentence. Raises AlphaloopError."""
     card, status = register_folder(order.folder, settings, order.name)
-    told = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
-    tell(Report(data=told))
+    registration = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
+    tell(Report(data=registration))
     return 0
 
 
@@ -44,7 +44,7 @@ def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
     try:
         card, status = register_folder(folder, settings)
     except (StoreError, ConfigError) as error:
-        told = f"not registered: {error.message}. Later: alphaloop draft register {folder}"
+        registration = f"not registered: {error.message}. Later: alphaloop draft register {folder}"
     else:
-        told = f"registered as {card.name} {card.draft_revision}, {status}"
-    tell(Note(text=told))
+        registration = f"registered as {card.name} {card.draft_revision}, {status}"
+    tell(Note(text=registration))

@@ -21,7 +21,7 @@ def measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     configured = settings.models.drafters
     drafters = {name: configured[name] for name in choose_drafters(configured, order.drafter)}
     settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": drafters})})
-    # The candidates as they will be: what cannot be measured is told before anything is loaded.
+    # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
     candidates = choose_candidates([drafter.state(name, "") for name, drafter in drafters.items()], order.k)
     refuse_few(len(lines), order.batch, len(candidates))
     return _measure(order, settings, lines, notes, tell)
@@ -31,7 +31,7 @@ def _measure(
     order: MeasureOrder, settings: Settings, lines: Sequence[JobLine], notes: Sequence[str], tell: Tell
 ) -> int:
     tell(Stage(name="loading the models"))
-    # Imported here, because torch takes four seconds to load and a wrong option should be told at once.
+    # Imported here, because torch takes four seconds to load and a wrong option should be reported at once.
     from worker.decoding.load import load_engine
     from worker.measuring.records import MemoryWatch, records_of
 
@@ -44,7 +44,7 @@ def _measure(
 
     def on_event(event: Event) -> None:
         tell(event)
-        watch.look()
+        watch.sample()
 
     with stopped_by_signals() as should_stop:
         session = Session(engine, plan, should_stop=should_stop, tell=on_event)
@@ -55,7 +55,7 @@ def _measure(
     if session.failure is not None:
         raise session.failure
     if session.measured.is_interrupted:
-        told = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
-        tell(Note(text=told))
+        why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
+        tell(Note(text=why))
         return INTERRUPTED
     return 0

@@ -22,8 +22,8 @@ _PAUSE: Final = 0.1
 _LEAST_SHARE: Final = 0.25
 #: Levels (logarithms) closer together than this are the same.
 _SAME: Final = 0.2
-#: A slowness of any duration fades within so many times the half-life: five hours.
-_MOST_PATIENCE: Final = 64.0
+#: The largest factor on the half-life of a slowness, however long it has lasted: five hours.
+_MAX_FACTOR: Final = 64.0
 
 
 class Moment(NamedTuple):
@@ -41,7 +41,7 @@ class FadingCorrection(Generic[Shape]):
 
     def __init__(self, half_life: int, known: Mapping[Shape, LogEstimate], now: Moment) -> None:
         self._correction = Correction(half_life, known)
-        self._patience_rounds = 2 * half_life
+        self._slowing_rounds = 2 * half_life
         self._used_at = now
         self._held_level, self._num_held = self._correction.log_level, 0
 
@@ -83,5 +83,5 @@ class FadingCorrection(Generic[Shape]):
 
     def _half_lives_unused(self, now: Moment) -> float:
         since = self._used_at
-        patience = min(1 + self._num_held / self._patience_rounds, _MOST_PATIENCE)
-        return num_half_lives(now.seconds - since.seconds, now.num_rounds - since.num_rounds) / patience
+        factor = min(1 + self._num_held / self._slowing_rounds, _MAX_FACTOR)
+        return num_half_lives(now.seconds - since.seconds, now.num_rounds - since.num_rounds) / factor

@@ -60,7 +60,7 @@ class EvidenceCache:
         """
         target_revision, engine, drafters = self._served
         stale = frozenset(self._registry.stale(target_revision))
-        look = self._store.look(target_revision, engine, drafters, since=self._seen)
+        look = self._store.read(target_revision, engine, drafters, since=self._seen)
         with self._lock:
             self._stale = stale
             if look.is_all:

@@ -24,22 +24,22 @@ class Notices(Protocol):
 
 
 class Watch:
-    """Calls `look` from a thread of its own: when a notice comes, and every `every_s` at the latest.
+    """Calls `refresh` from a thread of its own: when a notice comes, and every `every_s` at the latest.
 
     Without notices (the listening connection is lost and cannot be made anew) it continues every `every_s`. A call
     that fails is logged and repeated; the cache keeps its contents meanwhile.
     """
 
-    def __init__(self, notices: Notices, look: Callable[[], None], *, every_s: float) -> None:
+    def __init__(self, notices: Notices, refresh: Callable[[], None], *, every_s: float) -> None:
         self._notices = notices
-        self._look = look
+        self._refresh = refresh
         self._every_s = every_s
         self._is_deaf = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     @property
@@ -57,7 +57,7 @@ class Watch:
         while not self._stop.is_set():
             self._await_news()
             if not self._stop.is_set():
-                self._look_once()
+                self._refresh_once()
         self._notices.close()
 
     def _await_news(self) -> None:
@@ -78,8 +78,8 @@ class Watch:
             if is_told:
                 return
 
-    def _look_once(self) -> None:
+    def _refresh_once(self) -> None:
         try:
-            self._look()
+            self._refresh()
         except StoreError as error:
-            log.warning("not looked for changes: %s", error.message, extra={"action": "look_failed"})
+            log.warning("changes not read: %s", error.message, extra={"action": "refresh_failed"})

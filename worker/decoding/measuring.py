@@ -36,8 +36,8 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
 
     def one_pass() -> None:
         best = target.model.read(cache, reads).max(dim=-1)
-        for told, tokens in zip(best.indices.view(batch, width).tolist(), texts, strict=True):
-            verify_greedy(told, tokens[1:])
+        for best_tokens, tokens in zip(best.indices.view(batch, width).tolist(), texts, strict=True):
+            verify_greedy(best_tokens, tokens[1:])
 
     try:
         # Empty keys take as long to read as any others, and reading a prompt takes longer than all the passes.

@@ -108,13 +108,13 @@ def _content(file: Path) -> bytes:
 
 
 def _refusal(wrong: Iterable[tuple[str, MessageError]], num_lines: int) -> ConfigError:
-    told = [
+    problems = [
         f"{where}: {error.field}: {error.message}" if error.field else f"{where}: {error.message}"
         for where, error in wrong
     ]
-    shown = "\n  ".join(told[:NUM_SHOWN])
-    more = f"\n  and {len(told) - NUM_SHOWN} more" if len(told) > NUM_SHOWN else ""
+    shown = "\n  ".join(problems[:NUM_SHOWN])
+    more = f"\n  and {len(problems) - NUM_SHOWN} more" if len(problems) > NUM_SHOWN else ""
     return ConfigError(
-        f"{len(told)} of {num_lines} prompts cannot be measured:\n  {shown}{more}",
+        f"{len(problems)} of {num_lines} prompts cannot be measured:\n  {shown}{more}",
         hint='a line is {"prompt": …}, a job, or a line of an OpenAI batch file; see docs/guides/enqueue.md',
     )

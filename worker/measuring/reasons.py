@@ -87,13 +87,13 @@ def low_acceptance(e: Evidence) -> str | None:
     if e.costs is None or alpha is None:
         return None
     needed = e.costs.needed_alpha(e.bar)
-    told = f"α is {_interval(alpha)} at k={e.k}; at what its rounds cost, {e.bar:.2f}x needs"
+    needed_text = f"α is {_interval(alpha)} at k={e.k}; at what its rounds cost, {e.bar:.2f}x needs"
     if needed is None:
-        return f"{told} more than every token accepted."
+        return f"{needed_text} more than every token accepted."
     if alpha.high >= needed:
         return None
     even = e.costs.needed_alpha(1.0)
-    return f"{told} {needed:.2f}" + (f", and {even:.2f} to lose nothing." if even is not None else ".")
+    return f"{needed_text} {needed:.2f}" + (f", and {even:.2f} to lose nothing." if even is not None else ".")
 
 
 def k_too_high(e: Evidence) -> str | None:
@@ -222,7 +222,7 @@ def long_tail(e: Evidence) -> str | None:
     )
 
 
-#: In the order in which they are told.
+#: In the order in which the report gives them.
 REASONS: Final = (
     account,
     low_acceptance,

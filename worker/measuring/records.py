@@ -31,14 +31,14 @@ class MemoryWatch:
         self._before = available_bytes(self._device)
         self._least = self._before
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Take notice of what is free now."""
         if self._device.type != "cpu":
             self._least = min(self._least, available_bytes(self._device))
 
     def footprint(self, parts: tuple[Part, ...]) -> Footprint:
         """Everything up to now."""
-        self.look()
+        self.sample()
         held = None if self._device.type == "cpu" else self._before - self._least
         return Footprint(parts, _peak_process_bytes(), held)
 

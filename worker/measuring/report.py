@@ -59,8 +59,8 @@ def report_of(
             records.findings.get(name, ()),
             records.held_out.get(name),
         )
-        told = () if judgement.verdict is Verdict.SHIP else tuple(reasons(evidence))
-        rows.append(Row(own, judgement, costs, told))
+        why = () if judgement.verdict is Verdict.SHIP else tuple(reasons(evidence))
+        rows.append(Row(own, judgement, costs, why))
     shipped = max(
         (row for row in rows if row.judgement.verdict is Verdict.SHIP),
         key=lambda row: row.figures.ratio.median,

@@ -13,14 +13,14 @@ from alphaloop.cli.explaining.sources import Evidence
 def document(found: Explanation) -> dict[str, Any]:
     """Everything that was found. Rates stand beside the counts that they come from."""
     return {
-        "task": found.question.task,
-        "segment": found.question.segment or None,
-        "at": found.question.at,
-        "rebuilt": None if found.question.is_now else REBUILT,
+        "task": found.request.task,
+        "segment": found.request.segment or None,
+        "at": found.request.at,
+        "rebuilt": None if found.request.is_now else REBUILT,
         "engine": asdict(found.engine),
-        "sampling_bucket": found.question.sampling_bucket,
+        "sampling_bucket": found.request.sampling_bucket,
         "prompt_bucket": found.prompt_bucket,
-        "batch": found.question.batch,
+        "batch": found.request.batch,
         "expected_tokens": found.context.expected_tokens,
         "prompt_tokens": found.context.prompt_tokens,
         "objective": {

@@ -34,7 +34,7 @@ NUM_CHANGES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExplainRequest:
     """What is asked: a job of a task while `batch` sequences run, at a moment; `is_now`: the moment is the present."""
 
     task: str
@@ -49,7 +49,7 @@ class Question:
 class Explanation:
     """The decision that a worker would take, and its inputs."""
 
-    question: Question
+    request: ExplainRequest
     engine: MeasuredEngine
     context: DecisionContext
     prompt_bucket: str
@@ -65,7 +65,7 @@ class Explanation:
     changes: Sequence[DecisionChange]
 
 
-def explain_task(database: Database, settings: Settings, question: Question) -> Explanation:
+def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:
     """Decide as a worker on the engine that was calibrated last would.
 
     Raises AlphaloopError before the first calibration.
@@ -73,13 +73,13 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
     engines = EngineStore(database).measured()
     if not engines:
         raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
-    engine, task, at = engines[0], question.task, question.at
+    engine, task, at = engines[0], request.task, request.at
     drafters = serving(DraftRegistry(database), settings, engine.target_revision, at)
     revisions = {drafter.name: drafter.revision for drafter in drafters}
     costs = CostStore(database).load(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
-    snapshot = _snapshot(database, settings, engine, revisions, question)
+    snapshot = _snapshot(database, settings, engine, revisions, request)
     limits, log = settings.policy.limits(), DecisionLog(database)
-    last = _LastChoice(log.last_choice(task, engine.target_revision, engine.device, question.sampling_bucket, until=at))
+    last = _LastChoice(log.last_choice(task, engine.target_revision, engine.device, request.sampling_bucket, until=at))
     posteriors = Posteriors(snapshot, limits)
     session = DecisionSession(
         engine.target_revision,
@@ -93,18 +93,18 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
         limits=limits,
         num_slots=settings.worker.batch_size,
     )
-    subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), question)
-    (decision,) = session.decide(subject, jobs, rules, num_running=question.batch, now=at)
+    subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), request)
+    (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=at)
     wanted = session.evidence_key(subject, jobs)
     found = {drafter.name: evidence(snapshot, posteriors, wanted, drafter, at, limits) for drafter in drafters}
     window = timedelta(days=settings.worker.history_days)
     ways = TrafficStore(database).ways(
-        task, engine.target_revision, engine.engine, engine.device, question.sampling_bucket, at - window, at
+        task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
     )
     return Explanation(
-        question=question,
+        request=request,
         engine=engine,
-        context=session.context(subject, jobs, rules, num_running=question.batch, now=at),
+        context=session.context(subject, jobs, rules, num_running=request.batch, now=at),
         prompt_bucket=wanted.prompt_bucket,
         drafters=drafters,
         evidence=found,
@@ -112,7 +112,7 @@ def explain_task(database: Database, settings: Settings, question: Question) -> 
         costs=costs,
         incumbent=last.setting,
         decision=decision,
-        measured=measured(_speedup(database, question), ways),
+        measured=measured(_speedup(database, request), ways),
         window=window,
         explore_share=settings.policy.explore_share,
         changes=log.latest(task, NUM_CHANGES, until=at),
@@ -140,33 +140,37 @@ def serving(registry: DraftRegistry, settings: Settings, target_revision: str, a
 
 
 def _snapshot(
-    database: Database, settings: Settings, engine: MeasuredEngine, revisions: Mapping[str, str], question: Question
+    database: Database,
+    settings: Settings,
+    engine: MeasuredEngine,
+    revisions: Mapping[str, str],
+    request: ExplainRequest,
 ) -> EvidenceSnapshot:
     half_life = timedelta(days=settings.worker.history_half_life_days)
-    if question.is_now:
-        rows = AcceptanceStateStore(database).look(engine.target_revision, engine.engine, revisions).rows
+    if request.is_now:
+        rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
         return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows})
     past = PastStore(database).evidence_by_key(
-        engine.target_revision, engine.engine, question.at, half_life, task=question.task
+        engine.target_revision, engine.engine, request.at, half_life, task=request.task
     )
     return EvidenceSnapshot(half_life, past)
 
 
 def _asked(
-    snapshot: EvidenceSnapshot, drafters: Sequence[DrafterState], task: TaskSettings, question: Question
+    snapshot: EvidenceSnapshot, drafters: Sequence[DrafterState], task: TaskSettings, request: ExplainRequest
 ) -> tuple[Subject, list[JobFacts], TaskRules]:
     """A typical job of the task."""
-    usual = snapshot.lengths(question.task, drafters, question.at)
-    alike = snapshot.lengths(question.task, drafters, question.at, sampling_bucket=question.sampling_bucket)
+    usual = snapshot.lengths(request.task, drafters, request.at)
+    alike = snapshot.lengths(request.task, drafters, request.at, sampling_bucket=request.sampling_bucket)
     rules = task.rules()
-    job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, question.segment)
-    return Subject(question.task, question.sampling_bucket), [job], rules
+    job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, request.segment)
+    return Subject(request.task, request.sampling_bucket), [job], rules
 
 
-def _speedup(database: Database, question: Question) -> TaskSpeedup | None:
+def _speedup(database: Database, request: ExplainRequest) -> TaskSpeedup | None:
     """The measured speed-up as every screen shows it, or as they would have shown it then."""
     store = SwitchbackStore(database)
-    return store.shown(question.at).get(question.task) if question.is_now else store.at(question.task, question.at)
+    return store.shown(request.at).get(request.task) if request.is_now else store.at(request.task, request.at)
 
 
 class _LastChoice:

@@ -15,7 +15,7 @@ from alphaloop.cli.screen import out, paragraph, rate, share, share_with_interva
 from alphaloop.cost import CostKind
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.objective import Aim
-from alphaloop.store.choice_figures import ChoiceFigures, Weighed
+from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
 from alphaloop.switchback.wording import sentence
 
@@ -29,20 +29,20 @@ _AIMS: Final = {
 }
 #: The limits of `--at`, shown with it.
 REBUILT: Final = (
-    "Evidence is rebuilt from what is stored: exactly as far back as single jobs are kept, from hourly sums before "
-    "that. Costs, settings and the measured batch sizes are today's; of flags only the last change is known."
+    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. Costs, "
+    "settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
 )
 
 
 def show(found: Explanation) -> None:
     """Print everything, the answer first."""
-    decision, question = found.decision, found.question
+    decision, request = found.decision, found.request
     chosen = named(decision.drafter, decision.num_draft_tokens)
-    paragraph(f"{question.task}: {chosen} ({words(decision.reason)})", style="bold")
+    paragraph(f"{request.task}: {chosen} ({words(decision.reason)})", style="bold")
     paragraph(_sentence(decision.explanation))
-    if not question.is_now:
-        paragraph(f"As of {shown(question.at)}. {REBUILT}", style="dim")
-    _heading("asked")
+    if not request.is_now:
+        paragraph(f"As of {shown(request.at)}. {REBUILT}", style="dim")
+    _heading("request")
     paragraph(_asked(found))
     _heading("evidence")
     _show_evidence(found)
@@ -68,17 +68,17 @@ def words(reason: str) -> str:
 
 
 def _asked(found: Explanation) -> str:
-    question, context = found.question, found.context
-    segment = f", segment {question.segment}" if question.segment else ""
+    request, context = found.request, found.context
+    segment = f", segment {request.segment}" if request.segment else ""
     prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
     known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (the task's limit)"
-    told = (
-        f"A batch of {question.batch}, {question.sampling_bucket}{segment}: about {context.expected_tokens:.0f} tokens "
+    sentences = (
+        f"A batch of {request.batch}, {request.sampling_bucket}{segment}: about {context.expected_tokens:.0f} tokens "
         f"a job{prompt}{known}, on {found.engine.device}, {found.engine.engine}."
     )
     if context.objective.aim in _AIMS:
-        told += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
-    return f"{told} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
+        sentences += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
+    return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
 
 
 def _show_evidence(found: Explanation) -> None:
@@ -87,9 +87,9 @@ def _show_evidence(found: Explanation) -> None:
         return
     for drafter in found.drafters:
         paragraph(_seen(drafter, found.evidence[drafter.name]) + _counted_beside(drafter, found.drafters))
-    if found.question.segment and found.question.segment not in found.segments:
+    if found.request.segment and found.request.segment not in found.segments:
         known = ", ".join(sorted(name for name in found.segments if name)) or "none"
-        paragraph(f"No job of segment {found.question.segment} was seen; known: {known}.")
+        paragraph(f"No job of segment {found.request.segment} was seen; known: {known}.")
     for begin in range(0, len(found.drafters), _DRAFTERS_ABREAST):
         _show_positions([(d.name, found.evidence[d.name]) for d in found.drafters[begin : begin + _DRAFTERS_ABREAST]])
 
@@ -102,25 +102,27 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
             f"{drafter.name}: no job of this task yet. Sources of α₁: {borrowed.other_tasks:.0%} other tasks, "
             f"{borrowed.assumed:.0%} prior.{stale}"
         )
-    told = (
+    sentences = (
         f"{drafter.name}: {its.seen.jobs:.0f} weighted jobs, {its.jobs_alike:.0f} of them like these, "
         f"{its.seen.rounds:.0f} rounds, {its.seen.offered / max(its.seen.rounds, 1e-9):.0%} with a proposal. "
         f"Sources of α₁: {borrowed.same_jobs:.0%} jobs like these, {borrowed.same_task:.0%} other jobs of the task, "
         f"{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
     )
     if posterior.design_effect > 1.05:
-        told += f" Design effect {posterior.design_effect:.1f}: the variance is larger by this factor, as jobs differ."
+        sentences += (
+            f" Design effect {posterior.design_effect:.1f}: jobs differ, so the variance is larger by this factor."
+        )
     if posterior.kept < 0.99:
-        told += f" Recent jobs contradict older ones, whose weight is reduced to {posterior.kept:.0%}."
+        sentences += f" Recent jobs contradict older ones, whose weight is reduced to {posterior.kept:.0%}."
     if its.is_split:
-        told += " Segments differ beyond chance and are decided separately."
-    return told + stale
+        sentences += " Segments differ beyond chance and are decided separately."
+    return sentences + stale
 
 
 def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
     shared_weights = [other.name for other in drafters if other.shares_weights_with(drafter)]
     return (
-        f" Rounds of {' and '.join(shared_weights)} count for it too: the weights are the same."
+        f" Rounds of {' and '.join(shared_weights)} count for {drafter.name} too, because the weights are the same."
         if shared_weights
         else ""
     )
@@ -174,54 +176,54 @@ def _listed(found: Explanation) -> list[Alternative]:
 
 
 def _tokens_per_s(found: Explanation, option: Alternative) -> str:
-    told = rate(option.tokens_per_s)
+    speed = rate(option.tokens_per_s)
     if option.drafter is None:
-        return told
+        return speed
     posterior, k = found.evidence[option.drafter].posterior, option.num_draft_tokens
     low = max(1.0, posterior.tokens[k] - Z95 * posterior.tokens_sd[k])
     high = min(k + 1.0, posterior.tokens[k] + Z95 * posterior.tokens_sd[k])
-    return f"{told} [{rate(1000 * low / option.round_ms)} {rate(1000 * high / option.round_ms)}]"
+    return f"{speed} [{rate(1000 * low / option.round_ms)} {rate(1000 * high / option.round_ms)}]"
 
 
 def _costs(found: Explanation) -> str:
     context = found.context.size.context if found.context.size else None
-    here = found.costs.rounds(found.question.batch, context)
+    here = found.costs.rounds(found.request.batch, context)
     best = next((a for a in found.decision.alternatives if a.drafter), None)
-    told = f"Costs: a vanilla round takes {here.part_ms(None, 1) or 0:.1f} ms"
+    sentences = f"Costs: a vanilla round takes {here.part_ms(None, 1) or 0:.1f} ms"
     if best is not None:
         k = best.num_draft_tokens
-        told += f"; at k={k} the target's pass {here.part_ms(None, k + 1) or 0:.1f} ms at its widest"
-        told += f" and the draft {here.part_ms(best.drafter, k + 1) or 0:.1f} ms"
+        sentences += f"; at k={k} the target's pass {here.part_ms(None, k + 1) or 0:.1f} ms at its widest"
+        sentences += f" and the draft {here.part_ms(best.drafter, k + 1) or 0:.1f} ms"
     if found.context.prompt_tokens:
-        told += f"; reading a prompt {found.costs.prefill_ms(None, found.context.prompt_tokens):.1f} ms"
+        sentences += f"; reading a prompt {found.costs.prefill_ms(None, found.context.prompt_tokens):.1f} ms"
     points = [p for p in found.costs.points if p.kind is CostKind.ROUND and p.num_corrections]
-    told += f". Measured {shown(found.engine.measured_at)}"
+    sentences += f". Measured {shown(found.engine.measured_at)}"
     if points:
         low, high = min(p.correction for p in points), max(p.correction for p in points)
         rounds = sum(p.num_corrections for p in points)
-        told += f", corrected by {rounds} real rounds to {low:.2f}–{high:.2f} of that"
-    return told + "."
+        sentences += f", corrected by {rounds} real rounds to {low:.2f}–{high:.2f} of that"
+    return sentences + "."
 
 
 def _measured(found: Explanation) -> list[str]:
     its = found.measured
-    told = []
+    sentences = []
     if its.speedup is None:
-        told.append("No speed-up was measured: the task did not speculate in the day before.")
+        sentences.append("No speed-up was measured: the task did not speculate in the day before.")
     else:
-        told.append(sentence(its.speedup.subject.drafter, its.speedup))
+        sentences.append(sentence(its.speedup.subject.drafter, its.speedup))
     if not its.all.num_jobs:
-        return [*told, f"No such job was decoded in {found.window.days} days."]
+        return [*sentences, f"No job like these was decoded in the last {found.window.days} days."]
     explored = (
         "nothing was explored"
         if not its.explored.num_jobs
         else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
     )
-    told.append(
-        f"Of the last {its.all.num_jobs} jobs like these, of {found.window.days} days at most, {explored}; the budget "
-        f"for exploration and control is {found.explore_share:.1%}."
+    sentences.append(
+        f"Of the last {its.all.num_jobs} jobs like these in {found.window.days} days, {explored}. The budget for "
+        f"exploration and control is {found.explore_share:.1%}."
     )
-    return told
+    return sentences
 
 
 def _show_changes(changes: Sequence[DecisionChange]) -> None:
@@ -238,19 +240,19 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
 
 
 def _then(figures: ChoiceFigures) -> str:
-    told = f"Expected then: {_expected(figures.chosen)}"
+    sentences = f"Expected then: {_expected(figures.chosen)}"
     if figures.rival is not None:
-        told += f", {_expected(figures.rival)}"
+        sentences += f", {_expected(figures.rival)}"
     alphas = [share(a / n if n else None) for a, n in zip(figures.accepts, figures.trials, strict=True)][:6]
     seen = f"; from {figures.jobs:.0f} jobs" + (f" with α by position {' '.join(alphas)}" if alphas else "")
-    return told + seen + "."
+    return sentences + seen + "."
 
 
-def _expected(weighed: Weighed) -> str:
-    name = named(weighed.drafter, weighed.num_draft_tokens)
-    if weighed.drafter is None:
+def _expected(found: ExpectedSpeedup) -> str:
+    name = named(found.drafter, found.num_draft_tokens)
+    if found.drafter is None:
         return f"{name} 1"
-    return f"{name} {weighed.speedup:.2f}x ({weighed.speedup_low:.2f} to {weighed.speedup_high:.2f})"
+    return f"{name} {found.speedup:.2f}x ({found.speedup_low:.2f} to {found.speedup_high:.2f})"
 
 
 def _sentence(text: str) -> str:

@@ -44,9 +44,9 @@ def show(report: Report) -> None:
     console.print()
     say(_exactness(report.rows), "  ")
     console.print()
-    for line, told in _verdicts(report):
+    for line, bounds_text in _verdicts(report):
         say([line], "  ")
-        say((f"  - {sentence}" for sentence in told), "    ")
+        say((f"  - {sentence}" for sentence in bounds_text), "    ")
     console.print()
     say(_conclusion(report))
 
@@ -91,8 +91,8 @@ def _speeds(report: Report) -> object:
 
 
 def _ratio(bounds: Bounds) -> str:
-    told = "no bounds" if bounds.known is None else f"{bounds.known[0]:.2f} {bounds.known[1]:.2f}"
-    return f"{bounds.median:.2f} [{told}]"
+    bounds_text = "no bounds" if bounds.known is None else f"{bounds.known[0]:.2f} {bounds.known[1]:.2f}"
+    return f"{bounds.median:.2f} [{bounds_text}]"
 
 
 def _tails(everything: Sequence[Figures]) -> object:
@@ -225,8 +225,8 @@ def _conclusion(report: Report) -> Iterator[str]:
             f"The bounds hold for all {number} candidates at once, with 95 % confidence, so the best may be picked by "
             f"them; the median of the one picked is a little flattered."
         )
-    for told in report.notes:
-        yield f"Note: {told}."
+    for bounds_text in report.notes:
+        yield f"Note: {bounds_text}."
 
 
 def _bytes(number: int) -> str:

@@ -15,10 +15,10 @@ from alphaloop.deciding.hindsight import Compared, total
 
 _MAX_WAYS: Final = 3
 HONESTLY: Final = (
-    "Measured is what the device took. Both other columns are computed alike, from the posteriors at the end of each "
-    "day and from today's costs, so only their difference counts; its bounds are those of α. The replayed settings "
-    "were never decoded: evidence is what history decoded, the exploration that history paid for costs the replay "
-    "nothing, and a job keeps one setting however many sequences run."
+    '"measured" is the device time that the jobs took. The other two columns are computed in the same way, from the '
+    "posteriors at the end of each day and from today's costs, so only their difference counts. Its bounds include the "
+    "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
+    "exploration of the past costs the replay nothing, and a job keeps one setting, however many sequences run."
 )
 
 
@@ -47,8 +47,8 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     out().print(made)
     out().print()
     for task, its in sorted(found.tasks.items()):
-        if told := _ways(its):
-            paragraph(f"{task}: {told}.")
+        if named_changes := _ways(its):
+            paragraph(f"{task}: {named_changes}.")
     reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
     paragraph(f"Reasons: {reasons} jobs.")
     gained = everything.was_s - everything.would_s
@@ -103,12 +103,12 @@ def _cells(its: Compared) -> list[str]:
 
 def _ways(its: Compared) -> str:
     other = Counter({ways: tokens for ways, tokens in its.settings.items() if ways[0] != ways[1]})
-    told = [
+    named_changes = [
         f"{_named(was)} → {_named(would)} for {_share(tokens, its.num_tokens)} of the tokens"
         for (was, would), tokens in other.most_common(_MAX_WAYS)
     ]
     more = len(other) - _MAX_WAYS
-    return "; ".join(told) + (f"; {more} other changes" if more > 0 else "")
+    return "; ".join(named_changes) + (f"; {more} other changes" if more > 0 else "")
 
 
 def _share(part: int, whole: int) -> str:

@@ -185,7 +185,7 @@ class Ours:
         )
 
 
-class EpsilonOverBeliefs(Ours):
+class EpsilonOverPosteriors(Ours):
     """The same posteriors and the same choice, but exploring by chance: any alternative in a fixed share of batches."""
 
     EPSILON: Final = 0.02

@@ -35,7 +35,7 @@ class Survival:
     def __init__(self, drafter: str, num_draft_tokens: int, inferred: Costs) -> None:
         self.drafter = drafter
         self._k = num_draft_tokens
-        self._believed = inferred
+        self._inferred = inferred
         self._ms: dict[tuple[int, int], list[float]] = {}
         self.restart()
 
@@ -118,8 +118,8 @@ class Survival:
         """Milliseconds of a step at the load by tokens admitted, if other sequences get as many as these."""
         key = (self._load, num_running)
         if key not in self._ms:
-            passes: Floats = self._believed.passes[self._load]
+            passes: Floats = self._inferred.passes[self._load]
             widths = np.arange(num_running * self._k + 1) / num_running
-            drafting = self._believed.drafts[self.drafter][self._load, self._k]
+            drafting = self._inferred.drafts[self.drafter][self._load, self._k]
             self._ms[key] = (drafting + np.interp(widths, np.arange(len(passes)), passes)).tolist()
         return self._ms[key]

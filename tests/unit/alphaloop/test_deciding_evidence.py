@@ -95,7 +95,7 @@ def test_the_sums_do_not_depend_on_the_order_of_arrival(found: list[EvidenceSums
 
 
 @given(found=st.lists(jobs(), max_size=40))
-def test_what_came_lately_is_part_of_all(found: list[EvidenceSums]) -> None:
+def test_the_recent_window_is_part_of_all(found: list[EvidenceSums]) -> None:
     evidence = KeyEvidence.empty(NOON)
     for one in found:
         evidence = evidence.with_job(one, HALF_LIFE)
@@ -107,7 +107,7 @@ def test_what_came_lately_is_part_of_all(found: list[EvidenceSums]) -> None:
     assert evidence.all.jobs <= len(found) + 1e-9
 
 
-def test_lately_is_a_few_dozen_jobs_however_many_there_were() -> None:
+def test_the_recent_window_is_a_few_dozen_jobs_however_many_there_were() -> None:
     evidence = KeyEvidence.empty(NOON)
     for _ in range(300):
         evidence = evidence.with_job(job([1, 2], 3), HALF_LIFE)
@@ -143,7 +143,7 @@ def test_what_the_last_jobs_contradict_is_forgotten_and_nothing_else() -> None:
     assert evidence.all.accepts[0] / evidence.all.chances[0] < 0.75  # from .97; two thirds of the jobs are the old ones
 
 
-def test_a_night_takes_the_last_jobs_out_of_lately_and_leaves_them_in_all() -> None:
+def test_a_night_takes_the_last_jobs_out_of_the_recent_window_and_leaves_them_in_all() -> None:
     evidence = KeyEvidence.empty(NOON)
     for _ in range(20):
         evidence = evidence.with_job(job([1, 2], 3), HALF_LIFE)

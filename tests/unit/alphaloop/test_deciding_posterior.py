@@ -81,7 +81,7 @@ def test_intervals_cover_the_truth_though_tokens_of_a_job_are_alike(rng: random.
     assert covered >= 31
 
 
-def test_a_belief_gets_nearer_and_surer_with_jobs(rng: random.Random) -> None:
+def test_a_posterior_gets_nearer_and_narrower_with_jobs(rng: random.Random) -> None:
     truth = expected(ALPHAS, 3, 0.0)
     few, many = (infer({key(): evidence_cache(rng, n)}, key(), 8, UNKNOWN) for n in (3, 150))
     assert many.tokens_sd[3] < few.tokens_sd[3] / 3
@@ -154,7 +154,7 @@ def test_segments_are_split_only_by_evidence(rng: random.Random) -> None:
     assert sum(splits_by_segment(leaves(0.7, 0.7, 0.7)) for _ in range(12)) <= 5
 
 
-def test_a_segment_is_believed_apart_as_far_as_it_was_seen(rng: random.Random) -> None:
+def test_a_segment_differs_as_far_as_its_own_jobs_show(rng: random.Random) -> None:
     free, forms = key(segment="free"), key(segment="forms")
     leaves = {free: evidence_cache(rng, 40, 0.4), forms: evidence_cache(rng, 3, 0.85)}
     many, few, unseen = (infer(leaves, wanted, 8, UNKNOWN) for wanted in (free, forms, key(segment="new")))

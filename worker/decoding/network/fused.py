@@ -1,13 +1,13 @@
 """A decoder of the Llama kind over the slot cache, in as few calls a layer as torch allows.
 
 Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ in biases, in norms of queries and keys, in norms behind attention and
-MLP, in windows and in scales: all are read from the transformers model whose weights are taken over. `LanguageModel`
-compares a pass with that model's own before anything is served.
+MLP, in windows and in scales. This module reads all of these from the transformers model whose weights it takes over.
+`LanguageModel` compares a pass with that model's own pass before the model serves.
 
 Measured for SmolLM2 in bf16 on 2 cores (docs/log.md): transformers' forward spends more than half of a one-token pass
 outside of its matrix products. Here queries, keys and values are one product, gate and up another; both residual
-additions happen inside a product; the rotation is one complex product, for which the two halves of a head lie
-interleaved. What lies between the products are `operations`: compiled kernels on a CPU, torch's calls elsewhere.
+additions happen inside a product; the rotation is one complex product, for which the two halves of a head are
+interleaved. The `operations` compute the rest: compiled kernels on a CPU, torch's calls elsewhere.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.static_inputs import StaticInputs
 from worker.decoding.network.torch_operations import TorchOperations
 
-VERSION: Final = 3  #: part of the engine's name, so of the key of all evidence: raise it with the arithmetic
-#: Of the memory that is left, for weights in a second arrangement.
+VERSION: Final = 3  #: part of the engine's name, so of the key of all evidence: raise it when the arithmetic changes
+#: Share of the free memory that a second layout of the weights may take.
 TWICE_SHARE: Final = 0.25
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})
 
 
 def can_fuse(config: Any) -> bool:
-    """Whether this is a model whose computation is known here."""
+    """Whether this module can compute the model."""
     if config.model_type not in FAMILIES or getattr(config, "use_bidirectional_attention", False):
         return False
     softcaps = (getattr(config, "attn_logit_softcapping", None), getattr(config, "final_logit_softcapping", None))
@@ -44,7 +44,7 @@ def can_fuse(config: Any) -> bool:
 
 
 class FusedDecoder:
-    """Takes the weights of a transformers model, and empties its layers one by one so that none is held twice."""
+    """Takes over a transformers model's weights, and empties its layers one by one so that no weight is held twice."""
 
     def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
         config, inner = model.config, model.model
@@ -76,7 +76,7 @@ class FusedDecoder:
 
     @property
     def is_recordable(self) -> bool:
-        """Whether `compute_static` is there."""
+        """Whether `compute_static` can be used."""
         return isinstance(self._operations, StaticOperations)
 
     def compute_static(self, inputs: StaticInputs) -> Tensor:
@@ -89,7 +89,7 @@ class FusedDecoder:
     def _read(
         self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """What the head makes logits of: [wanted, hidden_size], or of all tokens."""
+        """The hidden states that the head reads: [wanted, hidden_size], or those of all tokens."""
         x = functional.embedding(token_ids, self._embeddings)
         if self._scale is not None:
             x = x * self._scale
@@ -137,7 +137,7 @@ class _Layer:
         self._activation = activation
         self._operations = operations
         self._before_attention = _Norm(layer.input_layernorm, operations)
-        # In Gemma the norm of this name stands behind attention and another before the MLP; elsewhere it is that one.
+        # In Gemma the norm of this name follows attention, and another norm precedes the MLP.
         is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
         second = layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm
         self._before_mlp = _Norm(second, operations)
@@ -145,7 +145,7 @@ class _Layer:
         self._behind_mlp = _Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
 
     def __call__(self, x: Tensor, held: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
-        """Of the tokens that are wanted, or of all. Keys and values of all are written."""
+        """The states of the wanted tokens, or of all. Keys and values of all tokens are written."""
         seen = attention(self._qkv(self._before_attention(x)), held, self._heads)
         if wanted is not None:
             x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
@@ -194,7 +194,7 @@ def _weights(linear: Any) -> tuple[Tensor, Tensor | None]:
 def _interleaved(rows: Tensor, head_dim: int) -> Tensor:
     """Rows of heads with the two halves of each head interleaved: element i beside element i + head_dim / 2.
 
-    Scores do not change, as queries and keys are reordered alike.
+    Scores do not change, because queries and keys are reordered in the same way.
     """
     heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)

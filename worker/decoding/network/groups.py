@@ -1,7 +1,7 @@
-"""Reads that are attended to together, and how they look as rows of one padded rectangle.
+"""Reads whose attention is computed together, and their layout as rows of one padded rectangle.
 
-A rectangle, with its masks, is what torch's attention wants. It is laid out when first asked for: compiled kernels go
-by the reads themselves.
+torch's attention needs a rectangle with masks. The rectangle is laid out at its first use, because compiled kernels use
+the reads directly and never need it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from worker.decoding.verification.tree import tree_depths
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Tokens of one slot, written behind its length, which stays as it is until the caller raises it."""
+    """Tokens of one slot, written behind the slot's length. The length does not change until the caller raises it."""
 
     slot: int
     token_ids: Sequence[int]
-    num_logits: int = 1  #: logits wanted, behind the last so many tokens
-    #: None: each token follows the one before. Otherwise token i hangs on token parents[i] < i of this read; -1 is
+    num_logits: int = 1  #: number of last tokens whose logits are wanted
+    #: None: each token follows the one before. Otherwise token i's parent is token parents[i] < i of this read; -1 is
     #: what the slot holds.
     parents: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A read in its place."""
+    """A read with its slot and its place in the pass."""
 
     read: Read
     length: int  #: tokens that the slot held before
@@ -48,14 +48,14 @@ class Placed:
 
     @property
     def depths(self) -> list[int]:
-        """How many tokens of the read each one hangs on."""
+        """The number of ancestors of each token within the read."""
         if self.read.parents is None:
             return list(range(self.width))
         return [depth - 1 for depth in tree_depths(self.read.parents)]
 
     @property
     def ancestry(self) -> list[int]:
-        """For each token the tokens of the read that it sees, as bits: itself and those that it hangs on."""
+        """For each token the tokens of the read that it sees, as bits: itself and its ancestors."""
         if self.read.parents is None:
             return [(2 << token) - 1 for token in range(self.width)]
         seen: list[int] = []
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def slots(self) -> slice:
-        """Rows of the cache; one between them that is not read is carried along for nothing."""
+        """Rows of the cache. A row between them that is not read is computed too, without effect."""
         return slice(self.placed[0].slot, self.placed[-1].slot + 1)
 
     @property
@@ -85,15 +85,15 @@ class Group:
 
     @cached_property
     def width(self) -> int:
-        """Of the widest read."""
+        """Tokens of the widest read."""
         return max(placed.width for placed in self.placed)
 
     @cached_property
     def num_keys(self) -> int:
-        """Of the rectangle.
+        """Keys of each row of the rectangle.
 
-        Not the longest and the widest together, which may be two: padding is never written, and what it sees is
-        dropped.
+        The greatest length and the greatest width may belong to two reads. Their sum is not needed, because padding is
+        never written and its results are dropped.
         """
         return max(placed.length + placed.width for placed in self.placed)
 
@@ -124,7 +124,7 @@ class Group:
 
     @cached_property
     def local_mask(self) -> Tensor | None:
-        """The same for layers with a sliding window: the very same while no window is full."""
+        """The mask for layers with a sliding window; the same tensor while no window is full."""
         if self.window is None or self.num_keys <= self.window:
             return self.mask
         seen, distance = self._visible
@@ -136,14 +136,14 @@ class Group:
 
     @cached_property
     def _visible(self) -> tuple[Tensor, Tensor]:
-        """Which cell of [rows, width, num_keys] is seen, and how many positions lie between the two tokens."""
+        """Which cells of [rows, width, num_keys] are seen, and how many positions lie between their two tokens."""
         low = self.slots.start
         lengths = torch.zeros(self._num_rows, dtype=torch.long)
         lengths[[placed.slot - low for placed in self.placed]] = torch.tensor([p.length for p in self.placed])
         keys = torch.arange(self.num_keys, device=self.device)
         positions = lengths.to(self.device)[:, None] + torch.arange(self.width, device=self.device)
         distance = positions[:, :, None] - keys
-        # A row that is not read sees its first cell: a softmax over nothing is NaN.
+        # A row that is not read sees its first cell, because a softmax over no cell is NaN.
         seen = distance >= 0
         for placed in self.placed:
             if placed.read.parents is None:

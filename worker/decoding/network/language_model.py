@@ -1,4 +1,4 @@
-"""A loaded model as a function of the slot cache: what target and draft models have in common."""
+"""A loaded model as a function of the slot cache, for target and draft models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFILL_CHUNK: Final = 512
 
 
 class Network(Protocol):
-    """What computes a pass."""
+    """A network that computes a pass."""
 
     @property
     def kv_shape(self) -> KvShape:
@@ -33,7 +33,7 @@ class Network(Protocol):
 
     @property
     def window(self) -> int | None:
-        """Tokens that layers with a sliding window look back on, themselves included; None without such layers."""
+        """Tokens that a layer with a sliding window sees, the current one included; None without such layers."""
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
@@ -43,7 +43,7 @@ class LanguageModel:
     """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own."""
 
     def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
-        """Takes `model` over: where it can be fused, its layers are emptied. Raises UnsupportedModel.
+        """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel.
 
         `gpu_kernels`: on a GPU, short passes by kernels of our own, recorded as graphs.
         """
@@ -78,7 +78,7 @@ class LanguageModel:
         return SlotCache(self._network.kv_shape, num_slots, self.device, max_bytes=max_bytes)
 
     def read(self, cache: SlotCache, reads: Sequence[Read]) -> Tensor:
-        """One pass over `reads`, each written behind its slot's length, which stays as it is.
+        """One pass over `reads`. Each is written behind its slot's length, which does not change.
 
         Returns the logits wanted, [sum of num_logits, vocabulary], in the order of `reads`.
         """
@@ -87,12 +87,12 @@ class LanguageModel:
         return self._network(cache, plan_pass(cache, reads, self._network.window))
 
     def give_back(self) -> None:
-        """Give back what recorded passes hold of the device's memory; they are recorded again when next wanted."""
+        """Release the device memory of recorded passes. They are recorded again at their next use."""
         if self._recorded is not None:
             self._recorded.forget()
 
     def prefill(self, cache: SlotCache, slot: int, token_ids: Sequence[int]) -> Tensor:
-        """Read a text into a slot, behind what it holds; logits behind its last token, [1, vocabulary]."""
+        """Read a text into a slot, behind its content. Returns the logits behind the last token, [1, vocabulary]."""
         for begin in range(0, len(token_ids), PREFILL_CHUNK):
             chunk = token_ids[begin : begin + PREFILL_CHUNK]
             is_last = begin + PREFILL_CHUNK >= len(token_ids)
@@ -103,7 +103,7 @@ class LanguageModel:
         raise ValueError("expected at least one token")
 
     def _record(self, recorded: RecordedPasses, expected: Tensor) -> None:
-        """Read short passes by `recorded` from now on, if that agrees too."""
+        """From now on run short passes with `recorded`, if its results agree too."""
         self._recorded = recorded
         try:
             error = self._error(expected)
@@ -116,13 +116,13 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _error(self, expected: Tensor) -> str | None:
-        """How ragged passes over slots differ from the model's own plain pass; None where they agree."""
+        """How ragged passes over slots differ from the model's own plain pass; None if they agree."""
         token_ids = _some_tokens(self.vocabulary_size)
         cache = self.new_cache(3)
         slots = [cache.acquire() for _ in range(3)]
         for row, slot, num in ((0, slots[0], 5), (1, slots[2], 8)):
             self.prefill(cache, slot, token_ids[row, :num].tolist())
-        # One row goes on as a chain, the other as a tree: two tokens that do not count, then the text.
+        # One row continues as a chain, the other as a tree: two tokens that are dropped, then the text.
         chain = Read(slots[0], token_ids[0, 5:9].tolist(), num_logits=4)
         tree = Read(slots[2], [0, 1, *token_ids[1, 8:12].tolist()], num_logits=4, parents=[-1, 0, -1, 2, 3, 4])
         seen = self.read(cache, [chain, tree]).float()

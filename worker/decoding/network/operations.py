@@ -1,4 +1,4 @@
-"""What a decoder does between its matrix products, behind one seam: torch's calls, or compiled kernels."""
+"""The operations of a decoder between its matrix products, behind one interface: torch's calls, or compiled kernels."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Attention(Protocol):
     def __call__(self, qkv: Tensor, held: Tensor, heads: Heads) -> Tensor:
         """[tokens, queries * head_dim] of one layer; its keys and values are written into `held`.
 
-        `qkv` [tokens, (queries + 2 keys) * head_dim] may be changed. Elements that are rotated as a pair lie side by
-        side. `held` [slots, 2 * keys, capacity, head_dim].
+        `qkv` [tokens, (queries + 2 keys) * head_dim] may be changed. The two elements of a rotated
+        pair are neighbours. `held` [slots, 2 * keys, capacity, head_dim].
         """
 
 
@@ -56,10 +56,10 @@ class Operations(Protocol):
 
 @runtime_checkable
 class StaticOperations(Operations, Protocol):
-    """Operations of which a pass can be recorded."""
+    """Operations whose passes can be recorded."""
 
     def static_attention(self, inputs: StaticInputs, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
-        """The same from a block of inputs, whose contents nothing but kernels looks at.
+        """Attention from a block of inputs. Only kernels read the contents of the block.
 
-        What is `held` is then the address of a layer's memory, int64 [1].
+        `held` is then the address of a layer's memory, int64 [1].
         """

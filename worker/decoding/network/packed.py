@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie as the processor reads them fastest."""
+"""Linear layers whose weights have the layout that the processor reads fastest."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PackedLinear:
     """y = x W' + b, once prepared for many calls.
 
     On a CPU that oneDNN serves, the weights are reordered into its blocks: torch's own linear does that again in every
-    call. Measured on 2 cores for SmolLM2 in bf16, one token: 0.6 of torch's time (docs/log.md). `is_twice`: they are
-    held once more as `kernels.narrow` reads them, for passes of a few tokens: another half of the time, and twice the
-    memory.
+    call. Measured on 2 cores for SmolLM2 in bf16, one token: 0.6 of torch's time (docs/log.md). With
+    `is_twice` a second copy has the layout that `kernels.narrow` reads, for passes of a few tokens: it halves the time
+    once more, and doubles the memory.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, is_twice: bool = False) -> None:
@@ -40,7 +40,7 @@ class PackedLinear:
         return functional.linear(x, self._weight, self._bias)
 
     def added_to(self, held: Tensor, x: Tensor) -> Tensor:
-        """`held` + y, in one kernel where there is one."""
+        """`held` + y, in one kernel if there is one."""
         if self._narrow is not None and len(x) <= self._narrow.most_rows:
             return self._narrow(x, held)
         if self._is_packed:

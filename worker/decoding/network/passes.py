@@ -1,8 +1,8 @@
 """One pass of a model over the slot cache: which tokens it reads, where they are written, what each may see.
 
-Tokens of all sequences lie side by side in one flat row for the linear layers, so a sequence without drafts is one
-token wide beside one with eight. Attention works on groups: the short reads of all slots together, padded to the
-widest, and every long read (a piece of a prompt) alone.
+For the linear layers, the tokens of all sequences are in one flat row. So a sequence without drafts has one token, even
+if another has eight. Attention works on groups: the short reads of all slots together, padded to the widest, and every
+long read (a piece of a prompt) alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from worker.decoding.network.groups import Group, Placed, Read
 from worker.decoding.network.slots import SlotCache
 
-#: Reads wider than this are attended to alone: padding all others to their width would cost more than a call.
+#: Attention of wider reads is computed alone, because padding all others to their width would cost more than a call.
 WIDEST_SHARED: Final = 32
 
 
@@ -55,7 +55,7 @@ class Pass:
 
 
 def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pass:
-    """Lay out `reads`, at most one a slot, and have the cache's memory for them. `window`: of sliding layers."""
+    """Lay out `reads`, at most one a slot, and reserve the cache's memory. `window` is that of sliding layers."""
     short = sorted((read for read in reads if len(read.token_ids) <= WIDEST_SHARED), key=lambda read: read.slot)
     long = [read for read in reads if len(read.token_ids) > WIDEST_SHARED]
     reserve_for(cache, reads)
@@ -82,6 +82,6 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
 
 
 def reserve_for(cache: SlotCache, reads: Sequence[Read]) -> None:
-    """Have the cache's memory for `reads`."""
+    """Reserve the cache's memory for `reads`."""
     num_positions = max(cache.lengths[read.slot] + len(read.token_ids) for read in reads)
     cache.reserve(max(read.slot for read in reads) + 1, num_positions)

@@ -1,4 +1,4 @@
-"""Passes that are recorded when first wanted, and repeated for every further pass of their shape."""
+"""Passes that are recorded at the first pass of a shape, and repeated for every further pass of this shape."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Recordable(Protocol):
 
 
 class RecordedPasses:
-    """Short passes of one network, recorded by shape. Long ones, and those that cannot be recorded, are not for it."""
+    """Short passes of one network, recorded by shape. Other passes run elsewhere."""
 
     def __init__(self, network: Recordable, recorder: Recorder, device: torch.device) -> None:
         self._network = network
         self._recorder = recorder
         shape = network.kv_shape
         self._block = InputBlock(shape.num_layers, device)
-        # Apart from what recordings share among themselves, where it would have to be there once for each.
+        # Outside of the memory that recordings share, so that all of them write into one buffer.
         self._logits = torch.empty((NUM_TOKENS[-1], network.num_outputs), dtype=shape.dtype, device=device)
         self._recorded: OrderedDict[StaticShape, Callable[[], None]] = OrderedDict()
         self._refused: set[StaticShape] = set()
@@ -49,7 +49,7 @@ class RecordedPasses:
         return len(self._recorded)
 
     def read(self, cache: SlotCache, reads: Sequence[Read]) -> Tensor | None:
-        """As `LanguageModel.read`; None where these reads have to be read in the plain way."""
+        """Like `LanguageModel.read`; None if these reads need a plain pass."""
         shape = StaticShape.of(reads)
         if shape is None or shape in self._refused:
             return None
@@ -76,7 +76,7 @@ class RecordedPasses:
 
         try:
             repeat = self._recorder.record(run)
-        except Exception as error:  # CUDA's, Triton's, a lack of memory: a plain pass may do
+        except Exception as error:  # an error of CUDA or Triton, or a lack of memory: a plain pass may still work
             log.warning(
                 "passes of %d tokens, %d wide, are not recorded: %s",
                 shape.num_tokens,

@@ -17,17 +17,17 @@ _held: Final[dict[int, int]] = defaultdict(int)
 
 
 class Recorder(Protocol):
-    """What makes a computation repeatable at once."""
+    """Records computations, so that one call repeats each of them."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What repeats `run` over the same memory, in which everything but the contents stays. Has run it, too."""
+        """Calls `run`, and returns what repeats it over the same memory. Only the memory's contents may change."""
 
     def forget(self) -> None:
-        """Nothing that was recorded will be repeated again."""
+        """The caller promises not to repeat any recording again."""
 
 
 class CudaRecorder:
-    """`Recorder` by CUDA graphs, which share their memory: only one runs at a time, and none keeps anything."""
+    """`Recorder` by CUDA graphs, which share their memory: only one runs at a time, and no result stays in it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,7 +36,7 @@ class CudaRecorder:
         self._pool: Any = None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Raises RuntimeError, and what it is for memory, where CUDA cannot."""
+        """Raises RuntimeError where CUDA cannot record, and torch's error for a lack of memory."""
         with torch.cuda.device(self._index):
             # Kernels are compiled, and libraries take their workspaces, before anything is recorded.
             here = torch.cuda.current_stream()
@@ -46,7 +46,7 @@ class CudaRecorder:
                 run()
             here.wait_stream(aside)
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # as the recording does, which would otherwise look as if it gave memory back
+            torch.cuda.empty_cache()  # the recording does this too, and would otherwise seem to release memory
             before = torch.cuda.memory_reserved()
             graph = torch.cuda.CUDAGraph()
             if self._pool is None:
@@ -60,7 +60,7 @@ class CudaRecorder:
         return graph.replay
 
     def forget(self) -> None:
-        """Nothing that was recorded will be repeated again: its memory is anybody's."""
+        """The caller promises not to repeat any recording again, so its memory may be reused."""
         _held[self._index] -= self._num_bytes
         self._num_bytes, self._pool = 0, None
 

@@ -1,8 +1,9 @@
 """A key/value cache in which every sequence has a slot and a length of its own.
 
 Each layer holds [slots, 2 * heads, capacity, head_dim], a slot's keys before its values. A pass writes its columns
-behind the length of each of its slots; what is behind the length never counts, so rejected columns are dropped by not
-being counted, and the next pass overwrites them. Rows may be ragged, and join or leave without touching the others.
+behind the length of each of its slots. Columns behind the length do not count. So rejected columns need no deletion:
+the length does not include them, and the next pass overwrites them. Rows may have different lengths. They may join or
+leave without a change to the others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BLOCK: Final = 128  #: positions of which the capacity is a multiple
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What a model keeps of every token."""
+    """The shape of the keys and values of one token."""
 
     num_layers: int
     num_heads: int  #: heads of the keys, and as many of the values
@@ -49,8 +50,8 @@ class Holder(Protocol):
 class SlotCache:
     """Slots of all layers, and how many positions of each count.
 
-    It grows by rows and by positions, by half of either at least, and would hold the most of either that there ever
-    was. With `max_bytes` it gives back what no slot in use needs rather than hold more.
+    The cache grows by rows and by positions, by half of either at least, and keeps the greatest size that it ever had.
+    With `max_bytes` it releases memory that no slot in use needs before it holds more.
     """
 
     def __init__(self, shape: KvShape, num_slots: int, device: torch.device, *, max_bytes: int | None = None) -> None:
@@ -66,11 +67,11 @@ class SlotCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is held now."""
+        """Bytes of memory that is held now."""
         return self.num_rows * self.capacity * self.shape.bytes_per_token
 
     def num_bytes_with(self, num_rows: int, num_positions: int) -> int:
-        """Memory that `num_rows` slots would hold, the longest of them with `num_positions`."""
+        """Bytes that `num_rows` slots would hold, the longest of them with `num_positions`."""
         return num_rows * _in_blocks(num_positions) * self.shape.bytes_per_token
 
     def acquire(self) -> int:
@@ -80,7 +81,7 @@ class SlotCache:
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot back; what it holds becomes invisible at once. Without a slot in use the memory goes too."""
+        """Release a slot; its content does not count from then on. If no slot is in use, the memory is freed too."""
         self._free = sorted([*self._free, slot], reverse=True)
         if len(self._free) == self.num_slots:
             self.clear()
@@ -99,7 +100,7 @@ class SlotCache:
             return slot
         lowest, length = self._free.pop(), self.lengths[slot]
         if length:
-            # A slot that was never written may have no memory yet, nor the one that it moves into.
+            # A slot that was never written may have no memory yet. The slot that it moves into may have none either.
             for layer in self.layers:
                 layer[lowest, :, :length] = layer[slot, :, :length]
         self.lengths[lowest] = length
@@ -107,7 +108,7 @@ class SlotCache:
         return lowest
 
     def close_gaps(self, holders: Iterable[Holder]) -> None:
-        """Have the slots of all `holders` side by side: what lies between two that a pass reads is carried along."""
+        """Move the slots of all `holders` side by side: a pass also computes slots between two that it reads."""
         for holder in sorted(holders, key=lambda holder: -holder.slot):
             slot = self.lower(holder.slot)
             if slot == holder.slot:
@@ -130,7 +131,7 @@ class SlotCache:
 
     @torch.inference_mode()
     def copy(self, source: int, slots: Sequence[int], begin: int, end: int) -> None:
-        """Give `slots`, which hold `begin` positions, those up to `end` that `source` holds; then they count."""
+        """Copy positions `begin` to `end` of `source` into `slots`, which hold `begin` positions, and count them."""
         self.reserve(max(slots) + 1, end)
         index = torch.tensor(slots, device=self.device)
         for layer in self.layers:
@@ -139,14 +140,14 @@ class SlotCache:
             self.lengths[slot] = end
 
     def trim(self) -> None:
-        """Give back the memory that no slot in use needs. If memory is short even for this, as in `reserve`."""
+        """Release the memory that no slot in use needs. A lack of memory has the same effect as in `reserve`."""
         self._resize(*self._needed())
 
     def reserve(self, num_rows: int, num_positions: int) -> None:
-        """Have memory for slots 0 to `num_rows` - 1 with `num_positions` each.
+        """Reserve memory for slots 0 to `num_rows` - 1 with `num_positions` each.
 
-        Where there is not enough of it, all memory goes, every length becomes 0, and torch's error is raised: slots
-        stay in use, and their texts have to be read again.
+        If there is not enough, all memory is freed, every length becomes 0, and torch's error is raised. The slots stay
+        in use, and their texts have to be read again.
         """
         rows, capacity = self._grown(num_rows, _in_blocks(num_positions))
         if self.max_bytes is not None and rows * capacity * self.shape.bytes_per_token > self.max_bytes:
@@ -176,7 +177,7 @@ class SlotCache:
         both = min(rows, self.num_rows), min(capacity, self.capacity)
         try:
             for index in range(self.shape.num_layers):
-                # Zeros, not empty memory: a masked column weighs nothing, but nothing times NaN is NaN.
+                # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN.
                 resized = torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
                 if index < len(self.layers):
                     resized[: both[0], :, : both[1]] = self.layers[index][: both[0], :, : both[1]]
@@ -184,7 +185,7 @@ class SlotCache:
                 else:
                     self.layers.append(resized)
         except BaseException:
-            # Layers of different sizes would be read as if they were of one.
+            # After an error layers may have different sizes, but a pass reads all with one size.
             self.layers = []
             self.num_rows = self.capacity = 0
             self.lengths = [0] * self.num_slots

@@ -1,8 +1,8 @@
 """The input of a recorded pass: one block of numbers at one address, filled for each pass and sent in one copy.
 
-A recorded pass (`recorded`) is the same kernels over the same memory every time. Whatever differs from pass to pass is
-therefore a number in this block: tokens and where they belong, how long each slot is, what a tree's tokens see, even
-where the cache lies, so that a cache may grow or move without anything being recorded again.
+A recorded pass (`recorded`) runs the same kernels over the same memory every time. Everything that differs between
+passes is therefore a number in this block: tokens and their places, the length of each slot, what a tree's tokens see,
+and also the cache's address. So a cache may grow or move without a new recording.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worker.decoding.network.groups import Placed, Read
 from worker.decoding.network.passes import WIDEST_SHARED
 from worker.decoding.network.slots import SlotCache
 
-#: Tokens of a recorded pass: a pass of fewer is filled up. A step of at most a half costs a pass that is bound by
+#: Tokens of a recorded pass: a pass of fewer is filled up. Filling up by at most a half costs a pass that is bound by
 #: reading weights next to nothing. Longer passes keep a GPU busy without being recorded.
 NUM_TOKENS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 WIDTHS: Final = (1, 2, 4, 8, 16, WIDEST_SHARED)
@@ -31,14 +31,14 @@ _ROWS: Final = (*_PER_TOKEN, *_PER_READ, "wanted")
 
 @dataclass(frozen=True, slots=True)
 class StaticShape:
-    """What passes must have in common to share a recording."""
+    """The properties that passes must share to use one recording."""
 
-    num_tokens: int  #: of all reads together, filled up
-    width: int  #: of the widest read, at least
+    num_tokens: int  #: tokens of all reads together, filled up
+    width: int  #: at least the tokens of the widest read
 
     @classmethod
     def of(cls, reads: Sequence[Read]) -> StaticShape | None:
-        """The smallest that holds `reads`; None where none does, as with a long piece of a prompt."""
+        """The smallest shape that holds `reads`; None if no shape does, for example for a long piece of a prompt."""
         widths = [len(read.token_ids) for read in reads]
         num_tokens = next((num for num in NUM_TOKENS if num >= sum(widths)), None)
         width = next((width for width in WIDTHS if width >= max(widths)), None)
@@ -47,7 +47,7 @@ class StaticShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StaticInputs:
-    """One shape's view of the block; all int64. What is behind the last token or read is filled up as said."""
+    """One shape's view of the block; all int64. The comments name the value behind the last token or read."""
 
     shape: StaticShape
     token_ids: Tensor  #: [tokens]; 0 behind the last
@@ -65,13 +65,13 @@ class StaticInputs:
 
 
 class InputBlock:
-    """The block's memory on the host and on the device. Shapes overlap in it: one is filled and run at a time."""
+    """The block's memory on host and device. All shapes share it: one is filled and run at a time."""
 
     def __init__(self, num_layers: int, device: torch.device) -> None:
         self._num_layers = num_layers
         num = len(_ROWS) * NUM_TOKENS[-1] + 1 + num_layers
         is_gpu = device.type == "cuda"
-        # Only from pinned memory is a copy queued behind the work before it, without waiting for that.
+        # Only a copy from pinned memory is queued behind earlier work without waiting for that work.
         self._host = torch.zeros(num, dtype=torch.int64, pin_memory=is_gpu)
         self._device = torch.zeros(num, dtype=torch.int64, device=device)
         self._sent = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ class InputBlock:
     def fill(self, shape: StaticShape, reads: Sequence[Read], cache: SlotCache) -> int:
         """Lay out `reads`, whose memory the cache has, and send them; returns how many logits are wanted."""
         if self._sent is not None:
-            self._sent.synchronize()  # the copy of the pass before, long done
+            self._sent.synchronize()  # wait for the copy of the pass before, which usually ended long ago
         num, behind = self._length(shape), len(_ROWS) * shape.num_tokens
         numbers = self._host.numpy()[:num]
         rows = numbers[:behind].reshape(len(_ROWS), -1)

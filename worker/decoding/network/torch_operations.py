@@ -33,7 +33,7 @@ class TorchOperations:
 
     def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> TorchAttention:
         """Attention of a pass."""
-        del window  # the masks of the pass know it
+        del window  # the masks of the pass include the window
         return TorchAttention(plan, {kind: table[plan.positions][:, None] for kind, table in rotations.items()})
 
 
@@ -64,7 +64,7 @@ class TorchAttention:
 
 
 def attend(queries: Tensor, held: Tensor, group: Group, heads: Heads) -> Tensor:
-    """[tokens, heads * head_dim] of one group, from `queries` [tokens, heads, head_dim], over what is in `held`."""
+    """[tokens, heads * head_dim] of one group, from `queries` [tokens, heads, head_dim]; `held`: keys and values."""
     rows, width = group.slots.stop - group.slots.start, group.width
     padded = queries if group.padded is None else queries.index_select(0, group.padded)
     # Query heads that share a key head become further queries of it, so that keys are neither copied nor read again:

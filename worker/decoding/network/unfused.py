@@ -14,7 +14,7 @@ from worker.decoding.network.slots import KvShape, SlotCache
 
 
 class UnfusedDecoder:
-    """Reads a pass group by group, each as a padded rectangle, through the model's forward."""
+    """Computes a pass group by group. The model's own forward reads each group as a padded rectangle."""
 
     window = None  #: models with sliding windows are refused before they come here
 
@@ -60,7 +60,7 @@ class _View(Cache):
 
 
 class _LayerView(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's part of it; only real tokens are written, never padding."""
+    """One layer's part of the cache. Only real tokens are written, never padding."""
 
     is_sliding = False
 

@@ -24,11 +24,11 @@ _READ_ERRORS: Final = (OSError, ValueError, KeyError, RuntimeError, ImportError,
 def facts_of(
     source: str, *, dtype: Dtype, revision: str | None = None, context_length: int | None = None
 ) -> ModelFacts:
-    """Read what `source` says of itself, to be served in `dtype` with `context_length` tokens at most.
+    """Read the facts of the model at `source`, served in `dtype` with at most `context_length` tokens.
 
-    Unset, the context is the model's own, at most 8192, as for a target. A second for a folder; for a GGUF file that
-    was never loaded here ten to twenty. Raises ModelNotFound, or UnsupportedModel where config or tokenizer cannot be
-    read; a model that can be read but not decoded says so in `refusal`.
+    If `context_length` is None, the context is the model's own, at most 8192, as for a target. Takes a second for a
+    folder, and ten to twenty for a GGUF file that was never loaded here. Raises ModelNotFound, or UnsupportedModel if
+    config or tokenizer cannot be read. For a model that can be read but not decoded, `refusal` says why.
     """
     path = find_description(source, revision)
     where: dict[str, Any] = {"trust_remote_code": False}
@@ -71,7 +71,7 @@ def _shapes(config: Any, folder: Path | None) -> Any:
             config, attn_implementation="sdpa", trust_remote_code=False
         )
     if folder is not None:
-        with contextlib.suppress(OSError):  # not every folder has one; the config's own is what remains
+        with contextlib.suppress(OSError):  # not every folder has one; then the config's own value counts
             model.generation_config = GenerationConfig.from_pretrained(folder)
         if (token_ids := read_draft_vocabulary(folder)) is not None:
             restrict_head(model, token_ids)
@@ -99,10 +99,10 @@ def _num_read(model: Any) -> int:
     num_read = 0.0
     for name, weight in model.named_parameters():
         if weight is rows and (head is None or head.weight is not rows):
-            continue  # one row of it is looked up
+            continue  # a pass reads only one row of it
         num_read += weight.numel() * (share if ".experts." in name else 1)
     return round(num_read)
 
 
-# Bars and advice of the library are noise between the lines of ours.
+# The library's progress bars and advice would stand between our own lines.
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Whether a draft model fits a target: every check with its sentence. Pure: facts in, findings out.
 
-The text is the target's whatever the draft proposes, so a bad pair is never wrong, only slow. What is refused could
-not run, or could not pay under any acceptance; what costs acceptance or memory is a warning.
+The text is the target's, whatever the draft proposes. So a bad pair gives correct texts, but may be slow. A pair is
+refused if it cannot run, or cannot pay at any acceptance. A fact that costs acceptance or memory gives a warning.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from typing import Final
 from alphaloop.commands.reports import Finding
 from alphaloop.errors import IncompatiblePair
 
-#: Of the bytes read for a token. At .35 and five drafts a round costs 2.75 passes: more than half must be accepted.
+#: The draft's bytes read for a token over the target's. At .35 and k = 5 a round costs 2.75 passes: more than half must
+#: be accepted.
 LARGE_RATIO: Final = 0.35
 NUM_EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model's files say of it, without its weights. `worker.decoding.pairing.facts.facts_of` reads them."""
+    """A model's facts from its files, without its weights. `worker.decoding.pairing.facts.facts_of` reads them."""
 
     source: str
     family: str  #: `llama`, `qwen2`
     refusal: str | None  #: why it cannot be decoded over slots; None when it can
     tokens: Mapping[int, str]  #: the whole vocabulary, added tokens included
-    num_rows: int  #: of its embeddings: as many as tokens, or more where they are padded
+    num_rows: int  #: rows of its embeddings: as many as tokens, or more if they are padded
     end_tokens: frozenset[int]  #: every id that ends a text
     bos_token: int | None
     pad_token: int | None
     chat_template: str | None
     num_parameters: int
-    num_parameters_read: int  #: for one token: all but the rows of an input embedding and experts that stay idle
-    dtype: str  #: in which it is served
+    num_parameters_read: int  #: weights read for one token: all but the rows of an input embedding and idle experts
+    dtype: str  #: dtype in which it is served
     itemsize: int  #: bytes a number of that dtype
     kv_bytes_per_token: int
     pass_bytes_per_row: int  #: logits and probabilities of one position
@@ -41,17 +42,17 @@ class ModelFacts:
 
     @property
     def weight_bytes(self) -> int:
-        """All of its weights in memory."""
+        """Bytes of all weights in memory."""
         return self.num_parameters * self.itemsize
 
     @property
     def bytes_read(self) -> int:
-        """Weights that a pass of width 1 reads."""
+        """Bytes of the weights that a pass of width 1 reads."""
         return self.num_parameters_read * self.itemsize
 
     @property
     def kv_bytes_per_slot(self) -> int:
-        """Keys and values of one sequence that fills the context."""
+        """Bytes of keys and values of one sequence that fills the context."""
         return self.kv_bytes_per_token * self.context_length
 
 
@@ -72,7 +73,7 @@ def check_pair(
 
 
 def refuse_incompatible(draft: ModelFacts, findings: Sequence[Finding]) -> None:
-    """Raise IncompatiblePair with the sentence of every refusal; nothing happens where there is none."""
+    """Raise IncompatiblePair with the sentence of every refusal, if there is one."""
     refused = [f"{finding.check}: {finding.sentence}" for finding in findings if finding.verdict == "refused"]
     if refused:
         raise IncompatiblePair(
@@ -81,7 +82,7 @@ def refuse_incompatible(draft: ModelFacts, findings: Sequence[Finding]) -> None:
 
 
 def num_shared_tokens(target: ModelFacts, draft: ModelFacts) -> int:
-    """Ids below this may be proposed: behind it lie rows that pad an embedding, and tokens only one of them knows."""
+    """Ids below this may be proposed. Higher ids are padding, or tokens that only one of the two models knows."""
     return max(target.tokens.keys() & draft.tokens.keys(), default=-1) + 1
 
 
@@ -225,7 +226,7 @@ def _memory(
 
 
 def _bytes(number: int) -> str:
-    """As a person reads it, in powers of 1000: `270 MB`."""
+    """A number of bytes for people, in powers of 1000: `270 MB`."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= size:
             value = number / size

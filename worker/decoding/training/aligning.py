@@ -1,9 +1,9 @@
 """Fits the head to the draft's states before training.
 
-The target's head reads the last of many layers; what a few layers make is written in another basis. Of all linear maps
-W, the one with least squares between W·h of the draft and the target's state at the same position has a closed form
-(Belrose et al., arXiv 2303.08112, train such a map for every layer). Folded into the head, it makes of the first layers
-a better draft than an epoch of training does (docs/log.md), and training goes on from there.
+The target's head reads states of the last of many layers. States of the first layers have another basis. The linear map
+W with least squares between W·h of the draft and the target's state at the same position has a closed form (Belrose et
+al., arXiv 2303.08112, train such a map for every layer). With W folded into the head, the first layers are a better
+draft than after an epoch of training (docs/log.md). Training continues from there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RIDGE: Final = 1e-3
 def fit_map(draft: Any, lessons: Sequence[Lesson], on_text: Callable[[], None]) -> Tensor:
     """W [hidden, hidden], float32: the target's state is about W times the draft's, both behind their final norm.
 
-    Lessons without states are passed over.
+    Lessons without states are skipped.
     """
     hidden = draft.config.hidden_size
     seen = torch.zeros(hidden, hidden, dtype=torch.float64)
@@ -32,7 +32,7 @@ def fit_map(draft: Any, lessons: Sequence[Lesson], on_text: Callable[[], None]) 
     for lesson in lessons:
         if lesson.states is None:
             continue
-        # Without its head, which costs more than a few layers.
+        # Without the head, which costs more than a few layers.
         output = draft.base_model(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False)
         states = output.last_hidden_state[0].to("cpu", torch.float64)
         seen += states.T @ states

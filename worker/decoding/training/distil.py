@@ -1,8 +1,8 @@
 """Training: the draft's layers learn the target's distribution at every position of its own texts.
 
 The loss at a position mixes the cross-entropy with the target's likeliest tokens (forward KL up to a constant) and with
-the target's best token, which is what greedy acceptance asks for. Everything follows from the seed and the step, so
-that a run that was interrupted ends with the same weights, bit for bit, as one that was not.
+the target's best token, which decides greedy acceptance. All random choices follow from the seed and the step, so an
+interrupted run ends with the same weights, bit for bit, as one without interruption.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_NORM: Final = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Some texts side by side, padded behind. The last column is only ever a label."""
+    """Some texts side by side, padded at their ends. The last column is only a label, never an input."""
 
     token_ids: Tensor  #: [texts, length]
     top_columns: Tensor  #: [positions, kept]: columns of the draft's head; 0 where the draft lacks the token
@@ -40,7 +40,7 @@ class Batch:
 
 
 def make_batches(lessons: Sequence[Lesson], recipe: Recipe, epoch: int) -> list[list[Lesson]]:
-    """The batches of one epoch: texts of like length together, in an order that follows from seed and epoch."""
+    """The batches of one epoch: texts of similar length together, in an order that follows from seed and epoch."""
     rng = random.Random(f"{recipe.seed}-{epoch}")
     # Jittered lengths: neighbours differ from epoch to epoch without much padding.
     ordered = sorted(lessons, key=lambda lesson: len(lesson.token_ids) * rng.uniform(0.9, 1.1))
@@ -81,13 +81,13 @@ def collate(lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe) -
 def distillation_loss(logits: Tensor, batch: Batch, hard_label_share: float) -> Tensor:
     """Weighted mean over positions. `logits` [positions, draft vocabulary].
 
-    A position counts by the share of the target's probability that the draft can express: where the likely tokens are
-    all outside its vocabulary there is nothing to learn.
+    The weight of a position is the share of the target's probability that falls on tokens of the draft's vocabulary.
+    Where all likely tokens are outside this vocabulary, there is nothing to learn.
     """
     log_q = logits.log_softmax(dim=-1).gather(-1, batch.top_columns)
     expressible = batch.top_shares.sum(dim=-1)
     soft = -(batch.top_shares * log_q).sum(dim=-1)
-    # The best token stands first; its share is 0 where the draft lacks it.
+    # The first token is the best one; its share is 0 if the draft lacks it.
     hard = -log_q[:, 0] * (batch.top_shares[:, 0] > 0)
     loss = (1 - hard_label_share) * soft + hard_label_share * hard
     return (loss * batch.weights).sum() / (expressible * batch.weights).sum().clamp(min=1e-6)
@@ -118,7 +118,7 @@ class Distillation:
     def run(
         self, should_save: Callable[[], bool], should_stop: Callable[[], bool], on_step: Callable[[], None]
     ) -> bool:
-        """Train to the end; False when stopped before. Stopped or not, the state is on disk afterwards."""
+        """Train to the end; False if stopped before. In both cases the state is on disk afterwards."""
         schedule = [batch for epoch in self._epochs for batch in epoch]
         while self.step < self.num_steps and not should_stop():
             self._take_step(schedule[self.step])
@@ -129,7 +129,7 @@ class Distillation:
         return self.step == self.num_steps
 
     def save(self) -> None:
-        """Weights, optimiser state and step in one file, replaced in one step."""
+        """Write weights, optimiser state and step into one file, which is replaced atomically."""
         tensors, metadata = {}, {"step": str(self.step)}
         for name, parameter in self._parameters.items():
             tensors[f"weight/{name}"] = parameter.detach().contiguous()
@@ -138,7 +138,7 @@ class Distillation:
         replace_file(self._file, tensors, metadata)
 
     def trained(self) -> dict[str, Tensor]:
-        """The trained weights by their names in the model."""
+        """The trained weights, by their names in the model."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def _restore(self) -> None:

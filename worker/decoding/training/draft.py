@@ -1,4 +1,4 @@
-"""A draft out of a target: some of its layers, all else shared with it."""
+"""A draft made from a target: some of its layers, and a copy of everything else."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
     """A model of `target`'s kind with these of its layers, ascending, and copies of everything else; in float32.
 
     Only the layers can be trained: embeddings, final norm and head require no gradient. The head is never tied to the
-    embeddings, so that it can be turned. Raises UnsupportedModel where the target's layers are not alike.
+    embeddings, so that a map can be folded into it. Raises UnsupportedModel if the target's layers differ in kind.
     """
     settings = {**target.config.to_dict(), "tie_word_embeddings": False}
     if kinds := settings.get("layer_types"):
         settings["layer_types"] = [kinds[layer] for layer in layers]
     settings["num_hidden_layers"] = len(layers)
-    # Qwen2 keeps the number of its first sliding layer; no layer of a draft may start to slide because of it.
+    # Qwen2 stores the number of its first sliding layer. It must not make a layer of the draft slide.
     if settings.get("max_window_layers") is not None:
         settings["max_window_layers"] = len(layers)
     try:
@@ -48,7 +48,7 @@ def num_layers(model: Any) -> int:
 
 
 def save_draft(draft: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write a plain model folder in `dtype`. The draft given stays as it is."""
+    """Write a plain model folder in `dtype`. Does not change the given draft."""
     state = {name: tensor.to(dtype) for name, tensor in draft.state_dict().items()}
     copy = AutoModelForCausalLM.from_config(draft.config, dtype=dtype)  # type: ignore[no-untyped-call]
     copy.load_state_dict(state)

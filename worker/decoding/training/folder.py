@@ -1,4 +1,4 @@
-"""The folder of a run: the draft at its top, and what a stopped run needs to go on under `.training`."""
+"""The folder of a run: the draft at its top, and under `.training`, what a stopped run needs to continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RunFolder:
     """One run's folder, locked while it is open."""
 
     def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
-        """Open it for a run of this plan (JSON). Raises ConfigError where it holds something else, or another plan."""
+        """Open it for a run of this plan (JSON). Raises ConfigError if it holds something else, or another plan."""
         self.folder = folder
         self.state = folder / ".training"
         if not self.state.is_dir() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -43,7 +43,7 @@ class RunFolder:
         return self.state / "state.safetensors"
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Release the folder for other processes."""
         self._lock.close()
 
     def _agree(self, plan: dict[str, Any]) -> None:

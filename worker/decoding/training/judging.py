@@ -1,7 +1,7 @@
 """A draft's acceptance on held-out texts, without speculative decoding.
 
 Greedy decoding accepts a drafted token where it is the target's own next token, so one pass of the draft over the
-target's text tells every acceptance (teacher forcing): rounds are walked through it as they would happen. Sampled
+target's text gives every acceptance (teacher forcing): the rounds are simulated over it. Sampled
 decoding at temperature 1 accepts with probability Σ min(p, q) at each position.
 """
 
@@ -21,12 +21,12 @@ from worker.decoding.training.teaching import Lesson
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Counts and sums over some texts; add two to get those of both."""
+    """Counts and sums over some texts. The sum of two is that of both sets of texts."""
 
     num_texts: int = 0
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)  #: greedy rounds at k = the judge's
     num_positions: int = 0
-    overlap: float = 0.0  #: sum over positions of Σ min(p, q), from below: the target's tail is not seen
+    overlap: float = 0.0  #: sum over positions of Σ min(p, q); a lower bound, because the target's tail is not stored
 
     def __add__(self, other: Verdict) -> Verdict:
         return Verdict(
@@ -37,7 +37,7 @@ class Verdict:
         )
 
     def measured(self) -> Measured:
-        """As a draft's card keeps it."""
+        """The form in which a draft's card stores the figures."""
         counts = self.counts
         return Measured(
             num_texts=self.num_texts,
@@ -66,7 +66,7 @@ def walk_rounds(matches: Sequence[bool], num_draft_tokens: int) -> AcceptanceCou
 
 @torch.inference_mode()
 def judge(draft: Any, lessons: Iterable[Lesson], columns: Tensor | None, num_draft_tokens: int) -> dict[str, Verdict]:
-    """By task. `columns` [vocabulary]: column of the draft's head for each token, -1: none; None: all are there."""
+    """By task. `columns` [vocabulary]: column of the draft's head for each token, -1: none; None: it has all."""
     verdicts: dict[str, Verdict] = {}
     for lesson in lessons:
         logits = draft(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False).logits[0]

@@ -1,4 +1,4 @@
-"""The stages of a run, told as events."""
+"""The stages of a run, reported as events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alphaloop.commands.events import Advance, Note, Stage, Tell
 
 
 class Stages:
-    """Tells one stage after the other."""
+    """Reports one stage after the other."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell

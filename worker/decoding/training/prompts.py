@@ -1,8 +1,8 @@
-"""Where a draft's training texts begin: the user's own prompts, or none, and then the target writes them itself.
+"""The prompts of a draft's training texts: the user's own, or prompts that the target writes itself.
 
-An instruct model that reads only the opening of a user's turn continues with what users of its training asked (Magpie,
-arXiv 2406.08464). A system message that names a kind of request steers half of them to the tasks served here; the
-answer is then written without it, as it would be when served.
+An instruct model that reads only the opening of a user's turn continues with a typical request from its training
+(Magpie, arXiv 2406.08464). A system message that names a kind of request steers half of the prompts to the configured
+tasks. The answer is then written without this message, as in serving.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ def plan_requests(
     prompts: Sequence[Request] | None,
     held_out: Sequence[Request] | None,
 ) -> tuple[list[Request], int]:
-    """Every text to write, the held-out ones first, and how many those are.
+    """Every text to write, the held-out ones first, and the number of held-out ones.
 
-    Without `prompts` the target writes `recipe.num_texts` itself; without `held_out` some of the same kind are held
-    out: `recipe.num_held_out` that it writes itself, or at most a fifth of the prompts given. Raises ConfigError.
+    Without `prompts` the target writes `recipe.num_texts` prompts itself. Without `held_out` some of the same kind are
+    held out: `recipe.num_held_out` that the target writes itself, or at most a fifth of the given prompts. Raises
+    ConfigError.
     """
     num_self = recipe.num_texts if prompts is None else 0
     if held_out is None and prompts is None:
@@ -97,7 +98,7 @@ def plan_requests(
 
 
 def _self_written(tokenizer: Any, tasks: Mapping[str, TaskSettings], num: int) -> list[Request]:
-    """Requests whose prompts the target writes; every other one is steered to a task."""
+    """Requests whose prompts the target writes. Every second one is steered to a task."""
     free = _opening(tokenizer, None)
     steered = [
         (name, opening)
@@ -132,13 +133,13 @@ def answer_prompt(tokenizer: Any, user_turn: str) -> tuple[int, ...]:
 
 
 def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
-    """The chat template up to where the user's turn begins; None where there is no such place."""
+    """The chat template up to where the user's turn begins; None if the template has no such place."""
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": _MARK}]
     if kind is not None:
-        told = f"You are a helpful AI assistant. The user asks for this kind of help: {kind}. The request holds "
-        turns.insert(0, {"role": "system", "content": f"{told}everything that is needed to answer it."})
+        instruction = f"You are a helpful AI assistant. The user asks for this kind of help: {kind}. The request holds "
+        turns.insert(0, {"role": "system", "content": f"{instruction}everything that is needed to answer it."})
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
     except jinja2.TemplateError:

@@ -1,4 +1,4 @@
-"""How a draft is made: every dial, with the default that was found best for SmolLM2-135M (docs/log.md)."""
+"""How a draft is made: every setting, with the default that was best for SmolLM2-135M (docs/log.md)."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_layers: int = Field(2, ge=1)  #: of the target's, its first ones
+    num_layers: int = Field(2, ge=1)  #: number of layers: the target's first ones
     layers: tuple[int, ...] | None = Field(None, min_length=1)  #: exactly these, counted from 0, instead
     num_draft_tokens_known: int = Field(8192, ge=0)  #: most frequent tokens, which the draft can propose; 0: all
-    num_texts: int = Field(800, ge=1)  #: to train on
-    num_taught: int = Field(200, ge=1)  #: of them, read by the target again; the others teach only their own tokens
-    num_held_out: int = Field(64, ge=1)  #: further ones, only to judge
+    num_texts: int = Field(800, ge=1)  #: texts to train on
+    num_taught: int = Field(200, ge=1)  #: texts that the target reads again; the others teach only their own tokens
+    num_held_out: int = Field(64, ge=1)  #: further texts, only to judge
     max_prompt_tokens: int = Field(96, ge=1)  #: of a prompt that the target writes itself
     max_answer_tokens: int = Field(192, ge=1)
     max_length: int = Field(512, ge=8)  #: tokens of a text that are trained on, its last ones
     batch_size: int = Field(48, ge=1)  #: texts written side by side
     num_teacher_tokens: int = Field(32, ge=1)  #: likeliest tokens of the target that are kept at each position
-    prompt_weight: float = Field(0.5, ge=0)  #: of a position inside the prompt; 1 is one of the answer
-    hard_label_share: float = Field(0.5, ge=0, le=1)  #: of the loss that asks for the target's best token
+    prompt_weight: float = Field(0.5, ge=0)  #: weight of a position in the prompt; one in the answer has 1
+    hard_label_share: float = Field(0.5, ge=0, le=1)  #: share of the loss that asks for the target's best token
     num_epochs: int = Field(4, ge=1)
-    batch_tokens: int = Field(512, ge=16)  #: of one step, padding included
+    batch_tokens: int = Field(512, ge=16)  #: tokens of one step, padding included
     learning_rate: float = Field(1e-3, gt=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0)
-    precision: Literal["bfloat16", "float32"] = "bfloat16"  #: of the passes in training; the weights stay float32
+    precision: Literal["bfloat16", "float32"] = "bfloat16"  #: dtype of the passes in training; the weights stay float32
     seed: int = 0
 
     def chosen_layers(self, num_target_layers: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Recipe(BaseModel):
 
 
 def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:
-    """The recipe in a TOML file, or the defaults; `seed` wins. Raises ConfigError with the name at fault."""
+    """The recipe in a TOML file, or the defaults; `seed` overrides its seed. Raises ConfigError."""
     given = {} if seed is None else {"seed": seed}
     if file is None:
         return Recipe(**given)

@@ -1,4 +1,4 @@
-"""A trained draft becomes known to the database, where there is one."""
+"""Registers a trained draft in the database."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from worker.decoding.sources import find_weights
 
 
 def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
-    """Register the draft in `folder`, under another name if one is given; its card and its status there.
+    """Register the draft in `folder`, under `name` if one is given. Returns its card and its status in the database.
 
-    Raises ConfigError for a folder without a card or with other weights than the card's, or where no database is
-    configured; StoreError where it cannot be used.
+    Raises ConfigError for a folder without a card or with other weights than the card's, or if no database is
+    configured; StoreError if the database cannot be used.
     """
     card = read_card(folder)
     revision = find_weights(str(folder)).revision

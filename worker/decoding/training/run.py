@@ -1,4 +1,4 @@
-"""A training run from beginning to end: write, teach, train, save, judge. Every stage goes on where it stopped."""
+"""A training run from beginning to end: write, teach, train, save, judge. Every stage continues where it stopped."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class TrainingRun:
         self._folder = RunFolder(order.folder, self._plan())
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self._folder.close()
 
     def make(self) -> DraftCard | None:
-        """Carry it out. None when stopped before the end: the same order goes on from there."""
+        """Carry out the order. None if stopped before the end: the same order continues from there."""
         written = self._write()
         if written is None:
             return None
@@ -186,7 +186,7 @@ class TrainingRun:
             advance(len(exam))
             after = judge(draft, exam, columns, JUDGED_LENGTH)
             advance(len(exam))
-        # The last use of both: measuring takes them over.
+        # The last use of both, because measuring takes over the models.
         target_ms, draft_ms = measure_passes_ms([self._target, draft])
         return Judgement(
             num_draft_tokens=JUDGED_LENGTH,
@@ -208,7 +208,7 @@ class TrainingRun:
         return draft.to(self._target.device)
 
     def _plan(self) -> dict[str, Any]:
-        """What a folder's run must agree on with this one."""
+        """The facts that a run in the folder must share with this one."""
         order = self._order
         tasks = {name: task.description for name, task in sorted(self._settings.tasks.items())}
         return {

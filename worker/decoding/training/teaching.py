@@ -1,6 +1,6 @@
 """Lessons: the target's last hidden state and likeliest tokens at every position of its texts, on disk.
 
-Computed once, a text at a time to several, so that training needs neither the target in memory nor its time.
+Computed once, so that training needs neither the target's memory nor its time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """One text and the target's view behind each of its tokens but the last."""
+    """One text, and the target's output behind each of its tokens except the last."""
 
     text: WrittenText
     token_ids: Tensor  #: [length], int64: the text's last tokens, at most `max_length`
@@ -32,7 +32,7 @@ class Lesson:
 
 
 def plain_lesson(text: WrittenText, *, max_length: int, num_kept: int) -> Lesson:
-    """A text that the target did not read again: each token of it is the only one to learn at its place."""
+    """A text that the target did not read again: each of its tokens is the only one to learn at its position."""
     token_ids = torch.tensor(text.token_ids[-max_length:])
     top_ids = torch.zeros(len(token_ids) - 1, num_kept, dtype=torch.long)
     top_log_probs = torch.full(top_ids.shape, -torch.inf)
@@ -46,7 +46,7 @@ class TeacherNotes:
     def __init__(self, folder: Path, texts: Sequence[WrittenText], *, max_length: int, num_kept: int) -> None:
         self._folder = folder
         self._num_kept = num_kept
-        # Texts of like length share a pass; shorter ones come first.
+        # Texts of similar length share a pass; shorter ones come first.
         ordered = sorted(texts, key=lambda text: (min(len(text.token_ids), max_length), text.number))
         self._shards = [ordered[begin : begin + _SHARD] for begin in range(0, len(ordered), _SHARD)]
         self._max_length = max_length
@@ -72,7 +72,7 @@ class TeacherNotes:
         return True
 
     def lessons(self) -> list[Lesson]:
-        """Every text with its notes, by number."""
+        """The lesson of every text, by number."""
         found = []
         for i, shard in enumerate(self._shards):
             tensors, _ = read_file(self._file(i))
@@ -102,7 +102,7 @@ class TeacherNotes:
 
 @torch.inference_mode()
 def _read(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) -> Iterator[dict[str, Tensor]]:
-    """Notes on each text of a group, whose last is the longest: padding stands behind, where no token sees it."""
+    """The lessons of a group, whose last text is the longest. Padding is at the end, where no token sees it."""
     padded = torch.zeros(len(group), len(group[-1]), dtype=torch.long)
     for row, tokens in enumerate(group):
         padded[row, : len(tokens)] = torch.tensor(tokens)

@@ -1,4 +1,4 @@
-"""Texts of the target, on disk: what was written is never written again."""
+"""Texts of the target, on disk. A text is written once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TextStore:
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, texts: Sequence[WrittenText]) -> None:
-        """Write one more shard; nothing of it is there if that fails."""
+        """Write one more shard. If this fails, no part of the shard remains."""
         if not texts:
             return
         tensors = {
@@ -59,7 +59,7 @@ class TextStore:
 
 
 def replace_file(file: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file in one step: a reader sees the old one or the new one. Raises ConfigError."""
+    """Write a safetensors file atomically: a reader sees the old file or the new one. Raises ConfigError."""
     partial = file.with_suffix(".partial")
     try:
         save_file(tensors, partial, metadata=metadata)

@@ -1,4 +1,4 @@
-"""How long a pass over one token takes: the target's and the draft's, in turns, as the engine computes them."""
+"""Times a pass over one token: the target's and the draft's by turns, as the engine computes them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NUM_SAMPLES: Final = 25
 def measure_passes_ms(models: Sequence[Any]) -> list[float]:
     """Median milliseconds of one token at batch 1 behind 128 others, best token included, for each model.
 
-    Takes the models over, as the engine does: they cannot be used afterwards.
+    Takes over the models as the engine does, so they cannot be used afterwards.
     """
     engines = [LanguageModel(model, _CONTEXT + 1) for model in models]
     caches = [engine.new_cache(1) for engine in engines]
     for cache in caches:
-        # Empty keys take as long to read as any others.
+        # Reading empty keys takes as long as reading others.
         cache.lengths[cache.acquire()] = _CONTEXT
     taken: list[list[float]] = [[] for _ in engines]
     for sample in range(_NUM_WARM + _NUM_SAMPLES):

@@ -1,4 +1,4 @@
-"""Which tokens a draft can propose: those the target is likeliest to say in its texts."""
+"""Which tokens a draft can propose: those with the most probability in the target's texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def choose_vocabulary(
 ) -> Tensor | None:
     """Token ids, ascending, int64: the `num_tokens` with the most probability in all lessons, `always` among them.
 
-    None where that is the whole vocabulary: for 0, or for as many as there are.
+    None for the whole vocabulary: if `num_tokens` is 0, or as many as there are.
     """
     if num_tokens == 0 or num_tokens >= vocabulary:
         return None
@@ -23,13 +23,13 @@ def choose_vocabulary(
     for lesson in lessons:
         mass.index_add_(0, lesson.top_ids.flatten(), lesson.top_log_probs.double().exp().flatten())
     mass[[token for token in always if token < vocabulary]] = torch.inf
-    # A stable sort: of tokens with equal mass, zero for most, the lower one goes first. It is the same on every
+    # A stable sort: of tokens with equal mass, which is zero for most, the lower id goes first. It is the same on every
     # machine, and a tokenizer that was made by merging has its frequent tokens there.
     return mass.argsort(descending=True, stable=True)[:num_tokens].sort().values
 
 
 def columns_of(token_ids: Tensor | None, vocabulary: int) -> Tensor | None:
-    """[vocabulary]: the place of each token in `token_ids`, -1 where it has none. None for None."""
+    """[vocabulary]: the place of each token in `token_ids`, -1 if it has none; None for None."""
     if token_ids is None:
         return None
     columns = torch.full((vocabulary,), -1, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Writing texts with the target: its own engine, always full, each text kept as soon as a few are finished."""
+"""Writes texts with the target in its own engine, with all slots in use. Stores finished texts a few at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from worker.engine import Engine, Generation, PreparedJob, Sampling
 
 _VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
 _SHARD: Final = 16
-_ATTEMPTS: Final = 3  # of a prompt that comes out empty
+_ATTEMPTS: Final = 3  # attempts at a prompt that is empty
 
 
 class TextWriter:
-    """Turns requests into texts: a prompt is sampled at temperature 1 where there is none, the answer is greedy."""
+    """Turns requests into texts. A missing prompt is sampled at temperature 1; the answer is greedy."""
 
     def __init__(self, engine: Engine, tokenizer: Any, recipe: Recipe, store: TextStore) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class TextWriter:
         self._finished: list[WrittenText] = []
 
     def write(self, requests: Iterable[Request], should_stop: Callable[[], bool], on_text: Callable[[], None]) -> bool:
-        """Write all of them; False when stopped before. What was finished is on disk either way."""
+        """Write all texts; False if stopped before. In both cases finished texts are on disk."""
         waiting = iter(requests)
         is_more = True
         while not should_stop():
@@ -69,7 +69,7 @@ class TextWriter:
         return None
 
     def _take(self, generation: Generation) -> bool:
-        """Go on with what ended; True where a text is complete."""
+        """Continue with what ended; True if a text is complete."""
         kind, number, attempt = generation.job_id.split("-")
         request = self._requests[int(number)]
         if kind == "answer":

@@ -22,7 +22,7 @@ def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> li
     finite, because a choice from them has no meaning.
     """
     values, best = logits.max(dim=-1)
-    is_finite, *told = torch.cat((values.isfinite().all()[None].to(best.dtype), best)).tolist()
+    is_finite, *best_tokens = torch.cat((values.isfinite().all()[None].to(best.dtype), best)).tolist()
     if not is_finite:
         raise RuntimeError("the model returned logits that are not finite")
     found: dict[int, Verdict] = {}
@@ -32,7 +32,7 @@ def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> li
         end = begin + 1 + len(proposal.tokens)
         choice = sequence.choice
         if choice.is_greedy and choice.is_plain:
-            found[index] = _followed(told[begin:end], proposal)
+            found[index] = _followed(best_tokens[begin:end], proposal)
         else:
             scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
             if choice.is_greedy or choice.is_reproducible:

@@ -77,24 +77,24 @@ def step(costs_ms: float, *, draft_ms: float = 0.0, batch: int = 1, width: int =
 
 
 def test_kin_have_one_drafters_times_and_its_corrections(store: Store, clock: Clock) -> None:
-    stale = [replace(point, drafter="kin", median_ms=77.0) for point in POINTS if point.drafter == "model"]
+    stale = [replace(point, drafter="gated", median_ms=77.0) for point in POINTS if point.drafter == "model"]
     costs = LiveCosts(
-        [*POINTS, *stale], half_life=HALF_LIFE, save=store, save_every_s=60.0, timed={"kin": "model"}, clock=clock
+        [*POINTS, *stale], half_life=HALF_LIFE, save=store, save_every_s=60.0, timed={"gated": "model"}, clock=clock
     )
     calibrated, vanilla = costs.table.part_ms("model", 1, 3), costs.table.part_ms(None, 1, 3)
     assert calibrated is not None
     assert vanilla is not None
-    for name, times in (("kin", 2), ("model", 3)):
-        assert costs.table.part_ms("kin", 1, 3) == costs.table.part_ms("model", 1, 3)
+    for name, times in (("gated", 2), ("model", 3)):
+        assert costs.table.part_ms("gated", 1, 3) == costs.table.part_ms("model", 1, 3)
         for _ in range(3 * HALF_LIFE):
             costs.observe(step(vanilla, draft_ms=times * calibrated, width=3, drafter=name))
-        for other in ("model", "kin"):
+        for other in ("model", "gated"):
             assert costs.table.part_ms(other, 1, 3) == pytest.approx(times * calibrated, rel=0.01)
     assert set(costs.parts) == {point.drafter for point in POINTS}
     assert costs.save()
     (saved,) = store.saved
-    of_model = [replace(point, drafter="kin") for point in saved if point.drafter == "model"]
-    assert [point for point in saved if point.drafter == "kin"] == of_model != []
+    of_model = [replace(point, drafter="gated") for point in saved if point.drafter == "model"]
+    assert [point for point in saved if point.drafter == "gated"] == of_model != []
 
 
 def test_rounds_of_the_calibrated_time_change_nothing(store: Store, clock: Clock) -> None:

@@ -59,7 +59,7 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
     raw, real = numbers.dtype, numbers.real
-    remember, ask, write = keep_key(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
+    keep, ask, write = keep_key(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
     attend = attend_to(numbers, head_dim, num_shared)
     thread, team = thread_functions()
 
@@ -88,7 +88,7 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
             query, key = head * num_shared * head_dim, (num_queries + head) * head_dim
             for token in range(first, end):
                 rotation, at = rotations[positions[token]], (length + token - first) * head_dim
-                remember(qkv[token, key:], rotation, norms[key:], is_normed, epsilon, turned, keys[at:])
+                keep(qkv[token, key:], rotation, norms[key:], is_normed, epsilon, turned, keys[at:])
                 # Not as one assignment of slices: the message of its error alone would take numba two seconds.
                 value = qkv[token, key + num_keys * head_dim :]
                 for d in range(head_dim):

@@ -37,16 +37,16 @@ def rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
 
 
 def keep_key(numbers: Numbers, head_dim: int) -> Callable[..., None]:
-    """`remember(key, rotation, norm, is_normed, epsilon, room, held)`: a token's key, turned, into the cache."""
+    """`keep(key, rotation, norm, is_normed, epsilon, room, held)`: a token's key, turned, into the cache."""
     turn, store = rotate(numbers, head_dim), numbers.store
 
     @inlined
-    def remember(key: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, room: Any, held: Any) -> None:
+    def keep(key: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, room: Any, held: Any) -> None:
         turn(key, rotation, norm, is_normed, epsilon, room)
         for d in range(head_dim):
             held[d] = store(room[d])
 
-    return remember
+    return keep
 
 
 def turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
