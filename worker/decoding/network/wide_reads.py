@@ -11,6 +11,7 @@ from torch import Tensor
 from worker.decoding.network.groups import Placed
 from worker.decoding.network.kernels import attention, wide_attention
 from worker.decoding.network.kernels.multiplying import has_pair_products
+from worker.decoding.network.kernels.tiles import BLOCK
 from worker.decoding.network.kernels.wide_attention import arranging_kernel, num_blocks, wide_kernel
 from worker.decoding.network.operations import Heads
 
@@ -40,7 +41,7 @@ class WideRead:
         Queries are rotated, and the read's own keys and values are held.
         """
         size, num_shared = heads.head_dim, heads.num_queries // heads.num_keys
-        num_held = num_blocks(self._placed.length + self._placed.width) * wide_attention.BLOCK * size * heads.num_keys
+        num_held = num_blocks(self._placed.length + self._placed.width) * BLOCK * size * heads.num_keys
         if self._room is None or len(self._room) < 2 * num_held:
             self._room = held.new_empty(2 * num_held)
         a = self._arguments
