@@ -23,7 +23,7 @@ from worker.decoding.network.kernels.attention import attention_kernel
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.pointwise import gate_kernel, norm_kernel
 from worker.decoding.network.kernels.threads import openmp
-from worker.decoding.network.kernels.wide_attention import can_attend
+from worker.decoding.network.kernels.tiles import can_tile
 from worker.decoding.network.operations import Heads
 from worker.decoding.network.passes import WIDEST_SHARED, Pass
 from worker.decoding.network.torch_operations import attend
@@ -94,7 +94,7 @@ class CompiledAttention:
             if heads.norms is not None:
                 a.norms, a.epsilon = heads.norms.data_ptr(), heads.epsilon
             kernel(part.address, part.num_threads)
-            if part.wide is not None and can_attend(heads.head_dim):
+            if part.wide is not None and can_tile(heads.head_dim):
                 part.wide.attend(a, heads, held)
             elif part.is_wide:
                 tokens = part.group.tokens

@@ -1,6 +1,7 @@
-"""How one token attends to what its slot holds, for all query heads of one key head: functions for a kernel.
+"""How the tokens of a read attend, one by one, to what their slot holds, for all query heads of one key head.
 
-Sizes are constants of the compiled code. Sums over elements are split over a vector's lanes, always in the same way.
+These are functions for a kernel. Sizes are constants of the compiled code. Sums over elements are split over a vector's
+lanes, always in the same way.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.decoding.network.kernels.compiling import compiled, inlined
+from worker.decoding.network.kernels.compiling import compiled
 from worker.decoding.network.kernels.numbers import Numbers
 
 #: Values that are weighed together: each element of the sum is read and written once for so many.
@@ -19,37 +20,45 @@ _TOGETHER: Final = 4
 _NEVER: Final = -1e30
 
 
-def attend_to(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
-    """`attend(queries, keys, values, length, column, seen, positions, window, scaling, scores, out)` for one token.
+def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
+    """`attend(qkv, query, keys, values, length, positions, ancestry, window, scaling, seen)` for one read.
 
-    It is token `column` of a read behind `length` others, at positions[column], and sees the tokens of the read whose
-    bits are set in `seen`. `queries` and `out` [num_shared, head_dim]; `scores` is room for their scores.
+    Its tokens are the rows of `qkv`, whose queries of the key head begin at number `query`, and of `seen`, which is
+    written from there on. They lie behind `length` others at `positions`; token i sees the tokens of the read whose
+    bits are set in ancestry[i]. keys, values: [positions, head_dim].
     """
     score, hide, soften = score_keys(numbers, head_dim, num_shared), hide_unseen(numbers), softmax(numbers)
-    mix = mix_values(numbers, head_dim, num_shared)
+    mix, load, store, real = mix_values(numbers, head_dim, num_shared), numbers.load, numbers.store, numbers.real
+    size = num_shared * head_dim
 
-    @inlined
+    @compiled
     def attend(
-        queries: Any,
+        qkv: Any,
+        query: Any,
         keys: Any,
         values: Any,
         length: Any,
-        column: Any,
-        seen: Any,
         positions: Any,
+        ancestry: Any,
         window: Any,
         scaling: Any,
-        scores: Any,
-        out: Any,
+        seen: Any,
     ) -> None:
         total = length + len(positions)
-        score(queries, keys, total, scores)
-        end = total
-        for shared in range(num_shared):
-            row = scores[shared * total : (shared + 1) * total]
-            end = hide(row, length, positions[column], seen, positions, window)
-            soften(row, end, scaling)
-        mix(scores, total, values, end, out)
+        queries, mixed, scores = np.empty(size, real), np.empty(size, real), np.empty(num_shared * total, real)
+        for token in range(len(positions)):
+            asked, written = qkv[token, query:], seen[token, query:]
+            for d in range(size):
+                queries[d] = load(asked[d])
+            score(queries, keys, total, scores)
+            end = total
+            for shared in range(num_shared):
+                row = scores[shared * total : (shared + 1) * total]
+                end = hide(row, length, positions[token], ancestry[token], positions, window)
+                soften(row, end, scaling)
+            mix(scores, total, values, end, mixed)
+            for d in range(size):
+                written[d] = store(mixed[d])
 
     return attend
 

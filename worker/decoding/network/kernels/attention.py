@@ -15,17 +15,20 @@ import numba
 import numpy as np
 import torch
 
-from worker.decoding.network.kernels.attending import attend_to
+from worker.decoding.network.kernels.attending import attend_by_token
 from worker.decoding.network.kernels.compiling import array, float_of, kernel
 from worker.decoding.network.kernels.heads import copy_out, keep_key, turn_queries
+from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
+from worker.decoding.network.kernels.tiled_attending import attend_by_tile
+from worker.decoding.network.kernels.tiles import can_tile
 
 
 class At(IntEnum):
     """Where the arguments lie: addresses, numbers, and float64s by their bits."""
 
-    QKV = 0  #: [tokens, queries + 2 * keys, head_dim]; pairs to be rotated lie side by side
+    QKV = 0  #: [tokens, queries + 2 * keys, head_dim], queries rotated in place; pairs to be rotated lie side by side
     HELD = 1  #: [slots, 2 * keys, capacity, head_dim]
     SEEN = 2  #: [tokens, queries, head_dim], written
     READS = 3  #: int64 [reads, 4]: slot, tokens held before, first token, tokens
@@ -42,7 +45,7 @@ class At(IntEnum):
     ANCESTRY = 14  #: uint64 [tokens]: bit i says that token i of its read is seen
     NORMS = 15  #: [queries + keys, head_dim]; 0 without
     EPSILON = 16
-    ONLY_ROTATE = 17  #: 1: nothing is attended to; rotated queries are written back into QKV
+    ONLY_ROTATE = 17  #: 1: nothing is attended to
 
 
 class Arguments(ctypes.Structure):
@@ -60,7 +63,8 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
     numbers = NUMBERS[dtype]
     raw, real = numbers.dtype, numbers.real
     keep, ask, write = keep_key(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
-    attend = attend_to(numbers, head_dim, num_shared)
+    is_tiled = dtype == torch.bfloat16 and has_pair_products() and can_tile(head_dim)
+    attend = attend_by_tile(head_dim, num_shared) if is_tiled else attend_by_token(numbers, head_dim, num_shared)
     thread, team = thread_functions()
 
     @kernel
@@ -79,7 +83,6 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
         is_normed, epsilon = a[At.NORMS] != 0, real(float_of(a[At.EPSILON]))
         scaling, window = real(float_of(a[At.SCALING])), a[At.WINDOW]
         turned = np.empty(num_shared * head_dim, real)
-        mixed = np.empty(num_shared * head_dim, real)
         for item in range(thread(), a[At.NUM_READS] * num_keys, team()):
             read = item // num_keys
             head = item - read * num_keys
@@ -93,26 +96,11 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
                 value = qkv[token, key + num_keys * head_dim :]
                 for d in range(head_dim):
                     values[at + d] = value[d]
-            scores = np.empty(0 if a[At.ONLY_ROTATE] else num_shared * (length + end - first), real)
             for token in range(first, end):
                 ask(qkv[token, query:], rotations[positions[token]], norms[query:], is_normed, epsilon, turned)
-                if a[At.ONLY_ROTATE]:
-                    write(turned, qkv[token, query:])
-                else:
-                    depths = positions[first:end]
-                    attend(
-                        turned,
-                        keys,
-                        values,
-                        length,
-                        token - first,
-                        ancestry[token],
-                        depths,
-                        window,
-                        scaling,
-                        scores,
-                        mixed,
-                    )
-                    write(mixed, seen[token, query:])
+                write(turned, qkv[token, query:])
+            if not a[At.ONLY_ROTATE]:
+                depths, visible = positions[first:end], ancestry[first:end]
+                attend(qkv[first:end], query, keys, values, length, depths, visible, window, scaling, seen[first:end])
 
     return attention

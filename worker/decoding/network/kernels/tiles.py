@@ -1,7 +1,7 @@
-"""Steps of `kernels.wide_attention` for one tile: some tokens' queries of one key head, in bfloat16.
+"""How tokens attend in tiles, in bfloat16: some queries of one key head together, with products of pairs.
 
 A row is one query: those of the first token, then those of the next. Loops run from 0 over views: an index that might
-be negative keeps a loop from being vectorised.
+be negative keeps a loop from being vectorised. What a row attends to does not depend on the other rows of its tile.
 """
 
 from __future__ import annotations
@@ -19,11 +19,23 @@ from worker.decoding.network.kernels.numbers import NUMBERS
 #: Keys side by side: four registers of scores, six queries at a time.
 _KEYS: Final = Tile(4)
 BLOCK: Final = _KEYS.num_outputs
+#: Rows of a tile, about: their scores of a thousand keys lie in the cache nearest to a core.
+_ROWS: Final = 24
+
+
+def tokens_together(num_shared: int) -> int:
+    """Tokens of a tile."""
+    return max(1, _ROWS // num_shared)
+
+
+def can_tile(head_dim: int) -> bool:
+    """Whether heads of that size can be laid out for tiles."""
+    return head_dim % 32 == 0
 
 
 def value_tile(head_dim: int) -> Tile:
-    """Elements of values side by side: as many registers as divide a head."""
-    return Tile(next(registers for registers in (4, 3, 2, 1) if head_dim % (16 * registers) == 0))
+    """Elements of values side by side: as many registers as divide a head, whose size is a multiple of 32."""
+    return Tile(4 if head_dim % 64 == 0 else 2)
 
 
 def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
@@ -58,19 +70,19 @@ def score_blocks(head_dim: int) -> Callable[..., None]:
     return score
 
 
-def weigh_rows(num_shared: int) -> Callable[..., None]:
-    """`weigh(scores, rows, num, position, window, scaling, weights, totals)`: e^score of what each row sees, 0 else.
+def weigh_row() -> Callable[..., Any]:
+    """`weigh(scores, begin, end, scaling, weights)`: e^score from `begin` to `end`, 0 elsewhere.
 
-    `position`: of the first token among the `num` keys. `totals` [rows]: sums of the weights before they are rounded.
+    Returns the sum of the weights before they are rounded.
     """
     numbers = NUMBERS[torch.bfloat16]
     exp, store, largest = numbers.exp, numbers.store, numbers.largest
 
     @compiled
-    def weigh_row(seen: Any, factor: Any, weights: Any) -> Any:
-        most, total = largest(seen), np.float32(0)
-        for key in range(len(seen)):
-            weight = exp((seen[key] - most) * factor)
+    def fill(scores: Any, factor: Any, weights: Any) -> Any:
+        most, total = largest(scores), np.float32(0)
+        for key in range(len(scores)):
+            weight = exp((scores[key] - most) * factor)
             total += weight
             weights[key] = store(weight)
         return total
@@ -81,16 +93,10 @@ def weigh_rows(num_shared: int) -> Callable[..., None]:
             weights[key] = np.uint16(0)
 
     @compiled
-    def weigh(
-        scores: Any, rows: Any, num: Any, position: Any, window: Any, scaling: Any, weights: Any, totals: Any
-    ) -> None:
-        for row in range(rows):
-            end = position + row // num_shared + 1
-            begin = max(0, end - window) if window else 0
-            of_row, found = weights[row * num : (row + 1) * num], scores[row * num + begin : row * num + end]
-            totals[row] = weigh_row(found, np.float32(scaling), of_row[begin:end])
-            clear(of_row[:begin])
-            clear(of_row[end:])
+    def weigh(scores: Any, begin: Any, end: Any, scaling: Any, weights: Any) -> Any:
+        clear(weights[:begin])
+        clear(weights[end:])
+        return fill(scores[begin:end], np.float32(scaling), weights[begin:end])
 
     return weigh
 

@@ -17,19 +17,18 @@ import numba
 import numpy as np
 
 from worker.decoding.network.kernels.compiling import array, float_of, kernel
+from worker.decoding.network.kernels.packing import pack_keys, pack_values
 from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
 from worker.decoding.network.kernels.tiles import (
     BLOCK,
     gather_queries,
     mix_values,
     score_blocks,
+    tokens_together,
     value_tile,
-    weigh_rows,
+    weigh_row,
     write_seen,
 )
-
-#: Queries that are scored together, about: their scores of a thousand keys lie in the cache nearest to a core.
-_QUERIES: Final = 24
 
 
 class At(IntEnum):
@@ -61,11 +60,6 @@ class Arguments(ctypes.Structure):
 NUM_ARGUMENTS: Final = len(At)
 
 
-def can_attend(head_dim: int) -> bool:
-    """Whether there are kernels for heads of that size."""
-    return head_dim % 16 == 0
-
-
 def num_blocks(num_positions: int) -> int:
     """Blocks of keys that hold so many positions."""
     return -(-num_positions // BLOCK)
@@ -75,34 +69,20 @@ def num_blocks(num_positions: int) -> int:
 def arranging_kernel(head_dim: int, num_shared: int) -> Kernel:
     """Copies what a slot holds, in pairs, to where `wide_kernel` reads it. A capacity is whole blocks."""
     half, width = head_dim // 2, value_tile(head_dim).num_outputs
-    num_parts = head_dim // width
+    of_keys, of_values = pack_keys(head_dim, BLOCK), pack_values(head_dim, width, BLOCK)
     thread, team = thread_functions()
 
     @kernel
     def arrange(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_keys, capacity = a[At.NUM_QUERIES] // num_shared, a[At.CAPACITY]
-        held = array(a[At.HELD], (a[At.NUM_SLOTS], 2 * num_keys, capacity * half), np.uint32)
-        blocks = (a[At.LENGTH] + a[At.WIDTH] + BLOCK - 1) // BLOCK
-        all_keys = array(a[At.KEYS], (num_keys, blocks, half * BLOCK), np.uint32)
-        all_values = array(a[At.VALUES], (num_keys, num_parts, blocks * (BLOCK // 2) * width), np.uint32)
-        low, high = np.uint32(0xFFFF), np.uint32(0xFFFF0000)
-        for item in range(thread(), num_keys * blocks, team()):
-            head = item // blocks
-            block = item - head * blocks
-            keys, values = held[a[At.SLOT], head], held[a[At.SLOT], num_keys + head]
-            arranged = all_keys[head, block]
-            for pair in range(half):
-                for key in range(BLOCK):
-                    arranged[pair * BLOCK + key] = keys[(block * BLOCK + key) * half + pair]
-            for part in range(num_parts):
-                mixed = all_values[head, part]
-                for two in range(block * BLOCK // 2, (block + 1) * BLOCK // 2):
-                    first, second = 2 * two * half + part * width // 2, (2 * two + 1) * half + part * width // 2
-                    for i in range(width // 2):
-                        one, other = values[first + i], values[second + i]
-                        mixed[two * width + 2 * i] = (one & low) | (other << np.uint32(16))
-                        mixed[two * width + 2 * i + 1] = (one >> np.uint32(16)) | (other & high)
+        num_keys, num_bytes = a[At.NUM_QUERIES] // num_shared, a[At.CAPACITY] * half * 4
+        num_held = (a[At.LENGTH] + a[At.WIDTH] + BLOCK - 1) // BLOCK
+        of_slot = a[At.HELD] + a[At.SLOT] * 2 * num_keys * num_bytes
+        for item in range(thread(), num_keys * num_held, team()):
+            head = item // num_held
+            block, place = item - head * num_held, head * num_held * half * BLOCK * 4
+            of_keys(of_slot + head * num_bytes, block, block + 1, a[At.KEYS] + place)
+            of_values(of_slot + (num_keys + head) * num_bytes, block, block + 1, num_held, a[At.VALUES] + place)
 
     return arrange
 
@@ -110,10 +90,10 @@ def arranging_kernel(head_dim: int, num_shared: int) -> Kernel:
 @functools.cache
 def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
     """Attends to what `arranging_kernel` has copied, with `num_shared` query heads a key head. Takes seconds."""
-    half, num_together = head_dim // 2, max(1, _QUERIES // num_shared)
+    half, num_together = head_dim // 2, tokens_together(num_shared)
     num_most, width = num_together * num_shared, value_tile(head_dim).num_outputs
     gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
-    score, weigh, mix = score_blocks(head_dim), weigh_rows(num_shared), mix_values(head_dim)
+    score, weigh, mix = score_blocks(head_dim), weigh_row(), mix_values(head_dim)
     thread, team = thread_functions()
 
     @kernel
@@ -140,8 +120,11 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
             block = max(0, length + begin - window + 1) // BLOCK if window else 0
             num = (length + end + BLOCK - 1) // BLOCK - block
             score(a[At.KEYS] + (head * num_held + block) * half * BLOCK * 4, queries, rows, num, scores)
-            position = length + begin - block * BLOCK
-            weigh(scores, rows, num * BLOCK, position, window, float_of(a[At.SCALING]), weights, totals)
+            for row in range(rows):
+                last = length + begin - block * BLOCK + row // num_shared + 1
+                oldest = max(0, last - window) if window else 0
+                of_row, at = weights[row * num * BLOCK : (row + 1) * num * BLOCK], scores[row * num * BLOCK :]
+                totals[row] = weigh(at, oldest, last, float_of(a[At.SCALING]), of_row)
             values = a[At.VALUES] + (head * num_held * half + block * width // 2) * BLOCK * 4
             mix(values, num_held, weights, rows, num, out)
             write(out, totals, first, end - begin, head, seen)

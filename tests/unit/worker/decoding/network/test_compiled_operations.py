@@ -17,7 +17,9 @@ from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
 from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.torch_operations import TorchOperations
 
-HEAD_DIM, NUM_KEYS, NUM_QUERIES = 16, 2, 4
+NUM_KEYS, NUM_QUERIES = 2, 4
+#: One that is attended to token by token in every dtype, and one in tiles where there are kernels for them.
+HEAD_DIMS = [16, 64]
 NUM_POSITIONS = 256
 WINDOW = 24
 CPU = torch.device("cpu")
@@ -70,61 +72,65 @@ def reads(rng: random.Random, cache: SlotCache) -> list[Read]:
     return found
 
 
-def heads(rng: random.Random, dtype: torch.dtype, *, is_local: bool, is_normed: bool) -> Heads:
-    norms = noise(rng, NUM_QUERIES + NUM_KEYS, HEAD_DIM, dtype=dtype) if is_normed else None
-    return Heads(NUM_QUERIES, NUM_KEYS, HEAD_DIM, 0.3, "some", is_local, norms, 1e-6)
+def heads(rng: random.Random, dtype: torch.dtype, head_dim: int, *, is_local: bool, is_normed: bool) -> Heads:
+    norms = noise(rng, NUM_QUERIES + NUM_KEYS, head_dim, dtype=dtype) if is_normed else None
+    return Heads(NUM_QUERIES, NUM_KEYS, head_dim, 0.3, "some", is_local, norms, 1e-6)
 
 
-def rotations(dtype: torch.dtype) -> dict[str, Tensor]:
-    angles = torch.arange(NUM_POSITIONS)[:, None] * 0.7 ** torch.arange(HEAD_DIM // 2)
+def rotations(dtype: torch.dtype, head_dim: int) -> dict[str, Tensor]:
+    angles = torch.arange(NUM_POSITIONS)[:, None] * 0.7 ** torch.arange(head_dim // 2)
     real = torch.float64 if dtype == torch.float64 else torch.float32
     return {"some": torch.polar(torch.ones_like(angles), angles).to(torch.complex(*torch.zeros(2, dtype=real)).dtype)}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("is_local", "is_normed"), [(False, False), (False, True), (True, False), (True, True)])
-def test_attention_of_ragged_reads(dtype: torch.dtype, is_local: bool, is_normed: bool, rng: random.Random) -> None:
-    cache = SlotCache(KvShape(1, NUM_KEYS, HEAD_DIM, dtype), 6, CPU)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_attention_of_ragged_reads(
+    dtype: torch.dtype, is_local: bool, is_normed: bool, head_dim: int, rng: random.Random
+) -> None:
+    cache = SlotCache(KvShape(1, NUM_KEYS, head_dim, dtype), 6, CPU)
     plan = plan_pass(cache, reads(rng, cache), WINDOW)
-    of_layer = heads(rng, dtype, is_local=is_local, is_normed=is_normed)
-    qkv = noise(rng, plan.num_tokens, (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM, dtype=dtype)
+    of_layer = heads(rng, dtype, head_dim, is_local=is_local, is_normed=is_normed)
+    qkv = noise(rng, plan.num_tokens, (NUM_QUERIES + 2 * NUM_KEYS) * head_dim, dtype=dtype)
     before = noise(rng, *cache.layers[0].shape, dtype=dtype)
     results = []
     for operations in (CompiledOperations(dtype), TorchOperations()):
         held = before.clone()
-        attention = operations.attention(plan, rotations(dtype), WINDOW)
+        attention = operations.attention(plan, rotations(dtype, head_dim), WINDOW)
         results.append((attention(qkv.clone(), held, of_layer), held))
     (found, found_held), (expected, expected_held) = results
     assert_alike(found, expected)
     assert_alike(found_held, expected_held)
-    elsewhere = torch.ones(before.numel() // HEAD_DIM, dtype=torch.bool)
+    elsewhere = torch.ones(before.numel() // head_dim, dtype=torch.bool)
     elsewhere[plan.stored] = False
-    assert torch.equal(found_held.view(-1, HEAD_DIM)[elsewhere], before.view(-1, HEAD_DIM)[elsewhere])
+    assert torch.equal(found_held.view(-1, head_dim)[elsewhere], before.view(-1, head_dim)[elsewhere])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_a_token_attends_alike_alone_and_among_others(
-    dtype: torch.dtype, num_threads: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, num_threads: int, head_dim: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit: a text read token by token, and in one pass beside another sequence."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    of_layer = heads(rng, dtype, is_local=False, is_normed=True)
+    of_layer = heads(rng, dtype, head_dim, is_local=False, is_normed=True)
     num, length = rng.randint(2, WIDEST_SHARED), rng.randint(0, 150)
-    qkv = noise(rng, num + 5, (NUM_QUERIES + 2 * NUM_KEYS) * HEAD_DIM, dtype=dtype)
+    qkv = noise(rng, num + 5, (NUM_QUERIES + 2 * NUM_KEYS) * head_dim, dtype=dtype)
     operations = CompiledOperations(dtype)
 
     def attend(cache: SlotCache, wanted: list[Read], rows: Tensor) -> Tensor:
         plan = plan_pass(cache, wanted, None)
         cache.layers[0][:, :, :length] = 0.5
-        return operations.attention(plan, rotations(dtype), None)(rows.clone(), cache.layers[0], of_layer)
+        return operations.attention(plan, rotations(dtype, head_dim), None)(rows.clone(), cache.layers[0], of_layer)
 
-    together = SlotCache(KvShape(1, NUM_KEYS, HEAD_DIM, dtype), 2, CPU)
+    together = SlotCache(KvShape(1, NUM_KEYS, head_dim, dtype), 2, CPU)
     slots = [together.acquire(), together.acquire()]
     together.lengths = [length, 7]
     in_one = attend(together, [Read(slots[0], [1] * num), Read(slots[1], [1] * 5)], qkv)
-    alone = SlotCache(KvShape(1, NUM_KEYS, HEAD_DIM, dtype), 1, CPU)
+    alone = SlotCache(KvShape(1, NUM_KEYS, head_dim, dtype), 1, CPU)
     slot = alone.acquire()
     for token in range(num):
         alone.lengths[slot] = length + token

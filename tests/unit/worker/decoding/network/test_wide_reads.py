@@ -61,9 +61,7 @@ def drawn(rng: random.Random, heads: Heads, width: int, length: int) -> tuple[Te
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(
-    ("num_queries", "num_keys", "head_dim"), [(9, 3, 64), (4, 4, 48), (8, 1, 32), (4, 2, 128), (2, 2, 80)]
-)
+@pytest.mark.parametrize(("num_queries", "num_keys", "head_dim"), [(9, 3, 64), (4, 4, 96), (8, 1, 32), (4, 2, 128)])
 @pytest.mark.parametrize("window", [None, 50])
 def test_as_in_float32(num_queries: int, num_keys: int, head_dim: int, window: int | None, rng: random.Random) -> None:
     heads = Heads(num_queries, num_keys, head_dim, head_dim**-0.5, "some", window is not None, None, 1e-6)
