@@ -138,7 +138,7 @@ class Replay:
 
     def scored(self, key: EvidenceKey) -> None:
         """A drafter was scored on texts that others decoded, so a change would have been seen."""
-        self._session.remember((), scored=[key])
+        self._session.count_scored([key])
 
     def _is_free(self, job: PastJob) -> bool:
         if job.purpose != Purpose.TRAFFIC or job.reason in _GIVEN:
