@@ -46,10 +46,14 @@ class InputReader:
         if not wanted:
             return
         inputs, ordered = decision_inputs.c, sorted(wanted)
-        given = func.unnest(
-            bindparam("sessions", [session for session, _ in ordered], ARRAY(Uuid)),
-            bindparam("numbers", [number for _, number in ordered], ARRAY(Integer)),
-        ).table_valued("session_id", "number", name="given")
+        given = (
+            func.unnest(
+                bindparam("sessions", [session for session, _ in ordered], ARRAY(Uuid)),
+                bindparam("numbers", [number for _, number in ordered], ARRAY(Integer)),
+            )
+            .table_valued("session_id", "number")
+            .render_derived("given")
+        )
         query = (
             select(inputs.session_id, inputs.number, inputs.content)
             .join_from(
