@@ -171,11 +171,9 @@ def groups_of(inputs: DecisionInputs, restored: Restored) -> list[list[int]]:
     return alike(inputs.jobs, by_segment=is_split)
 
 
-def session_of(
-    inputs: DecisionInputs, facts: SessionFacts, restored: Restored, *, state: RecordedState | None = None
-) -> DecisionSession:
-    """A session that decides with these inputs; `state` in place of the recorded incumbent and budget."""
-    state = state or RecordedState(inputs)
+def session_of(inputs: DecisionInputs, facts: SessionFacts, restored: Restored) -> DecisionSession:
+    """A session that decides with these inputs, once."""
+    state = RecordedState(inputs)
     return DecisionSession(
         facts.target_revision,
         facts.engine,

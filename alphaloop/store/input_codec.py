@@ -76,8 +76,8 @@ def basis_content(state: CostState) -> dict[str, Any]:
 
 def read_basis(content: Mapping[str, Any]) -> CostState:
     """From `basis_content`, without levels."""
-    points = (CostPoint(*values[:6], CostKind(values[6]), *values[7:]) for values in content["points"])
-    basis = CostBasis(tuple(points), content["timed"])
+    points = (dict(zip(CostPoint.__slots__, values, strict=True)) for values in content["points"])
+    basis = CostBasis(tuple(CostPoint(**{**one, "kind": CostKind(one["kind"])}) for one in points), content["timed"])
     return CostState(basis, {}, tuple(_read_deviation(values) for values in content["deviations"]))
 
 

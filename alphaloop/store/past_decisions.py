@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.decision_inputs import DecisionInputs, SessionFacts
-from alphaloop.deciding.recorded import NotReproducible, Pairs, Restored, decide_again, restore
+from alphaloop.deciding.recorded import NotReproducible, Pairs, Positions, Restored, decide_again, restore
 from alphaloop.store.database import Database
 from alphaloop.store.decision_codec import numbers_of, outcome_content, read_inputs, settings_from
 from alphaloop.store.ledger import LedgerStore
@@ -56,6 +56,10 @@ class RecordedDecisions:
     def facts(self, record: DecisionRecord) -> SessionFacts:
         """What the record shares with the other decisions of its session."""
         return self._reader.session(record.session_id, record.inputs["session"])[0]
+
+    def positions(self, record: DecisionRecord) -> Positions:
+        """The evidence behind the decision, by position in the ledger."""
+        return self._pairs[self.facts(record)].positions
 
     def inputs(self, record: DecisionRecord) -> DecisionInputs:
         """What the decision was taken from. Raises NotReproducible."""
@@ -105,12 +109,17 @@ class PastDecisions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def between(self, since: datetime, until: datetime, *, task: str | None = None) -> RecordedDecisions:
-        """The decisions in [since, until), of one task or of all. Memory grows with their number."""
+    def between(
+        self, since: datetime, until: datetime, *, task: str | None = None, half_life: timedelta | None = None
+    ) -> RecordedDecisions:
+        """The decisions in [since, until), of one task or of all. Memory grows with their number.
+
+        With a `half_life`, evidence fades by that one in place of the recorded ones.
+        """
         records = decision_records.c
         where = [records.decided_at >= since, records.decided_at < until]
         with self._database.begin() as connection:
-            return self._load(connection, where if task is None else [*where, records.task == task])
+            return self._load(connection, where if task is None else [*where, records.task == task], half_life)
 
     def last(self, task: str, sampling_bucket: str, until: datetime) -> RecordedDecisions:
         """The last decision for such jobs up to a moment; without records where there is none."""
@@ -137,6 +146,14 @@ class PastDecisions:
         with self._database.begin() as connection:
             return self._one(connection, connection.execute(query).first())
 
+    def kind_of_job(self, job_id: str) -> tuple[str, str] | None:
+        """The segment and the prompt bucket of a decoded job; None where its run is not stored."""
+        runs = decode_runs.c
+        query = select(runs.segment, runs.prompt_bucket).where(runs.job_id == job_id).limit(1)
+        with self._database.begin() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else (row.segment, row.prompt_bucket)
+
     def _one(self, connection: Connection, found: Any) -> RecordedDecisions:
         records = decision_records.c
         if found is None:
@@ -144,7 +161,9 @@ class PastDecisions:
         is_it = [records.decided_at == found.decided_at, records.decision_id == found.decision_id]
         return self._load(connection, is_it)
 
-    def _load(self, connection: Connection, where: Sequence[ColumnElement[bool]]) -> RecordedDecisions:
+    def _load(
+        self, connection: Connection, where: Sequence[ColumnElement[bool]], half_life: timedelta | None = None
+    ) -> RecordedDecisions:
         records = _read(connection, where)
         if not records:
             return RecordedDecisions([], {}, InputReader(), {})
@@ -162,24 +181,30 @@ class PastDecisions:
         every = {record.decision_id: record for record in (*earlier.values(), *records)}.values()
         names = ((record.session_id, number) for record in every for number in numbers_of(record.inputs).all)
         reader.fetch(connection, names, _start_of_day(since - _TAKEN_OVER), until)
-        return RecordedDecisions(records, earlier, reader, self._pairs(every, reader, since - _TAKEN_OVER, until))
+        pairs = self._pairs(list(every), reader, since - _TAKEN_OVER, until, half_life)
+        return RecordedDecisions(records, earlier, reader, pairs)
 
     def _pairs(
-        self, records: Sequence[DecisionRecord], reader: InputReader, since: datetime, until: datetime
+        self,
+        records: Sequence[DecisionRecord],
+        reader: InputReader,
+        since: datetime,
+        until: datetime,
+        half_life: timedelta | None,
     ) -> dict[SessionFacts, Pairs]:
         """The evidence from the ledger, read once for all sessions of an engine."""
         by_engine: dict[tuple[str, str, timedelta], tuple[set[SessionFacts], set[int]]] = {}
         for record in records:
             facts, _ = reader.session(record.session_id, record.inputs["session"])
-            engine = facts.target_revision, facts.engine, facts.half_life
+            engine = facts.target_revision, facts.engine, half_life or facts.half_life
             sessions, positions = by_engine.setdefault(engine, (set(), set()))
             sessions.add(facts)
             positions.update(reader.positions(record.session_id, numbers_of(record.inputs)))
         found: dict[SessionFacts, Pairs] = {}
-        for (target_revision, engine_name, half_life), (sessions, positions) in by_engine.items():
+        for (target_revision, engine_name, fading), (sessions, positions) in by_engine.items():
             subject = target_revision, engine_name
-            held = LedgerStore(self._database).at_positions(subject, positions, since, until, half_life)
-            found |= {facts: Pairs(held, facts) for facts in sessions}
+            held = LedgerStore(self._database).at_positions(subject, positions, since, until, fading)
+            found |= {facts: Pairs(held, replace(facts, half_life=fading)) for facts in sessions}
         return found
 
 

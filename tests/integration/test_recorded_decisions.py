@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
+from alphaloop.cli.replaying.run import Window, replay_history
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.settings import Settings
+from alphaloop.settings import Settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -24,6 +25,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.past_decisions import PastDecisions, RecordedDecisions
 from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts
 from tests.fixtures.worker import Client, RunningWorker
 from worker.engine import Step
@@ -153,17 +155,63 @@ def run_until(
 
 
 def test_a_thousand_recorded_decisions_are_taken_again_exactly(
-    settings: Settings, database: Database, rng: random.Random
+    settings: Settings, database: Database, rng: random.Random, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided = run_until(settings, database, rng, NUM_DECISIONS, restarts=1)
     now = datetime.now(UTC)
     past = PastDecisions(database).between(now - timedelta(hours=1), now)
     assert len(past.records) == len(decided) >= NUM_DECISIONS
     again = {record.decision_id: past.decide(record) for record in past.records}
-    different = {name: (again[name], decided[name]) for name in decided if again[name] != decided[name]}
-    assert not different
+    assert {name: (again[name], decided[name]) for name in decided if again[name] != decided[name]} == {}
     assert all(past.is_reproduced(record) for record in past.records)
     assert_mixed(past, decided)
+    assert_changes_are_noticed(past)
+    assert settings.postgres.url is not None
+    monkeypatch.setenv("DATABASE_URL", settings.postgres.url.get_secret_value())
+    assert_replayed(database, settings, past)
+    assert_explained(cli, past, decided, rng)
+
+
+def assert_changes_are_noticed(past: RecordedDecisions) -> None:
+    """A decision with other inputs, or another outcome, does not count as reproduced."""
+    record = next(record for record in past.records if record.outcome["decisions"][0]["speedup"] is not None)
+    crowded = {**record.inputs, "lengths": [1.0, 5.0, 5.0]}
+    assert not past.is_reproduced(replace(record, decision_id=uuid4(), inputs=crowded))
+    others = [{**one, "speedup": 1.5} for one in record.outcome["decisions"]]
+    assert not past.is_reproduced(replace(record, outcome={**record.outcome, "decisions": others}))
+
+
+def assert_replayed(database: Database, settings: Settings, past: RecordedDecisions) -> None:
+    """Replay counts all decisions of its window; with the settings of then, every free job is decoded as it was."""
+    begin, end = past.records[0].decided_at, datetime.now(UTC)
+    window = Window(begin, end, None)
+    same = replay_history(database, settings, settings, window, seed=1, tell=lambda days, jobs: None)
+    assert same.num_recorded == same.num_reproduced == len(past.records)
+    recorded = Counter(
+        kind["reason"]
+        for record in past.records
+        for kind in record.outcome["decisions"]
+        if kind["reason"] in ("exploring", "uncertain")
+    )
+    assert recorded.keys() <= same.reasons.keys()
+    thrifty = overridden(settings, ["policy.explore_share=0.0", "models.drafters.lookup.max_draft_tokens=2"])
+    other = replay_history(database, settings, thrifty, window, seed=1, tell=lambda days, jobs: None)
+    assert other.num_reproduced == len(past.records)
+    assert Reason.EXPLORING not in other.reasons
+    assert all(would.num_draft_tokens <= 4 for task in other.tasks.values() for _, would in task.settings)
+
+
+def assert_explained(
+    cli: Cli, past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decision]], rng: random.Random
+) -> None:
+    """By its moment and by one of its jobs, a decision is explained as it was taken."""
+    for record in rng.sample(list(past.records), 12):
+        at = record.decided_at.isoformat()
+        ran = cli("explain", record.task, "--sampling", record.sampling_bucket, "--at", at, "--json")
+        found = ran.json
+        assert found["recorded"]["decision_id"] == str(record.decision_id)
+        assert found["recorded"]["is_reproduced"]
+        assert found["decision"]["explanation"] in {one.explanation for one in decided[record.decision_id]}
 
 
 def assert_mixed(past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decision]]) -> None:
