@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from alphaloop.cost import CostPoint, CostTable
 from alphaloop.cost_doubt import LogEstimate
@@ -27,11 +28,11 @@ class CostBasis:
         return self is other
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """Of one point's shape from the level of what was timed."""
+class Deviation(NamedTuple):
+    """Of one point's shape from the level of what was timed. A tuple, because states are compared often."""
 
-    estimate: LogEstimate
+    mean: float  #: of the logarithm
+    variance: float
     num_rounds: int  #: real rounds behind it
 
 
@@ -53,8 +54,8 @@ class CostState:
         return CostTable(with_shared_weights(self.points(), self.basis.timed))
 
     def _corrected(self, point: CostPoint, its: Deviation) -> CostPoint:
-        level, own = self.levels[point.drafter], its.estimate
-        estimate = LogEstimate(level.mean + own.mean, level.variance + own.variance)
+        level = self.levels[point.drafter]
+        estimate = LogEstimate(level.mean + its.mean, level.variance + its.variance)
         return replace(
             point,
             correction=estimate.factor,

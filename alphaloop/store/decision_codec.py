@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 from uuid import UUID
 
 from alphaloop.cost import CostTable
@@ -19,6 +20,8 @@ from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.deciding.origins import PosteriorOrigin, SplitOrigin
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.store.input_codec import budget_content, microseconds, moment, read_budget
+
+_PARTS: Final = attrgetter("drafter", "num_draft_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +142,14 @@ def outcome_content(decisions: Sequence[Decision]) -> dict[str, Any]:
 
 
 def _decision(decision: Decision) -> dict[str, Any]:
-    alike = (decision.drafter, decision.num_draft_tokens)
-    found = (one.speedup for one in decision.alternatives if (one.drafter, one.num_draft_tokens) == alike)
+    found = (one.speedup for one in decision.alternatives if one[:2] == (decision.drafter, decision.num_draft_tokens))
     return {
         "drafter": decision.drafter,
         "num_draft_tokens": decision.num_draft_tokens,
         "reason": decision.reason.value,
         "speedup": next(found, None),
         "kept": _setting(decision.kept),
-        "by_running": [
-            [setting.drafter, setting.num_draft_tokens, sum(1 for _ in its)]
-            for setting, its in groupby(decision.settings_by_running)
-        ],
+        "by_running": [[*setting, len(list(its))] for setting, its in groupby(decision.settings_by_running, _PARTS)],
     }
 
 

@@ -6,7 +6,7 @@ Times are whole microseconds since 1970, as exact as the database's. Short array
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -68,9 +68,9 @@ def _drafter(content: Mapping[str, Any]) -> DrafterState:
 def basis_content(state: CostState) -> dict[str, Any]:
     """Of kind cost_basis: what was measured, and the deviations of one state, to which others are compared."""
     return {
-        "points": [astuple(point) for point in state.basis.points],
+        "points": [[getattr(point, name) for name in CostPoint.__slots__] for point in state.basis.points],
         "timed": dict(state.basis.timed),
-        "deviations": [_deviation(one) for one in state.deviations],
+        "deviations": state.deviations,
     }
 
 
@@ -78,7 +78,7 @@ def read_basis(content: Mapping[str, Any]) -> CostState:
     """From `basis_content`, without levels."""
     points = (dict(zip(CostPoint.__slots__, values, strict=True)) for values in content["points"])
     basis = CostBasis(tuple(CostPoint(**{**one, "kind": CostKind(one["kind"])}) for one in points), content["timed"])
-    return CostState(basis, {}, tuple(_read_deviation(values) for values in content["deviations"]))
+    return CostState(basis, {}, tuple(Deviation(*values) for values in content["deviations"]))
 
 
 def costs_content(state: CostState, base: CostState, number: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def costs_content(state: CostState, base: CostState, number: int) -> dict[str, A
     return {
         "basis": number,
         "levels": [[part, its.mean, its.variance] for part, its in state.levels.items()],
-        "moved": [[index, *_deviation(its)] for index, (its, before) in pairs if its != before],
+        "moved": [[index, *its] for index, (its, before) in pairs if its != before],
     }
 
 
@@ -95,17 +95,9 @@ def read_costs(content: Mapping[str, Any], base: CostState) -> CostState:
     """From `costs_content`."""
     deviations = list(base.deviations)
     for index, *values in content["moved"]:
-        deviations[index] = _read_deviation(values)
+        deviations[index] = Deviation(*values)
     levels = {part: LogEstimate(mean, variance) for part, mean, variance in content["levels"]}
     return CostState(base.basis, levels, tuple(deviations))
-
-
-def _deviation(one: Deviation) -> list[float]:
-    return [one.estimate.mean, one.estimate.variance, one.num_rounds]
-
-
-def _read_deviation(values: Sequence[Any]) -> Deviation:
-    return Deviation(LogEstimate(values[0], values[1]), values[2])
 
 
 def pair_content(origin: PairOrigin) -> dict[str, Any]:
@@ -121,7 +113,7 @@ def read_pair(content: Mapping[str, Any]) -> PairOrigin:
 def posterior_content(origin: PosteriorOrigin, pair: int) -> dict[str, Any]:
     """Of kind posterior; `pair` is the number of its pair."""
     return {
-        "key": list(astuple(origin.key)),
+        "key": [getattr(origin.key, name) for name in EvidenceKey.__slots__],
         "at": microseconds(origin.at),
         "positions": _gaps(origin.positions),
         "pair": pair,

@@ -220,7 +220,8 @@ class LiveCosts:
 
     def _deviation(self, point: CostPoint) -> Deviation:
         its = self._corrections[point.drafter]
-        return Deviation(its.deviation(point), its.num_rounds(point))
+        deviation = its.deviation(point)
+        return Deviation(deviation.mean, deviation.variance, its.num_rounds(point))
 
     def _now(self) -> Moment:
         return Moment(self._clock(), self._num_rounds)

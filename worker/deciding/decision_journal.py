@@ -36,10 +36,11 @@ Shared = TypeVar("Shared")
 WRITE_EVERY_S: Final = 1.0
 #: Decisions that wait while the database is away. The oldest are dropped first.
 MOST_WAITING: Final = 10_000
-#: A new basis is stored once this share of the deviations differs from the stored ones.
-_MOVED_SHARE: Final = 0.25
+#: A new basis is stored once the differences from the last one have taken so many times its room.
+_REBASED_AFTER: Final = 4
 #: Inputs whose number is remembered.
 _MOST_NUMBERED: Final = 10_000
+_json: Final = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
 class Records(Protocol):
@@ -73,6 +74,7 @@ class StoredDecisions:
         self._next_number = 0
         self._numbers: dict[int, tuple[object, int]] = {}  # by identity; holds the object so that its id stays taken
         self._base: tuple[CostState, int] | None = None
+        self._num_moved = 0  # deviations that were stored since the basis
         self._last_costs: tuple[CostState, int] | None = None  # costs come in order and are many: one is remembered
         self._drafters: tuple[tuple[DrafterState, ...], int] | None = None
         self._inputs: list[InputRow] = []
@@ -136,10 +138,11 @@ class StoredDecisions:
             return self._last_costs[1]
         if self._base is None:
             self._base = costs, self._add(inputs, "cost_basis", basis_content(costs))
-        content = costs_content(costs, *self._base)
-        if len(content["moved"]) > _MOVED_SHARE * len(costs.deviations):
+        elif self._num_moved > _REBASED_AFTER * len(costs.deviations):
             self._base = costs, self._add(inputs, "cost_basis", basis_content(costs))
-            content = costs_content(costs, *self._base)
+            self._num_moved = 0
+        content = costs_content(costs, *self._base)
+        self._num_moved += len(content["moved"])
         self._last_costs = costs, self._add(inputs, "costs", content)
         return self._last_costs[1]
 
@@ -164,7 +167,3 @@ class StoredDecisions:
         self._next_number += 1
         self._inputs.append(InputRow(inputs.now, self._next_number, kind, _json(content)))
         return self._next_number
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, allow_nan=False, separators=(",", ":"))
