@@ -6,18 +6,17 @@ where choices are logged and where budgets are kept.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.cost import CostTable
 from alphaloop.deciding.budgets import BudgetStore
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.decision import Decision, DecisionContext
 from alphaloop.deciding.decision_inputs import DecisionInputs, DecisionJournal, SettingsOrigin
 from alphaloop.deciding.evidence_source import EvidenceSource, JobLengths
 from alphaloop.deciding.exploration import ExplorationBudget
@@ -36,33 +35,12 @@ from alphaloop.deciding.job_facts import (
 )
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.posteriors import Posteriors, Splits
-from alphaloop.deciding.settings_by_running import COMPARED, settings_by_running
+from alphaloop.deciding.settings_tables import SettingsTables
 from alphaloop.messages import Decoding
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-#: Settings by running sequences are computed for lengths that are rounded to steps of so much.
-_LENGTH_STEP: Final = 1.25
-#: Real rounds correct the costs in small steps. The settings are computed anew after this time at the latest.
-_COSTS_LAST: Final = timedelta(seconds=1)
-_MAX_TABLES: Final = 1000
 _ONE_SEGMENT: Final = Splits(False, ())
-
-
-class _Table(NamedTuple):
-    """Settings by running sequences, and what they were computed from."""
-
-    posteriors: tuple[Posterior, ...]
-    costs: CostTable
-    at: datetime
-    settings: tuple[DraftSetting, ...]
-    origin: SettingsOrigin | None  #: None where the decision has no name
-
-    def serves(self, posteriors: tuple[Posterior, ...], costs: CostTable, now: datetime) -> bool:
-        """Whether the settings are still up to date."""
-        is_recent = costs is self.costs or timedelta(0) <= now - self.at < _COSTS_LAST
-        return is_recent and all(one is other for one, other in zip(self.posteriors, posteriors, strict=True))
 
 
 class DecisionSession:
@@ -93,8 +71,8 @@ class DecisionSession:
         self._budget_store = budgets
         self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
         self._costs, self._drafters = costs, drafters
-        self._limits, self._num_slots, self._journal = limits, num_slots, journal
-        self._tables: dict[tuple[object, ...], _Table] = {}
+        self._limits, self._journal = limits, journal
+        self._tables = SettingsTables(limits, num_slots)
 
     def decide(
         self,
@@ -138,7 +116,7 @@ class DecisionSession:
         able, _ = fit(context, drafters, costs)
         for group, its_group, decision in zip(groups, its_groups, decisions, strict=True):
             here = SettingsOrigin(decision_id, group[0]) if decision_id else None
-            table = self._settings_by_running(decision, its_group.posteriors, able, costs, context, now, here)
+            table = self._tables.of(decision, its_group.posteriors, able, costs, context, now, here)
             settings_from.append(None if table is None or table.origin == here else table.origin)
             decision = replace(decision, settings_by_running=table.settings) if table and table.settings else decision
             by_job |= dict.fromkeys(group, decision)
@@ -248,36 +226,6 @@ class DecisionSession:
             self._budgets[name] = self._budget_store.keep(*name, decision.budget)
         self._incumbents.keep(key, decision)
 
-    def _settings_by_running(
-        self,
-        decision: Decision,
-        posteriors: Mapping[str, Posterior],
-        able: Sequence[DrafterState],
-        costs: CostTable,
-        context: DecisionContext,
-        now: datetime,
-        here: SettingsOrigin | None,
-    ) -> _Table | None:
-        """Computed once for each version of the posteriors and of the costs; None where nothing was compared."""
-        if not self._num_slots or decision.reason not in COMPARED:
-            return None
-        rounded = replace(
-            context,
-            expected_tokens=_rounded(context.expected_tokens),
-            prompt_tokens=None if context.prompt_tokens is None else _rounded(context.prompt_tokens),
-        )
-        names = tuple(drafter.name for drafter in able)
-        name = (decision.setting, decision.reason, context.objective.aim, context.num_running, rounded.size, names)
-        found = tuple(posteriors[drafter] for drafter in names)
-        known = self._tables.get(name)
-        if known is not None and known.serves(found, costs, now):
-            return known
-        if len(self._tables) >= _MAX_TABLES:
-            self._tables.clear()
-        settings = settings_by_running(decision, posteriors, able, costs, rounded, self._limits, self._num_slots)
-        table = self._tables[name] = _Table(found, costs, now, settings, here)
-        return table
-
 
 def _objective(rules: TaskRules, jobs: Sequence[JobFacts], now: datetime) -> Objective:
     """The task's target, else the earliest deadline of the jobs, else throughput.
@@ -288,7 +236,3 @@ def _objective(rules: TaskRules, jobs: Sequence[JobFacts], now: datetime) -> Obj
         return rules.objective
     deadlines = [job.deadline for job in jobs if job.deadline is not None]
     return Objective(Aim.DEADLINE, (min(deadlines) - now) / _MILLISECOND) if deadlines else Objective()
-
-
-def _rounded(num_tokens: float) -> float:
-    return _LENGTH_STEP ** round(math.log(max(num_tokens, 1.0), _LENGTH_STEP))
