@@ -13,6 +13,7 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import select
 
 from alphaloop.cli.replaying.run import Window, replay_history
 from alphaloop.deciding.decision import Decision, Reason
@@ -24,6 +25,7 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.past_decisions import PastDecisions, RecordedDecisions
+from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts
@@ -169,7 +171,7 @@ def test_a_thousand_recorded_decisions_are_taken_again_exactly(
     assert settings.postgres.url is not None
     monkeypatch.setenv("DATABASE_URL", settings.postgres.url.get_secret_value())
     assert_replayed(database, settings, past)
-    assert_explained(cli, past, decided, rng)
+    assert_explained(cli, database, past, decided, rng)
 
 
 def assert_changes_are_noticed(past: RecordedDecisions) -> None:
@@ -182,7 +184,7 @@ def assert_changes_are_noticed(past: RecordedDecisions) -> None:
 
 
 def assert_replayed(database: Database, settings: Settings, past: RecordedDecisions) -> None:
-    """Replay counts all decisions of its window; with the settings of then, every free job is decoded as it was."""
+    """Replay reproduces every decision of its window, and decides otherwise where other settings say so."""
     begin, end = past.records[0].decided_at, datetime.now(UTC)
     window = Window(begin, end, None)
     same = replay_history(database, settings, settings, window, seed=1, tell=lambda days, jobs: None)
@@ -202,16 +204,27 @@ def assert_replayed(database: Database, settings: Settings, past: RecordedDecisi
 
 
 def assert_explained(
-    cli: Cli, past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decision]], rng: random.Random
+    cli: Cli,
+    database: Database,
+    past: RecordedDecisions,
+    decided: Mapping[UUID, Sequence[Decision]],
+    rng: random.Random,
 ) -> None:
     """By its moment and by one of its jobs, a decision is explained as it was taken."""
-    for record in rng.sample(list(past.records), 12):
+    with database.begin() as connection:
+        rows = connection.execute(select(decode_runs.c.decode_batch_id, decode_runs.c.job_id))
+        job_of = {row.decode_batch_id: row.job_id for row in rows}
+    for record in rng.sample([record for record in past.records if record.decision_id in job_of], 8):
         at = record.decided_at.isoformat()
-        ran = cli("explain", record.task, "--sampling", record.sampling_bucket, "--at", at, "--json")
-        found = ran.json
-        assert found["recorded"]["decision_id"] == str(record.decision_id)
-        assert found["recorded"]["is_reproduced"]
-        assert found["decision"]["explanation"] in {one.explanation for one in decided[record.decision_id]}
+        by_moment = cli("explain", record.task, "--sampling", record.sampling_bucket, "--at", at, "--json").json
+        by_job = cli("explain", "--job", job_of[record.decision_id], "--json").json
+        for found in (by_moment, by_job):
+            assert found["recorded"]["decision_id"] == str(record.decision_id)
+            assert found["recorded"]["is_reproduced"]
+            assert found["decision"]["explanation"] in {one.explanation for one in decided[record.decision_id]}
+    assert "it is the same decision" in " ".join(cli("explain", "code", "--at", "0m").out.split())
+    assert cli("explain", "--job", "nonesuch").code == 1
+    assert cli("explain").code == cli("explain", "code", "--job", "1").code == 1
 
 
 def assert_mixed(past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decision]]) -> None:
