@@ -109,8 +109,8 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
     task = tasks[len(tasks) // 2]
     small = DrafterState("small", SERVED["small"], 5)
     place = Place(task, small.name, small.revision)
-    leaves = evidence_cache.leaves(place, now)
-    pair = PairPosterior.of(evidence_cache.of_tasks(small, now), 5)
+    leaves = evidence_cache.standing(place, now).leaves
+    pair = PairPosterior.of(evidence_cache.of_tasks(small, now).sums, 5)
     some = [(row.key, one_job(rng, 5)) for row in look.rows[: 4 * 3]]
 
     def record_batch() -> None:
@@ -128,9 +128,11 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
         f"every one of {rows:,} rows, read": timed(all_rows),
         "a read when nothing changed": timed(lambda: store.read(TARGET, ENGINE, every, since=look.seen), 50),
         "one task of 120 keys, read and unpacked": timed(lambda: [row.evidence for row in store.of_task(task)], 50),
-        "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.leaves(place, now), 200),
+        "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.standing(place, now), 200),
         "its posterior": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),
-        "a drafter's posterior over all tasks": timed(lambda: PairPosterior.of(evidence_cache.of_tasks(small, now), 5)),
+        "a drafter's posterior over all tasks": timed(
+            lambda: PairPosterior.of(evidence_cache.of_tasks(small, now).sums, 5)
+        ),
         "12 jobs of 12 keys, added": timed(record_batch, 50),
         f"baseline: hours of one task, {num_hours} of each key": timed(lambda: from_hours(database, task), 20),
         f"baseline: hours of all tasks, {num_hours} of each key": timed(

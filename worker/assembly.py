@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.errors import ConfigError, MessageError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
@@ -25,6 +26,7 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
+from alphaloop.store.decision_records import DecisionRecordStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.history import HistoryStore
@@ -40,6 +42,7 @@ from worker.components import Components
 from worker.costs.live import LiveCosts, open_costs
 from worker.deciding.choice_log import StoredChoices
 from worker.deciding.decider import Decider
+from worker.deciding.decision_journal import StoredDecisions
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.shared_budgets import SharedBudgets
 from worker.deciding.watch import Watch
@@ -122,7 +125,7 @@ def assemble(
         relay_after_s=2 * limits.lease_s,
     )
     recorder = Recorder(
-        OutcomeStore(database, half_life=_half_life(settings)),
+        OutcomeStore(database, half_life=_half_life(settings), changed=deciding.evidence_cache.take),
         intake,
         leases,
         publishing,
@@ -170,6 +173,11 @@ def assemble(
         deciding.evidence_cache.refresh()
         leases.check_cancelled()
 
+    def write_in_background() -> None:
+        if deciding.journal.is_due:
+            background.put("decisions", deciding.journal.write)
+        background.turn()
+
     def tell() -> None:
         died.set()
         feed.ready.wake()
@@ -190,6 +198,7 @@ def assemble(
         recorder=recorder,
         background=background,
         store_slices=slices.store,
+        store_decisions=deciding.journal.write,
         publishing=publishing,
         publisher=publisher,
         control_reader=control_reader,
@@ -200,7 +209,7 @@ def assemble(
         recording_thread=Neighbour("recording", recorder.turn, on_failure=tell),
         publishing_thread=Neighbour("publishing", publisher.turn, on_failure=tell),
         control_thread=Neighbour("control", control_reader.turn, on_failure=tell),
-        background_thread=Neighbour("background", background.turn, on_failure=tell),
+        background_thread=Neighbour("background", write_in_background, on_failure=tell),
         stop=stop,
         hurry=hurry,
     )
@@ -233,11 +242,12 @@ def _dead_letter(validation: Validation, group: str, delivery: Delivery, error: 
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """The decider and the costs and evidence that it uses."""
+    """The decider, the costs and evidence that it uses, and the record of its decisions."""
 
     decider: Decider
     evidence_cache: EvidenceCache
     costs: LiveCosts
+    journal: StoredDecisions
 
 
 def open_deciding(
@@ -256,18 +266,29 @@ def open_deciding(
     costs = open_costs(settings.worker, engine, CostStore(database), write=write)
     half_life = _half_life(settings)
     evidence_cache = _remember(engine, database, half_life)
+    identity, limits = engine.identity, settings.policy.limits()
+    facts = SessionFacts(
+        owner=owner,
+        host=identity.host,
+        device=identity.device,
+        engine=identity.engine,
+        target_revision=identity.target_revision,
+        num_slots=engine.load().num_slots,
+        half_life=half_life,
+        limits=limits,
+    )
+    journal = StoredDecisions(DecisionRecordStore(database), facts, lambda: costs.state)
     decider = Decider(
         engine,
         evidence_cache,
-        StoredChoices(DecisionLog(database, half_life=half_life), engine.identity, owner, write=write),
-        SharedBudgets(
-            BudgetStore(database), HistoryStore(database), evidence_cache, engine.identity, _revisions(engine)
-        ),
+        StoredChoices(DecisionLog(database, half_life=half_life), identity, owner, write=write),
+        SharedBudgets(BudgetStore(database), HistoryStore(database), evidence_cache, identity, _revisions(engine)),
         costs=costs,
-        limits=settings.policy.limits(),
+        limits=limits,
         now=lambda: datetime.now(UTC),
+        journal=journal,
     )
-    return Deciding(decider, evidence_cache, costs)
+    return Deciding(decider, evidence_cache, costs, journal)
 
 
 def _half_life(settings: Settings) -> timedelta:

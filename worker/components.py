@@ -54,6 +54,7 @@ class Components:
     retry: Retry
     background: BackgroundWrites
     store_slices: Callable[[Sequence[TaskSlice]], None]
+    store_decisions: Callable[[], None]
     feed_thread: Neighbour
     recording_thread: Neighbour
     publishing_thread: Neighbour

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, StoreError
@@ -68,6 +68,7 @@ class Worker:
         finally:
             self._c.costs.save()
             self._c.decider.save()
+            self._c.background.put("decisions", self._c.store_decisions)
             self._c.background.turn(0.0)  # what these have written in the background, whose thread may have ended
 
     def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
@@ -155,8 +156,9 @@ class Worker:
         """
         if len(self._running) and not self._running.has_room(jobs[0]):
             return 0
-        decisions = self._decide(jobs[0].ready.lane, jobs)
-        started_at, decided_together = self._c.now(), uuid4()
+        decided_together = uuid4()
+        decisions = self._decide(jobs[0].ready.lane, jobs, decided_together)
+        started_at = self._c.now()
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
             if len(self._running) and not self._running.has_room(claimed):
                 return number
@@ -168,12 +170,13 @@ class Worker:
                 self._end([self._undecoded(claimed, Status.FAILED, outcomes.failure_of(error))])
         return len(jobs)
 
-    def _decide(self, lane: LaneKey, jobs: Sequence[ClaimedJob]) -> Sequence[Decision]:
+    def _decide(self, lane: LaneKey, jobs: Sequence[ClaimedJob], decision_id: UUID) -> Sequence[Decision]:
         prepared = [claimed.ready.prepared for claimed in jobs]
         task = self._c.validation.task(lane.task)
         num_running = len(self._running) + len(jobs)
         decisions = self._c.retry.until_done(
-            "decide", lambda: self._c.decider.decide_each(lane, prepared, task, num_running=num_running)
+            "decide",
+            lambda: self._c.decider.decide_each(lane, prepared, task, num_running=num_running, decision_id=decision_id),
         )
         self._c.metrics.decided(lane.task, max(decisions, key=decisions.count))
         return decisions

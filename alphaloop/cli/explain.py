@@ -10,19 +10,23 @@ import typer
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.explaining.document import document
-from alphaloop.cli.explaining.explanation import ExplainRequest, explain_task
+from alphaloop.cli.explaining.explanation import ExplainRequest, Explanation, explain_task
+from alphaloop.cli.explaining.recorded import explain_recorded
 from alphaloop.cli.explaining.screens import show
 from alphaloop.cli.moments import moment
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import print_json
-from alphaloop.errors import ConfigError
+from alphaloop.deciding.recorded import NotReproducible
+from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.past import PastStore
+from alphaloop.store.past_decisions import PastDecisions
 
 EXAMPLE: Final = """\
 alphaloop explain code --batch 4
 alphaloop explain code --segment gold --at 2026-09-01T12:00
+alphaloop explain --job 0b5c1c1e
 alphaloop explain chat --sampling 't<=1.0' --at 3d --json"""
 
 #: As alphaloop.acceptance.sampling_bucket makes them.
@@ -31,18 +35,26 @@ _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,
 
 def explain(
     context: typer.Context,
-    task: str = typer.Argument(help="The task to explain."),
+    task: str | None = typer.Argument(None, help="The task to explain."),
+    job: str | None = typer.Option(None, help="A decoded job, by its id, in place of a task."),
     segment: str = typer.Option("", help="Segment of the jobs; jobs without a segment, if not given."),
-    at: str | None = typer.Option(None, help="As of an earlier time: 2026-09-01T12:00 (UTC), or 90m, 2h, 3d ago."),
-    batch: int | None = typer.Option(None, min=1, help="Number of running sequences; worker.batch_size, if not given."),
+    at: str | None = typer.Option(
+        None, help="The last decision up to a time: 2026-09-01T12:00 (UTC), or 90m, 2h, 3d ago."
+    ),
+    batch: int | None = typer.Option(
+        None, min=1, help="Batch size; the worker's, if not given. With --at: what would have been decided."
+    ),
     sampling: str = typer.Option("greedy", help="Sampling bucket: greedy, t<=0.5, t<=1.0 …"),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Show how a task is decoded, and why.
 
     Applies the policy of a worker to the same evidence and the same measured costs. Prints the evidence, the
-    alternatives with their expected goodput, the reason, measurements, and the last changes of the choice.
+    alternatives with their expected goodput, the reason, measurements, and the last changes of the choice. With --at or
+    --job, takes a recorded decision again with the inputs of its own moment.
     """
+    if (task is None) == (job is None):
+        raise ConfigError("expected a task or --job", hint="alphaloop explain code, or alphaloop explain --job ID")
     now = datetime.now(UTC)
     when = now if at is None else moment(at, now, "--at")
     if not _BUCKET.fullmatch(sampling):
@@ -52,13 +64,40 @@ def explain(
         )
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
-        check_task(database, settings, task)
-        request = ExplainRequest(task, segment, batch or settings.worker.batch_size, sampling, when, at is None)
-        found = explain_task(database, settings, request)
+        if job is not None:
+            found = _explain_job(database, settings, job)
+        elif task is not None:
+            check_task(database, settings, task)
+            request = ExplainRequest(task, segment, batch or settings.worker.batch_size, sampling, when, at is None)
+            found = (None if at is None or batch else _last_recorded(database, settings, request)) or explain_task(
+                database, settings, request
+            )
     if as_json:
         print_json(document(found))
     else:
         show(found)
+
+
+def _last_recorded(database: Database, settings: Settings, request: ExplainRequest) -> Explanation | None:
+    """The last recorded decision up to the moment; None where none is stored, or its inputs not any more."""
+    past = PastDecisions(database).last(request.task, request.sampling_bucket, request.at)
+    if not past.records:
+        return None
+    try:
+        return explain_recorded(database, settings, past, segment=request.segment)
+    except NotReproducible:
+        return None
+
+
+def _explain_job(database: Database, settings: Settings, job_id: str) -> Explanation:
+    decisions = PastDecisions(database)
+    past, kind = decisions.of_job(job_id), decisions.kind_of_job(job_id)
+    if kind is None or not past.records:
+        raise AlphaloopError(
+            f"no recorded decision of job {job_id}",
+            hint="it was not decoded, or that was more than `scheduler.history_retention_days` ago",
+        )
+    return explain_recorded(database, settings, past, segment=kind[0], prompt_bucket=kind[1])
 
 
 def check_task(database: Database, settings: Settings, task: str) -> None:

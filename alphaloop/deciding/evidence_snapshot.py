@@ -12,7 +12,7 @@ from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
-from alphaloop.deciding.evidence_source import JobLengths, Place
+from alphaloop.deciding.evidence_source import JobLengths, Place, Standing, TaskSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 
@@ -60,13 +60,17 @@ class EvidenceSnapshot:
         held = self._held.get(place, {})
         return {key: evidence.faded(max(now, evidence.all.as_of), self.half_life) for key, evidence in held.items()}
 
-    def of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
+    def standing(self, place: Place, now: datetime) -> Standing:
+        """As `leaves`; a snapshot does not know where the ledger stood."""
+        return Standing(self.leaves(place, now))
+
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> TaskSums:
         """The drafter's sums in each task that used it recently, faded to `now`."""
         places = [place for place in self._held if place[1:] == (drafter.name, drafter.revision)]
         if len(places) > MAX_TASKS:
             places = nlargest(MAX_TASKS, places, key=lambda place: self._total(place).as_of)
         totals = map(self._total, sorted(places))
-        return [total.faded(max(now, total.as_of), self.half_life) for total in totals]
+        return TaskSums([total.faded(max(now, total.as_of), self.half_life) for total in totals])
 
     def lengths(
         self, task: str, drafters: Iterable[DrafterState], now: datetime, *, sampling_bucket: str | None = None

@@ -118,8 +118,8 @@ class Replay:
 
         The jobs are of one task and sampling bucket.
         """
-        is_free = [self._is_free(job) for job in jobs]
-        free = [job for job, its in zip(jobs, is_free, strict=True) if its]
+        free_jobs = [is_free(job, self._was) for job in jobs]
+        free = [job for job, its in zip(jobs, free_jobs, strict=True) if its]
         if not free:
             return (None,) * len(jobs)
         task = free[0].key.task
@@ -134,13 +134,15 @@ class Replay:
                 now=free[0].decoded_at,
             )
         )
-        return tuple(next(decisions) if its else None for its in is_free)
+        return tuple(next(decisions) if its else None for its in free_jobs)
 
     def scored(self, key: EvidenceKey) -> None:
         """A drafter was scored on texts that others decoded, so a change would have been seen."""
-        self._session.remember((), scored=[key])
+        self._session.count_scored([key])
 
-    def _is_free(self, job: PastJob) -> bool:
-        if job.purpose != Purpose.TRAFFIC or job.reason in _GIVEN:
-            return False
-        return job.reason != Reason.FORCED or self._was.of(job.key.task).decoding is not Decoding.AUTO
+
+def is_free(job: PastJob, was: Rules) -> bool:
+    """Whether rules had a say in how the job was decoded; `was` are those of that time."""
+    if job.purpose != Purpose.TRAFFIC or job.reason in _GIVEN:
+        return False
+    return job.reason != Reason.FORCED or was.of(job.key.task).decoding is not Decoding.AUTO

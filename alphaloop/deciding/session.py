@@ -6,19 +6,19 @@ where choices are logged and where budgets are kept.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final
+from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.cost import CostTable
 from alphaloop.deciding.budgets import BudgetStore
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_source import EvidenceSource
+from alphaloop.deciding.decision import Decision, DecisionContext
+from alphaloop.deciding.decision_inputs import DecisionInputs, DecisionJournal, SettingsOrigin
+from alphaloop.deciding.evidence_source import EvidenceSource, JobLengths
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.groups import Group, decide_groups
@@ -35,38 +35,19 @@ from alphaloop.deciding.job_facts import (
 )
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.posteriors import Posteriors
-from alphaloop.deciding.settings_by_running import COMPARED, settings_by_running
+from alphaloop.deciding.posteriors import Posteriors, Splits
+from alphaloop.deciding.settings_tables import SettingsTables
 from alphaloop.messages import Decoding
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-#: Settings by running sequences are computed for lengths that are rounded to steps of so much.
-_LENGTH_STEP: Final = 1.25
-#: Real rounds correct the costs in small steps. The settings are computed anew after this time at the latest.
-_COSTS_LAST: Final = timedelta(seconds=1)
-_MAX_TABLES: Final = 1000
-
-
-class _Table(NamedTuple):
-    """Settings by running sequences, and what they were computed from."""
-
-    posteriors: tuple[Posterior, ...]
-    costs: CostTable
-    at: datetime
-    settings: tuple[DraftSetting, ...]
-
-    def serves(self, posteriors: tuple[Posterior, ...], costs: CostTable, now: datetime) -> bool:
-        """Whether the settings are still up to date."""
-        is_recent = costs is self.costs or timedelta(0) <= now - self.at < _COSTS_LAST
-        return is_recent and all(one is other for one, other in zip(self.posteriors, posteriors, strict=True))
+_ONE_SEGMENT: Final = Splits(False, ())
 
 
 class DecisionSession:
     """Decides jobs of one target on one engine. One thread owns it.
 
     `costs` and `drafters` are asked at every decision. Without `budgets` nothing is explored. `num_slots` is how many
-    sequences the engine can run; with 0, every decision keeps one setting.
+    sequences the engine can run; with 0, every decision keeps one setting. `journal` is told of decisions with a name.
     """
 
     def __init__(
@@ -82,6 +63,7 @@ class DecisionSession:
         drafters: Callable[[], Sequence[DrafterState]],
         limits: PolicyLimits,
         num_slots: int,
+        journal: DecisionJournal | None = None,
     ) -> None:
         self._target_revision, self._engine = target_revision, engine
         self._evidence, self._posteriors = evidence, posteriors
@@ -89,8 +71,8 @@ class DecisionSession:
         self._budget_store = budgets
         self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
         self._costs, self._drafters = costs, drafters
-        self._limits, self._num_slots = limits, num_slots
-        self._tables: dict[tuple[object, ...], _Table] = {}
+        self._limits, self._journal = limits, journal
+        self._tables = SettingsTables(limits, num_slots)
 
     def decide(
         self,
@@ -101,44 +83,68 @@ class DecisionSession:
         num_running: int,
         now: datetime,
         conditions: EngineConditions | None = None,
+        decision_id: UUID | None = None,
     ) -> tuple[Decision, ...]:
         """A decision for each of `jobs`, in order: the same for all, or by groups that differ.
 
-        `num_running` sequences will share a round with these jobs, these jobs included. Raises StoreError only before
-        anything has changed, so the caller may ask again.
+        `num_running` sequences will share a round with these jobs, these jobs included. `decision_id` names the
+        decision for the journal. Raises StoreError only before anything has changed, so the caller may ask again.
         """
         drafters, costs = self._drafters(), self._costs()
-        is_split = len({job.segment for job in jobs}) > 1 and self._posteriors.splits_by_segment(
-            subject.task, drafters, now
-        )
-        groups = alike(jobs, by_segment=is_split)
+        has_segments = len({job.segment for job in jobs}) > 1
+        splits = self._posteriors.splits(subject.task, drafters, now) if has_segments else _ONE_SEGMENT
+        groups = alike(jobs, by_segment=splits.is_split)
         wanted = [self.evidence_key(subject, [jobs[index] for index in group]) for group in groups]
         largest = max(range(len(groups)), key=lambda number: len(groups[number]))
         key = IncumbentKey.of(subject.task, subject.sampling_bucket, wanted[largest].prompt_bucket, num_running)
         incumbent, budget = self._incumbents.of(key), self.budget(subject)
-        context = self.context(subject, jobs, rules, num_running=num_running, now=now, conditions=conditions)
+        lengths = self._evidence.lengths(subject.task, drafters, now)
+        context = self._context(subject, jobs, rules, lengths, num_running, now, conditions)
         inferred = [
-            Group(len(group), {drafter.name: self._posteriors.of(one, drafter, now) for drafter in drafters})
-            for group, one in zip(groups, wanted, strict=True)
+            {drafter.name: self._posteriors.inferred(one, drafter, now) for drafter in drafters} for one in wanted
         ]
-        decisions = decide_groups(inferred, drafters, costs, context, self._limits, incumbent=incumbent, budget=budget)
+        its_groups = [
+            Group(len(group), {name: one.posterior for name, one in its.items()})
+            for group, its in zip(groups, inferred, strict=True)
+        ]
+        decisions = decide_groups(
+            its_groups, drafters, costs, context, self._limits, incumbent=incumbent, budget=budget
+        )
         self._keep(subject, key, decisions[largest])
         by_job: dict[int, Decision] = {}
+        settings_from: list[SettingsOrigin | None] = []
         able, _ = fit(context, drafters, costs)
-        for group, its, decision in zip(groups, inferred, decisions, strict=True):
-            settings = self._settings_by_running(decision, its.posteriors, able, costs, context, now)
-            decision = replace(decision, settings_by_running=settings) if settings else decision
+        for group, its_group, decision in zip(groups, its_groups, decisions, strict=True):
+            here = SettingsOrigin(decision_id, group[0]) if decision_id else None
+            table = self._tables.of(decision, its_group.posteriors, able, costs, context, now, here)
+            settings_from.append(None if table is None or table.origin == here else table.origin)
+            decision = replace(decision, settings_by_running=table.settings) if table and table.settings else decision
             by_job |= dict.fromkeys(group, decision)
-        return tuple(by_job[index] for index in range(len(jobs)))
+        decided = tuple(by_job[index] for index in range(len(jobs)))
+        if self._journal is not None and decision_id is not None:
+            inputs = DecisionInputs(
+                decision_id=decision_id,
+                subject=subject,
+                jobs=tuple(jobs),
+                rules=rules,
+                num_running=num_running,
+                now=now,
+                conditions=conditions or EngineConditions(),
+                drafters=tuple(drafters),
+                costs=costs,
+                lengths=lengths,
+                splits=splits.origins,
+                posteriors=tuple(tuple(one.origin for one in its.values()) for its in inferred),
+                incumbent=incumbent,
+                budget=budget,
+                settings_from=tuple(settings_from),
+            )
+            self._journal.note(inputs, decided)
+        return decided
 
-    def remember(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]], *, scored: Iterable[EvidenceKey] = ()) -> None:
-        """Count jobs that were recorded together for the next decision.
-
-        `scored` are keys of drafters that were scored on texts which others decoded: a change would have been seen, so
-        they count as used.
-        """
-        self._evidence.add(jobs)
-        for key in scored:
+    def count_scored(self, keys: Iterable[EvidenceKey]) -> None:
+        """Drafters were scored on texts that others decoded: a change would have been seen, so they count as used."""
+        for key in keys:
             subject = key.task, key.sampling_bucket
             if subject in self._budgets:
                 self._budgets[subject] = self._budgets[subject].used(key.drafter)
@@ -178,8 +184,20 @@ class DecisionSession:
         conditions: EngineConditions | None = None,
     ) -> DecisionContext:
         """The context of one decision for all of `jobs`."""
-        conditions = conditions or EngineConditions()
         lengths = self._evidence.lengths(subject.task, self._drafters(), now)
+        return self._context(subject, jobs, rules, lengths, num_running, now, conditions)
+
+    def _context(
+        self,
+        subject: Subject,
+        jobs: Sequence[JobFacts],
+        rules: TaskRules,
+        lengths: JobLengths,
+        num_running: int,
+        now: datetime,
+        conditions: EngineConditions | None,
+    ) -> DecisionContext:
+        conditions = conditions or EngineConditions()
         limit, prompts = fmean(job.max_tokens for job in jobs), [job.num_prompt_tokens for job in jobs]
         longest = max((job.num_prompt_tokens or 0) + job.max_tokens for job in jobs)
         return DecisionContext(
@@ -208,35 +226,6 @@ class DecisionSession:
             self._budgets[name] = self._budget_store.keep(*name, decision.budget)
         self._incumbents.keep(key, decision)
 
-    def _settings_by_running(
-        self,
-        decision: Decision,
-        posteriors: Mapping[str, Posterior],
-        able: Sequence[DrafterState],
-        costs: CostTable,
-        context: DecisionContext,
-        now: datetime,
-    ) -> tuple[DraftSetting, ...]:
-        """Computed once for each version of the posteriors and of the costs."""
-        if not self._num_slots or decision.reason not in COMPARED:
-            return ()
-        rounded = replace(
-            context,
-            expected_tokens=_rounded(context.expected_tokens),
-            prompt_tokens=None if context.prompt_tokens is None else _rounded(context.prompt_tokens),
-        )
-        names = tuple(drafter.name for drafter in able)
-        name = (decision.setting, decision.reason, context.objective.aim, context.num_running, rounded.size, names)
-        found = tuple(posteriors[drafter] for drafter in names)
-        known = self._tables.get(name)
-        if known is not None and known.serves(found, costs, now):
-            return known.settings
-        if len(self._tables) >= _MAX_TABLES:
-            self._tables.clear()
-        settings = settings_by_running(decision, posteriors, able, costs, rounded, self._limits, self._num_slots)
-        self._tables[name] = _Table(found, costs, now, settings)
-        return settings
-
 
 def _objective(rules: TaskRules, jobs: Sequence[JobFacts], now: datetime) -> Objective:
     """The task's target, else the earliest deadline of the jobs, else throughput.
@@ -247,7 +236,3 @@ def _objective(rules: TaskRules, jobs: Sequence[JobFacts], now: datetime) -> Obj
         return rules.objective
     deadlines = [job.deadline for job in jobs if job.deadline is not None]
     return Objective(Aim.DEADLINE, (min(deadlines) - now) / _MILLISECOND) if deadlines else Objective()
-
-
-def _rounded(num_tokens: float) -> float:
-    return _LENGTH_STEP ** round(math.log(max(num_tokens, 1.0), _LENGTH_STEP))

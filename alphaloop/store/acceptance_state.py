@@ -21,7 +21,7 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.database import Database
-from alphaloop.store.fold import add_group, folded_of, key_of
+from alphaloop.store.fold import FoldedKey, add_group, folded_of, key_of
 from alphaloop.store.packed_evidence import unpack
 from alphaloop.store.row_set import RowSet
 from alphaloop.tables import acceptance_state
@@ -53,6 +53,14 @@ class StateRow(NamedTuple):
     num_jobs: int
     as_of: datetime
     packed: bytes
+    last_ledger_id: int  #: the last row of the ledger that it includes: its position
+
+    @classmethod
+    def of(cls, key: EvidenceKey, folded: FoldedKey) -> StateRow:
+        """The row of a key as it was just written."""
+        pair = Pair(key.target_revision, key.engine, key.drafter, key.draft_revision)
+        where = key.task, key.segment, key.sampling_bucket, key.prompt_bucket
+        return cls(pair, *where, folded.num_jobs, folded.as_of, folded.packed, folded.last_ledger_id)
 
     @property
     def key(self) -> EvidenceKey:
@@ -76,12 +84,13 @@ class StateRow(NamedTuple):
 
 #: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
 _OF_PAIR: Final = """
-    SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence FROM acceptance_state
+    SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
+    FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
 """
 _OF_TASK: Final = """
     SELECT target_revision, engine, drafter, draft_revision,
-           task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence
+           task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
     FROM acceptance_state WHERE task = %s
     ORDER BY target_revision, engine, drafter, draft_revision, segment, sampling_bucket, prompt_bucket
 """
@@ -141,17 +150,18 @@ def _read(connection: Connection, query: str, parameters: Sequence[object]) -> l
 
 def add_jobs(
     connection: Connection, jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None], half_life: timedelta
-) -> list[int]:
+) -> tuple[list[int], list[StateRow]]:
     """Fade the rows of these keys and add jobs, one `EvidenceSums` each, in the caller's transaction.
 
-    Returns a ledger_id for each of `jobs`, ascending; None in `jobs` is a row of the ledger that is no evidence. Keys
-    are locked in one order, so that two workers cannot deadlock. Rows are read and ledger_ids drawn under the locks, so
-    no job of another worker is lost, and the ledger_ids of a key have the order in which jobs were added.
+    Returns a ledger_id for each of `jobs`, ascending, and the rows as they are now. None in `jobs` is a row of the
+    ledger that is no evidence. Keys are locked in one order, so that two workers cannot deadlock. Rows are read and
+    ledger_ids drawn under the locks, so no job of another worker is lost, and the ledger_ids of a key have the order in
+    which jobs were added.
     """
     evidence = [job for job in jobs if job is not None]
     keys = sorted({key for key, _ in evidence}, key=_place)
     if not keys:
-        return _draw_ledger_ids(connection, len(jobs))
+        return _draw_ledger_ids(connection, len(jobs)), []
     as_of = {key: job.as_of for key, job in reversed(evidence)}
     rows = {"rows": RowSet.parameter({**key.columns, "as_of": as_of[key]} for key in keys)}
     connection.exec_driver_sql(_LOCK, rows)
@@ -173,7 +183,7 @@ def add_jobs(
         for key, its in folded.items()
     )
     connection.exec_driver_sql(_CHANGE, {"rows": changed})
-    return ledger_ids
+    return ledger_ids, [StateRow.of(key, its) for key, its in folded.items()]
 
 
 def _draw_ledger_ids(connection: Connection, number: int) -> list[int]:

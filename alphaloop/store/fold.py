@@ -6,10 +6,10 @@ these groups, because sums of floating-point numbers depend on the grouping.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -51,14 +51,38 @@ def fold(
     With `start`, rows that it includes are left out.
     """
     folded = dict(start or {})
+    for key, its in _states(rows, half_life, folded):
+        folded[key] = its
+    return folded
+
+
+def fold_at(
+    rows: Iterable[LedgerRow],
+    half_life: timedelta,
+    positions: Container[int],
+    start: Mapping[EvidenceKey, FoldedKey] | None = None,
+) -> dict[int, tuple[EvidenceKey, FoldedKey]]:
+    """What acceptance_state held of a key when one of these positions was its `last_ledger_id`, by position.
+
+    Otherwise as `fold`. A position that no key ever stood at is left out.
+    """
+    states = chain((start or {}).items(), _states(rows, half_life, start or {}))
+    return {its.last_ledger_id: (key, its) for key, its in states if its.last_ledger_id in positions}
+
+
+def _states(
+    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
+) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
+    """Each key after each transaction; keys one after the other."""
     by_key: dict[EvidenceKey, list[LedgerRow]] = {}
     for row in rows:
-        if row.key not in folded or row.ledger_id > folded[row.key].last_ledger_id:
+        if row.key not in start or row.ledger_id > start[row.key].last_ledger_id:
             by_key.setdefault(row.key, []).append(row)
     for key, its in by_key.items():
+        standing = start.get(key)
         for _, group in groupby(its, attrgetter("recorded_in")):
-            folded[key] = add_group(folded.get(key), [(row.ledger_id, row.evidence) for row in group], half_life)
-    return folded
+            standing = add_group(standing, [(row.ledger_id, row.evidence) for row in group], half_life)
+            yield key, standing
 
 
 def add_group(standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta) -> FoldedKey:

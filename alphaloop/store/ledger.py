@@ -6,7 +6,7 @@ checkpoints, daily copies of acceptance_state, and repeats what was recorded aft
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, time, timedelta
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from alphaloop.store.acceptance_state import THIS_TRANSACTION
 from alphaloop.store.checkpoints import newest_checkpoints
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.fold import FoldedKey, LedgerRow, fold, key_of
+from alphaloop.store.fold import FoldedKey, LedgerRow, fold, fold_at, key_of
 from alphaloop.store.partitions import partition_days
 from alphaloop.tables import acceptance_checkpoints, acceptance_state, decode_runs, evidence_rows
 from alphaloop.tables.state import KEY
@@ -36,6 +36,8 @@ _COLUMNS: Final = (
 )
 #: No transaction takes so long, so rows recorded this long before a checkpoint are in it.
 _LONGEST_TRANSACTION: Final = timedelta(hours=1)
+#: No evidence cache lags so long behind the database while its worker decides.
+_LONGEST_LAG: Final = timedelta(hours=1)
 #: No job waits so long to be recorded. Bounds the partitions that are read.
 LONGEST_WAIT: Final = timedelta(days=1)
 _LOCK: Final = text("LOCK TABLE acceptance_state IN SHARE ROW EXCLUSIVE MODE")
@@ -65,6 +67,30 @@ class LedgerStore:
             folded = _fold(connection, half_life, until, (target_revision, engine))
         return {key: its.evidence for key, its in folded.items()}
 
+    def at_positions(
+        self,
+        subject: tuple[str, str],
+        positions: Collection[int],
+        since: datetime,
+        until: datetime,
+        half_life: timedelta,
+    ) -> dict[int, tuple[EvidenceKey, KeyEvidence]]:
+        """The evidence of a key when one of `positions` was the last row that it included, by position.
+
+        `subject` is a target revision and an engine. The positions were those of a worker's evidence cache between
+        `since` and `until`. A position that the ledger does not cover is left out.
+        """
+        if not positions:
+            return {}
+        with self._database.begin() as connection:
+            # The cache may lag behind the database, so the fold begins well before.
+            start = newest_checkpoints(connection, since - _LONGEST_LAG, subject)
+            begin = _fold_begins(connection, since - _LONGEST_LAG)
+            last = max(positions)
+            rows = (row for row in _rows(connection, begin, until + _LONGEST_LAG, subject) if row.ledger_id <= last)
+            found = fold_at(rows, half_life, frozenset(positions), start)
+        return {position: (key, its.evidence) for position, (key, its) in found.items()}
+
     def rebuild(self, half_life: timedelta) -> int:
         """Rebuild acceptance_state from the ledger; returns the number of keys. Recording waits meanwhile."""
         with self._database.begin() as connection:
@@ -90,10 +116,14 @@ def _fold(
     connection: Connection, half_life: timedelta, until: datetime, subject: tuple[str, str] | None
 ) -> dict[EvidenceKey, FoldedKey]:
     start = newest_checkpoints(connection, until, subject)
+    return fold(_rows(connection, _fold_begins(connection, until), until, subject), half_life, start)
+
+
+def _fold_begins(connection: Connection, until: datetime) -> datetime | None:
+    """From when on rows are read after the checkpoints that were taken by `until`; None: from the first."""
     taken = acceptance_checkpoints.c.taken_at
     last: datetime | None = connection.execute(select(func.max(taken)).where(taken <= until)).scalar_one()
-    since = None if last is None else last - _LONGEST_TRANSACTION
-    return fold(_rows(connection, since, until, subject), half_life, start)
+    return None if last is None else last - _LONGEST_TRANSACTION
 
 
 def _rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -12,6 +12,7 @@ from sqlalchemy import ARRAY, Column, Connection, Text, bindparam, delete, func
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.store.acceptance_state import StateRow
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.jobs import lock_held
@@ -47,12 +48,26 @@ class Outcome:
         return self.counted.evidence
 
 
-class OutcomeStore:
-    """Records outcomes. The evidence that they add to fades by `half_life`."""
+def _ignore(rows: Sequence[StateRow]) -> None:
+    """Nobody keeps a copy of the evidence."""
 
-    def __init__(self, database: Database, *, half_life: timedelta = timedelta(days=3)) -> None:
+
+class OutcomeStore:
+    """Records outcomes. The evidence that they add to fades by `half_life`.
+
+    After each commit `changed` is called with the rows of acceptance_state that changed, as they are then.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        half_life: timedelta = timedelta(days=3),
+        changed: Callable[[Sequence[StateRow]], None] = _ignore,
+    ) -> None:
         self._database = database
         self._half_life = half_life
+        self._changed = changed
 
     def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
         """Record what this owner still holds; returns the messages to publish, in order.
@@ -67,9 +82,12 @@ class OutcomeStore:
             winners = _winners(outcomes, held)
             if winners:
                 _end_jobs(connection, winners)
-                record_counts(connection, [won.counted for won in winners], self._half_life)
-                return _enqueue(connection, winners, owner)
-        return []
+                rows = record_counts(connection, [won.counted for won in winners], self._half_life)
+                messages = _enqueue(connection, winners, owner)
+        if not winners:
+            return []
+        self._changed(rows)
+        return messages
 
 
 def _winners(outcomes: Sequence[Outcome], held: dict[str, int]) -> list[Outcome]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from alphaloop.store.database import Database
 
 #: Dropped together, so that the ledger has all rows of a day or none.
-PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices")
+PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_records", "decision_inputs")
 #: Any fixed number: two processes must not make the same partition at once.
 _LOCK: Final = 0x616C7061
 # Read from the catalog, because to_regclass may answer from a cache without the partitions of another process.

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.store.acceptance_state import add_jobs
+from alphaloop.store.acceptance_state import StateRow, add_jobs
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import add_to_hours, count_columns
 from alphaloop.store.partitions import ensure_days, utc_day
@@ -26,19 +26,20 @@ _RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", 
 
 def record_counts(
     connection: Connection, jobs: Sequence[JobCounts], half_life: timedelta, *, recorded_at: datetime | None = None
-) -> None:
+) -> list[StateRow]:
     """Record these jobs together, in the caller's transaction; `recorded_at` is now unless given.
 
-    A missing partition is made first. All rows are locked before a ledger_id is drawn, so jobs are added to every sum
-    in the order of their ledger_ids.
+    Returns the rows of acceptance_state that changed, as they are now. A missing partition is made first. All rows are
+    locked before a ledger_id is drawn, so jobs are added to every sum in the order of their ledger_ids.
     """
     jobs = [job for job in jobs if job.run is not None or job.shadows]
     if not jobs:
-        return
+        return []
     decoded = [job.run.decoded_at for job in jobs if job.run] + [s.decoded_at for job in jobs for s in job.shadows]
     ensure_days(connection, {utc_day(at) for at in decoded})
     add_to_hours(connection, jobs)
-    ledger_ids = iter(add_jobs(connection, [row for job in jobs for row in _ledger_rows(job)], half_life))
+    drawn, changed = add_jobs(connection, [row for job in jobs for row in _ledger_rows(job)], half_life)
+    ledger_ids = iter(drawn)
     moment = recorded_at or connection.execute(select(func.clock_timestamp())).scalar_one()
     runs: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
@@ -50,6 +51,7 @@ def record_counts(
     for statement, its in ((_INSERT_RUNS, runs), (_INSERT_ROWS, rows)):
         if its:
             connection.exec_driver_sql(statement, {"rows": RowSet.parameter(row | position for row in its)})
+    return changed
 
 
 def _ledger_rows(job: JobCounts) -> list[tuple[EvidenceKey, EvidenceSums] | None]:

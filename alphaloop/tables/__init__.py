@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
 from alphaloop.tables.jobs import cancellations, jobs, outbox
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
@@ -17,6 +18,8 @@ __all__ = [
     "acceptance_state",
     "cancellations",
     "cost_profiles",
+    "decision_inputs",
+    "decision_records",
     "decisions",
     "decode_runs",
     "draft_revisions",

@@ -65,7 +65,7 @@ def main() -> None:
     with _database() as database, Progress(console=console) as progress:
         rng = random.Random(options.seed)
         deciding = open_deciding(settings, engine, database, owner="benchmark")
-        contest = Contest(engine, deciding.decider, deciding.costs, statics, max_tokens=options.max_tokens, rng=rng)
+        contest = Contest(engine, deciding, statics, max_tokens=options.max_tokens, rng=rng)
         gc.freeze()  # as a worker does
         bar = progress.add_task("blocks", total=len(history) + len(every))
         for block in history:

@@ -7,16 +7,16 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.kafka.records import Record
 from alphaloop.messages import Mode, Origin, parse_job
-from alphaloop.settings import TaskSettings
+from alphaloop.settings import Settings, TaskSettings
 from benchmarks.workload.blocks import Block
-from worker.costs.live import LiveCosts
-from worker.deciding.decider import Decider
+from benchmarks.workload.ledger import LedgerInMemory
+from worker.assembly import Deciding
 from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
@@ -76,16 +76,17 @@ class Contest:
     def __init__(
         self,
         engine: Engine,
-        decider: Decider,
-        costs: LiveCosts,
+        deciding: Deciding,
         statics: Sequence[Setting],
         *,
         max_tokens: int,
         rng: random.Random,
     ) -> None:
         self._engine = engine
-        self._decider = decider
-        self._costs = costs
+        self._decider = deciding.decider
+        self._costs = deciding.costs
+        self._evidence = deciding.evidence_cache
+        self._ledger = LedgerInMemory(timedelta(days=Settings().worker.history_half_life_days))
         self._statics = statics
         self._max_tokens = max_tokens
         self._rng = rng
@@ -153,13 +154,13 @@ class Contest:
     ) -> None:
         by_id = {job.job.job_id: (job, decision) for job, decision in zip(jobs, decisions, strict=True)}
         now = datetime.now(UTC)
-        self._decider.remember(
-            [
-                outcomes.succeeded(_claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now)
-                for generation in generations
-                for job, decision in [by_id[generation.job_id]]
-            ]
-        )
+        ended = [
+            outcomes.succeeded(_claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now)
+            for generation in generations
+            for job, decision in [by_id[generation.job_id]]
+        ]
+        self._evidence.take(self._ledger.record(one for outcome in ended for one in outcome.evidence))
+        self._decider.remember(ended)
 
     @staticmethod
     def _played(

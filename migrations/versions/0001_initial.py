@@ -62,6 +62,8 @@ TABLES = (
     "reports",
     "switchback_slices",
     "task_speedups",
+    "decision_records",
+    "decision_inputs",
 )
 
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
@@ -73,7 +75,9 @@ DECLARE
     parent text;
 BEGIN
     FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n LOOP
-        FOREACH parent IN ARRAY ARRAY['decode_runs', 'evidence_rows', 'switchback_slices'] LOOP
+        FOREACH parent IN ARRAY ARRAY[
+            'decode_runs', 'evidence_rows', 'switchback_slices', 'decision_records', 'decision_inputs'
+        ] LOOP
             EXECUTE format(
                 'CREATE TABLE %I PARTITION OF %I FOR VALUES FROM (%L) TO (%L)',
                 parent || '_' || to_char(day, 'YYYYMMDD'), parent, day || ' 00:00+00', day + 1 || ' 00:00+00'
@@ -94,6 +98,7 @@ def upgrade() -> None:
     create_choices()
     run_script("0001_measuring.sql")
     run_script("0001_switchback.sql")
+    run_script("0001_decided.sql")
     op.execute(FIRST_PARTITIONS)
     run_script("0001_views.sql")
 

@@ -21,7 +21,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import Outcome, OutcomeStore
+from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 from worker.deciding import evidence_cache as module
 from worker.deciding.evidence_cache import EvidenceCache
@@ -51,12 +51,13 @@ def new_worker(database: Database, store: AcceptanceStateStore | None = None) ->
     )
 
 
-def record(database: Database, runs: Sequence[DecodeRun]) -> list[Outcome]:
+def record(database: Database, runs: Sequence[DecodeRun], by: EvidenceCache | None = None) -> None:
+    """Recorded by that worker, or by another one."""
     ids = [f"{next(_NUMBERS)}" for _ in runs]
     JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
     recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
-    assert len(OutcomeStore(database, half_life=HALF_LIFE).record(recorded, owner="w")) == len(runs)
-    return recorded
+    changed = {} if by is None else {"changed": by.take}
+    assert len(OutcomeStore(database, half_life=HALF_LIFE, **changed).record(recorded, owner="w")) == len(runs)
 
 
 def batch(
@@ -87,12 +88,11 @@ def test_own_outcomes_count_at_once_and_as_the_database_counts_them(
 ) -> None:
     worker.refresh()
     for number in range(6):
-        for recorded in [record(database, batch(rng, number))]:
-            worker.add(one for done in recorded for one in done.evidence)
+        record(database, batch(rng, number), by=worker)
     later = NOW + timedelta(hours=1)
     other = new_worker(database)
     other.refresh()
-    assert_same(worker.leaves(PLACE, later), other.leaves(PLACE, later))
+    assert_same(worker.standing(PLACE, later).leaves, other.standing(PLACE, later).leaves)
 
 
 def test_what_others_add_is_there_after_a_look_and_moves_the_version(
@@ -101,10 +101,11 @@ def test_what_others_add_is_there_after_a_look_and_moves_the_version(
     worker.refresh()
     later, before = NOW + timedelta(hours=1), worker.version(PLACE)
     record(database, batch(rng, 0))
-    assert worker.leaves(PLACE, later) == {}
+    assert worker.standing(PLACE, later).leaves == {}
     worker.refresh()
     assert worker.version(PLACE) > before
-    assert sum(evidence.all.jobs for evidence in worker.leaves(PLACE, later).values()) == pytest.approx(3, rel=0.02)
+    leaves = worker.standing(PLACE, later).leaves
+    assert sum(evidence.all.jobs for evidence in leaves.values()) == pytest.approx(3, rel=0.02)
     standing = worker.version(PLACE)
     worker.refresh()
     assert worker.version(PLACE) == standing
@@ -127,24 +128,24 @@ class Interrupted(AcceptanceStateStore):
 def test_a_look_that_began_before_outcomes_of_ours_does_not_take_them_back(
     database: Database, rng: random.Random
 ) -> None:
-    """Of one key: another worker's job is read, then two of ours are recorded and counted, then the row arrives."""
+    """Of one key: another worker's job is read, then two of ours are recorded, then the row that was read arrives."""
     store = Interrupted(database)
     worker = new_worker(database, store)
     first, others, *ours = (run for n in range(4) for run in batch(rng, n, num_jobs=1, prompt_bucket="<=256"))
     record(database, [first])
     worker.refresh()
     record(database, [others])
-    store.meanwhile = lambda: worker.add(one for done in record(database, ours) for one in done.evidence)
+    store.meanwhile = lambda: record(database, ours, by=worker)
     worker.refresh()
     later = NOW + timedelta(hours=1)
-    (evidence,) = worker.leaves(PLACE, later).values()
-    assert evidence.all.jobs == pytest.approx(3, rel=0.02)
+    (evidence,) = worker.standing(PLACE, later).leaves.values()
+    assert evidence.all.jobs == pytest.approx(4, rel=0.02)
     store.meanwhile = lambda: None
     worker.refresh()
     other = new_worker(database)
     other.refresh()
-    assert_same(worker.leaves(PLACE, later), other.leaves(PLACE, later))
-    (evidence,) = worker.leaves(PLACE, later).values()
+    assert_same(worker.standing(PLACE, later).leaves, other.standing(PLACE, later).leaves)
+    (evidence,) = worker.standing(PLACE, later).leaves.values()
     assert evidence.all.jobs == pytest.approx(4, rel=0.02)
 
 
@@ -185,9 +186,9 @@ def test_only_recent_tasks_count_for_a_drafter(
         record(database, batch(rng, 60 * number, task=task, num_jobs=number + 1))
     worker.refresh()
     later = NOW + timedelta(minutes=240)
-    found = sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later))
+    found = sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later).sums)
     assert found == pytest.approx([3, 4, 5], rel=0.1)
-    worker.add(one for done in record(database, batch(rng, 240, task="a", num_jobs=2)) for one in done.evidence)
-    assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later)) == pytest.approx([3, 4, 7], rel=0.1)
+    record(database, batch(rng, 240, task="a", num_jobs=2), by=worker)
+    assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later).sums) == pytest.approx([3, 4, 7], rel=0.1)
     assert worker.last_used(PLACE._replace(task="a")) == later
     assert worker.last_used(Place("a", "unknown", "r1")) is None

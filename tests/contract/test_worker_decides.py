@@ -161,11 +161,13 @@ def run(
     )
 
 
-def record(database: Database, *runs: DecodeRun) -> list[Outcome]:
+def record(database: Database, *runs: DecodeRun, by: Worker | None = None) -> list[Outcome]:
+    """Recorded by that worker, or by another one."""
     ids = [f"{next(_NUMBERS)}" for _ in runs]
     JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
     recorded = [outcome(i, run=one) for i, one in zip(ids, runs, strict=True)]
-    OutcomeStore(database, half_life=HALF_LIFE).record(recorded, owner="w")
+    changed = {} if by is None else {"changed": by.evidence_cache.take}
+    OutcomeStore(database, half_life=HALF_LIFE, **changed).record(recorded, owner="w")
     return recorded
 
 
@@ -224,8 +226,7 @@ def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
     record(database, *(run("code", rng, 0.02) for _ in range(10)))
     worker = Worker(database)
     assert worker.decide("code").mode is Mode.VANILLA
-    outcomes = [outcome("x", run=run("code", rng, 0.97)) for _ in range(80)]
-    worker.decider.remember(outcomes)
+    record(database, *(run("code", rng, 0.97) for _ in range(80)), by=worker)
     with unreachable(monkeypatch) as tries:
         changed = worker.decide("code")
     assert changed.mode is Mode.SPECULATIVE
@@ -239,7 +240,7 @@ def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
 def test_own_outcomes_count_for_the_next_batch_before_any_look(database: Database, rng: random.Random) -> None:
     worker = Worker(database)
     worker.decide("code")
-    worker.decider.remember(record(database, *(run("code", rng, 0.02) for _ in range(20))))
+    record(database, *(run("code", rng, 0.02) for _ in range(20)), by=worker)
     decision = worker.decide("code")
     assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
 

@@ -8,13 +8,14 @@ from alphaloop.commands.events import Advance, Report, Stage, Tell
 from alphaloop.commands.orders import CalibrateOrder
 from alphaloop.commands.reports import Calibration
 from alphaloop.cost import CostPoint
+from alphaloop.cost_state import with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from worker.costs.calibration import calibrate, plan
-from worker.costs.shared_weights import timed_by, with_shared_weights
+from worker.costs.shared_weights import timed_by
 from worker.engine import Engine
 
 

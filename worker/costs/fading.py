@@ -10,7 +10,7 @@ drafter that stays slow is re-checked less and less often.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, Generic, NamedTuple
 
 from alphaloop.cost_doubt import LogEstimate, faded, num_half_lives
@@ -68,14 +68,9 @@ class FadingCorrection(Generic[Shape]):
         level = self._correction.level
         return level if towards is None else faded(level, towards, self._half_lives_unused(now))
 
-    def estimates(self, shapes: Iterable[Shape], now: Moment, towards: float | None) -> dict[Shape, LogEstimate]:
-        """How much slower than calibrated each shape is expected to be."""
-        level = self.level(now, towards)
-        found = {}
-        for shape in shapes:
-            own = self._correction.deviation(shape)
-            found[shape] = LogEstimate(level.mean + own.mean, level.variance + own.variance)
-        return found
+    def deviation(self, shape: Shape) -> LogEstimate:
+        """How much slower than the level this shape is."""
+        return self._correction.deviation(shape)
 
     def num_rounds(self, shape: Shape) -> int:
         """Rounds nearest to this shape that its deviation rests on."""

@@ -11,13 +11,14 @@ from typing import Final
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.cost_doubt import LogEstimate
+from alphaloop.cost_state import CostBasis, CostState, Deviation, with_shared_weights
 from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.background import Write
 from worker.costs.calibration import calibrate, plan
 from worker.costs.fading import FadingCorrection, Moment
-from worker.costs.shared_weights import timed_by, with_shared_weights
+from worker.costs.shared_weights import timed_by
 from worker.engine import Engine, Step
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class LiveCosts:
         points = [point for point in points if point.drafter not in self._timed]
         self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
         self._points = self._saved = tuple(points)
+        self._basis = CostBasis(self._points, self._timed)
         self._save, self._save_every_s, self._clock = save, save_every_s, clock
         self._saved_at = clock()
         self._due = self._saved_at + save_every_s
@@ -80,6 +82,7 @@ class LiveCosts:
         }
         self._waiting: list[tuple[float, Step]] = []  # with the clock's seconds
         self._table: CostTable | None = None
+        self._state: CostState | None = None  # that the table was made from
         self._table_at = 0.0
 
     @property
@@ -96,9 +99,15 @@ class LiveCosts:
         """The costs as they are now."""
         self._learn_from_waiting()
         if self._table is None or self._clock() - self._table_at >= _TABLE_LASTS_S:
-            self._table = CostTable(with_shared_weights(self._corrected(), self._timed))
+            self._state = self._now_corrected()
+            self._table = self._state.table()
             self._table_at = self._clock()
         return self._table
+
+    @property
+    def state(self) -> CostState:
+        """What `table` was made from when it was last asked for."""
+        return self._state or self._now_corrected()
 
     def observe(self, step: Step) -> None:
         """Observe a step. Time that is not the draft's counts as the target's, because a vanilla round takes it too.
@@ -156,7 +165,7 @@ class LiveCosts:
     def save(self) -> bool:
         """Store corrections if rounds have moved them since the last time; fading alone is no news."""
         self._learn_from_waiting()
-        points = self._corrected()
+        points = self._now_corrected().points()
         is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
         if not self._has_learned or not (is_old or any(map(_is_news, points, self._saved))):
             return False
@@ -201,17 +210,18 @@ class LiveCosts:
 
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
-    def _corrected(self) -> tuple[CostPoint, ...]:
-        now, found = self._now(), {}
-        for part, points in self._by_part.items():
-            found[part] = self._corrections[part].estimates(points, now, self._towards(part))
-        return tuple(self._correct(point, found[point.drafter][point]) for point in self._points)
-
-    def _correct(self, point: CostPoint, estimate: LogEstimate) -> CostPoint:
-        num_rounds = point.num_corrections + self._corrections[point.drafter].num_rounds(point)
-        return replace(
-            point, correction=estimate.factor, correction_variance=estimate.variance, num_corrections=num_rounds
+    def _now_corrected(self) -> CostState:
+        now = self._now()
+        return CostState(
+            self._basis,
+            {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()},
+            tuple(self._deviation(point) for point in self._points),
         )
+
+    def _deviation(self, point: CostPoint) -> Deviation:
+        its = self._corrections[point.drafter]
+        deviation = its.deviation(point)
+        return Deviation(deviation.mean, deviation.variance, its.num_rounds(point))
 
     def _now(self) -> Moment:
         return Moment(self._clock(), self._num_rounds)

@@ -5,10 +5,8 @@ Measured apart they would differ by noise, and rounds would correct only the dra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from alphaloop.cost import CostPoint
 from alphaloop.deciding.goodput import DrafterState
 
 
@@ -24,12 +22,3 @@ def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
             longest[drafter.shared_weights] = drafter
     whose = {drafter.name: longest[drafter.shared_weights].name for drafter in drafters if drafter.shared_weights}
     return {name: other for name, other in whose.items() if name != other}
-
-
-def with_shared_weights(points: Iterable[CostPoint], timed: Mapping[str, str]) -> tuple[CostPoint, ...]:
-    """What was measured, and the same under the name of everyone who has those times; `timed` is `timed_by`'s."""
-    measured = [point for point in points if point.drafter not in timed]
-    theirs = (
-        replace(point, drafter=name) for name, other in timed.items() for point in measured if point.drafter == other
-    )
-    return (*measured, *theirs)

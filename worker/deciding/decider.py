@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
 from alphaloop.deciding.budgets import BudgetStore
+from alphaloop.deciding.decision_inputs import DecisionJournal
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.incumbents import ChoiceLog
 from alphaloop.deciding.limits import PolicyLimits
@@ -38,6 +40,7 @@ class Decider:
         costs: LiveCosts,
         limits: PolicyLimits,
         now: Callable[[], datetime],
+        journal: DecisionJournal | None = None,
     ) -> None:
         self._engine = engine
         self._evidence_cache = evidence_cache
@@ -53,15 +56,22 @@ class Decider:
             drafters=self._drafters,
             limits=limits,
             num_slots=engine.load().num_slots,
+            journal=journal,
         )
 
     def decide_each(
-        self, key: DecisionKey, jobs: Sequence[PreparedJob], task: TaskSettings, *, num_running: int | None = None
+        self,
+        key: DecisionKey,
+        jobs: Sequence[PreparedJob],
+        task: TaskSettings,
+        *,
+        num_running: int | None = None,
+        decision_id: UUID | None = None,
     ) -> tuple[Decision, ...]:
         """A decision for each of `jobs`, in order: the same for all, or by groups that differ.
 
-        `num_running` sequences will share a round with these jobs, these included; without it, these alone. Raises
-        StoreError only before anything has changed: ask again.
+        `num_running` sequences will share a round with these jobs, these included; without it, these alone. A decision
+        with a `decision_id` is recorded. Raises StoreError only before anything has changed: ask again.
         """
         num_running = len(jobs) if num_running is None else max(num_running, len(jobs))
         return self.session.decide(
@@ -71,15 +81,15 @@ class Decider:
             num_running=num_running,
             now=self._now(),
             conditions=conditions_of(self._engine, jobs, num_running),
+            decision_id=decision_id,
         )
 
     def remember(self, outcomes: Iterable[Outcome]) -> None:
-        """Count this worker's outcomes, which were recorded together, for its next decision."""
-        recorded = list(outcomes)
-        self.session.remember(
-            [one for outcome in recorded for one in outcome.evidence],
-            scored=[shadow.key for outcome in recorded for shadow in outcome.shadows],
-        )
+        """Count the drafters that were scored on this worker's outcomes as used.
+
+        The outcomes' evidence comes from the transaction that recorded them, see `EvidenceCache.take`.
+        """
+        self.session.count_scored(shadow.key for outcome in outcomes for shadow in outcome.shadows)
 
     def save(self) -> None:
         """Write the budgets; before a worker ends."""

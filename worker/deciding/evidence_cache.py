@@ -1,4 +1,8 @@
-"""The evidence of all tasks in memory: read once from the database, then updated with what all workers add."""
+"""The evidence of all tasks in memory: read once from the database, then updated with what all workers add.
+
+The cache holds rows of acceptance_state and never adds up jobs itself. So each key stands exactly where the ledger
+stood after some row of it, its position, and a decision can be taken again from the ledger.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from heapq import nlargest
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
-from alphaloop.deciding.evidence_snapshot import MAX_TASKS, num_jobs, place_of
-from alphaloop.deciding.evidence_source import JobLengths, Place
+from alphaloop.deciding.evidence_snapshot import MAX_TASKS
+from alphaloop.deciding.evidence_source import JobLengths, Place, Standing, TaskSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
@@ -22,13 +26,19 @@ from alphaloop.store.drafts import DraftRegistry
 class _Held:
     num_jobs: int
     evidence: KeyEvidence
+    position: int  #: the last row of the ledger that it includes
+
+    @classmethod
+    def of(cls, row: StateRow) -> _Held:
+        """As the row says."""
+        return cls(row.num_jobs, row.evidence, row.last_ledger_id)
 
 
 class EvidenceCache:
     """Rows of acceptance_state for one target, one engine and this worker's drafters, and which drafts are stale.
 
-    An `EvidenceSource`. `refresh` reads changes from the database, from any thread; `add` counts this worker's own
-    outcomes at once; everything else answers from memory.
+    An `EvidenceSource`. `refresh` reads changes from the database, and `take` is given the rows that this worker's own
+    outcomes changed, both from any thread. Everything else answers from memory.
     """
 
     def __init__(
@@ -66,55 +76,50 @@ class EvidenceCache:
             if look.is_all:
                 self._begin_with(look.rows)
             else:
-                for row in look.rows:
-                    self._take(row)
+                self.take(look.rows)
             self._seen = look.seen
 
     def is_stale(self, drafter: str, revision: str) -> bool:
         """Whether that draft is flagged stale, or retired."""
         return (drafter, revision) in self._stale
 
-    def add(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> None:
-        """Count jobs that were recorded just now, together by key, as the store did."""
-        by_key: dict[EvidenceKey, list[EvidenceSums]] = {}
-        for key, job in jobs:
-            by_key.setdefault(key, []).append(job)
+    def take(self, rows: Iterable[StateRow]) -> None:
+        """Hold these rows, except where a newer one is held, because two threads bring rows."""
         with self._lock:
-            for key, its in by_key.items():
-                place = place_of(key)
-                held = self._open(place)
-                added = together(its, self._half_life)
-                before = held.get(key) or _Held(0, KeyEvidence.empty(added.as_of))
-                held[key] = _Held(before.num_jobs + len(its), before.evidence.with_job(added, self._half_life))
-                self._changed(place, num_jobs(its))
+            for row in rows:
+                self._take(row)
 
     def version(self, place: Place) -> int:
         """A number that grows by the number of jobs whenever evidence is added there."""
         return self._versions.get(place, 0)
 
-    def leaves(self, place: Place, now: datetime) -> dict[EvidenceKey, KeyEvidence]:
-        """The evidence there, by key, faded to `now`."""
+    def standing(self, place: Place, now: datetime) -> Standing:
+        """The evidence there, by key, faded to `now`, and where the ledger stood."""
         with self._lock:
-            held = self._open(place).items()
-            return {key: one.evidence.faded(max(now, one.evidence.all.as_of), self._half_life) for key, one in held}
+            held = self._open(place)
+            leaves = {
+                key: one.evidence.faded(max(now, one.evidence.all.as_of), self._half_life) for key, one in held.items()
+            }
+            return Standing(leaves, tuple(one.position for one in held.values()))
 
     def last_used(self, place: Place) -> datetime | None:
         """When the last job there ended; None without any."""
         with self._lock:
             return self._last_used(place) if self._open(place) else None
 
-    def of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
-        """The drafter's sums in each task that used it recently, faded to `now`."""
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> TaskSums:
+        """The drafter's sums in each task that used it recently, faded to `now`, and where the ledger stood."""
         with self._lock:
             mine = (drafter.name, drafter.revision)
             places = [place for place in self._unread.keys() | self._held.keys() if place[1:] == mine]
             if len(places) > MAX_TASKS:
                 places = nlargest(MAX_TASKS, places, key=self._last_used)
-            return [
-                total.faded(max(now, total.as_of), self._half_life)
-                for total in map(self._total, sorted(places))
-                if total is not None
-            ]
+            totals = ((place, self._total(place)) for place in sorted(places))
+            known = [(place, total) for place, total in totals if total is not None]
+            return TaskSums(
+                [total.faded(max(now, total.as_of), self._half_life) for _, total in known],
+                tuple(one.position for place, _ in known for one in self._held[place].values()),
+            )
 
     def lengths(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> JobLengths:
         """How long the task's jobs are, vanilla ones and those with these drafters together."""
@@ -140,17 +145,16 @@ class EvidenceCache:
     def _take(self, row: StateRow) -> None:
         key, place = row.key, _place_of(row)
         held = self._open(place)
-        # This worker may have counted an outcome here after the row was read; the next read finds both.
-        if key in held and held[key].num_jobs > row.num_jobs:
+        if key in held and held[key].position >= row.last_ledger_id:
             return
         num_more = row.num_jobs - held[key].num_jobs if key in held else row.num_jobs
-        held[key] = _Held(row.num_jobs, row.evidence)
+        held[key] = _Held.of(row)
         self._changed(place, max(1, num_more))
 
     def _open(self, place: Place) -> dict[EvidenceKey, _Held]:
         if place not in self._held:
             rows = self._unread.pop(place, [])
-            self._held[place] = {row.key: _Held(row.num_jobs, row.evidence) for row in rows}
+            self._held[place] = {row.key: _Held.of(row) for row in rows}
         return self._held[place]
 
     def _changed(self, place: Place, num_more: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
+from uuid import UUID
 
 from alphaloop.cli.explaining.measured import Measured, measured
 from alphaloop.cli.explaining.sources import Evidence, evidence
@@ -46,6 +47,17 @@ class ExplainRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedAs:
+    """A decision that a worker took."""
+
+    decision_id: UUID
+    num_jobs: int  #: that were decided together
+    num_groups: int  #: of jobs that differ in segment or prompt length
+    host: str
+    is_reproduced: bool  #: taken again, it is the decision that was recorded
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """The decision that a worker would take, and its inputs."""
 
@@ -63,6 +75,7 @@ class Explanation:
     window: timedelta  #: the time that `measured` covers
     explore_share: float  #: what exploration and control slices may cost together
     changes: Sequence[DecisionChange]
+    recorded: RecordedAs | None = None  #: None: the decision that a worker would take
 
 
 def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
 from rich.text import Text
 
 from alphaloop.acceptance import Z95
-from alphaloop.cli.explaining.explanation import Explanation
+from alphaloop.cli.explaining.explanation import Explanation, RecordedAs
 from alphaloop.cli.explaining.sources import Evidence
 from alphaloop.cli.moments import shown
 from alphaloop.cli.screen import out, paragraph, rate, share, share_with_interval, table
@@ -29,8 +30,9 @@ _AIMS: Final = {
 }
 #: The limits of `--at`, shown with it.
 REBUILT: Final = (
-    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. Costs, "
-    "settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
+    "No recorded decision of that time answers this, so it is what a worker would have decided. Evidence is rebuilt "
+    "from what is stored: exactly as far back as single jobs are kept, from hourly sums before that. Costs, settings "
+    "and the measured batch sizes are today's; of flags only the last change is known."
 )
 
 
@@ -40,7 +42,9 @@ def show(found: Explanation) -> None:
     chosen = named(decision.drafter, decision.num_draft_tokens)
     paragraph(f"{request.task}: {chosen} ({words(decision.reason)})", style="bold")
     paragraph(_sentence(decision.explanation))
-    if not request.is_now:
+    if found.recorded is not None:
+        paragraph(_recorded(found.recorded, request.at), style="dim")
+    elif not request.is_now:
         paragraph(f"As of {shown(request.at)}. {REBUILT}", style="dim")
     _heading("request")
     paragraph(_asked(found))
@@ -55,6 +59,15 @@ def show(found: Explanation) -> None:
         paragraph(line)
     _heading("changes, newest first")
     _show_changes(found.changes)
+
+
+def _recorded(its: RecordedAs, at: datetime) -> str:
+    groups = f" in {its.num_groups} groups" if its.num_groups > 1 else ""
+    jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs{groups}"
+    sentences = f"Decided on {shown(at)} for {jobs} on {its.host}, and recorded with its inputs. "
+    if its.is_reproduced:
+        return sentences + "Taken again from them, it is the same decision."
+    return sentences + "Taken again from them, it is another decision: the program has changed since."
 
 
 def named(drafter: str | None, num_draft_tokens: int) -> str:
@@ -78,6 +91,8 @@ def _asked(found: Explanation) -> str:
     )
     if context.objective.aim in _AIMS:
         sentences += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
+    if found.recorded is not None:
+        return sentences
     return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
 
 

@@ -10,12 +10,13 @@ from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cli.explaining.explanation import serving
+from alphaloop.cli.replaying.recorded import RecordedReplay
 from alphaloop.cost import CostTable
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.hindsight import Case, Compared, Hindsight, Tally
-from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules
+from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules, is_free
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -25,6 +26,8 @@ from alphaloop.store.engines import EngineStore
 from alphaloop.store.past import PastStore, Recorded
 
 _DAY: Final = timedelta(days=1)
+#: Decisions are read from so long before the window, because its first jobs were decided before.
+_LONGEST_DECODING: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Replayed:
     tasks: dict[str, Compared] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)  #: jobs by the reason that they would have had
     num_batches: int = 0
+    num_recorded: int = 0  #: decisions of the window that are stored with their inputs
+    num_reproduced: int = 0  #: of these, decisions that come out as they were recorded
     num_given: int = 0  #: probes, controls, and jobs whose mode the job or the engine fixed
     left_out: Counter[str] = field(default_factory=Counter)  #: jobs that were not compared, by the reason
     num_days: int = 0
@@ -72,19 +77,22 @@ def replay_history(
     """
     found, past, rules = Replayed(window), PastStore(database), rules_of(would)
     engines = _Engines(database, was, would, rules, window, seed)
+    decided = RecordedReplay(database, was, would, rules, window.task)
     num_told = 0
     for number, (begin, end) in enumerate(window.days()):
         engines.begin_day(end)
+        decided.read_until(begin - _LONGEST_DECODING, end)
         cases: dict[EngineName, dict[Case, Tally]] = {}
         for recorded in past.recorded(begin, end, task=window.task):
-            _replay_recorded(recorded, engines, cases, found)
+            _replay_recorded(recorded, decided, engines, cases, found)
             if (num_jobs := sum(found.reasons.values())) >= num_told + 500:
                 num_told = num_jobs
                 tell(number, num_jobs)
         engines.compare(cases, end, found)
         tell(number + 1, sum(found.reasons.values()))
         found.num_days = number + 1
-    found.num_batches = engines.num_batches
+    found.num_batches = engines.num_batches + decided.num_recorded
+    found.num_recorded, found.num_reproduced = decided.num_recorded, decided.num_reproduced
     return found
 
 
@@ -100,6 +108,7 @@ class _Engines:
         self, database: Database, was: Settings, would: Settings, rules: Rules, window: Window, seed: int
     ) -> None:
         self._registry, self._store = DraftRegistry(database), CostStore(database)
+        self._rules_before = rules_of(was)
         self._was, self._would, self._rules, self._window, self._seed = was, would, rules, window, seed
         self._past = PastStore(database)
         # Runs do not record their host, so the host that was calibrated last stands for all hosts of a device.
@@ -169,6 +178,10 @@ class _Engines:
         mine = job.key.drafter, job.key.draft_revision
         return not job.key.drafter or mine in {(drafter.name, drafter.revision) for drafter in drafters}
 
+    def is_free(self, job: PastJob) -> bool:
+        """Whether rules had a say in how it was decoded."""
+        return is_free(job, self._rules_before)
+
     def _snapshot_pair(self, target_revision: str, engine: str) -> tuple[EvidenceSnapshot, EvidenceSnapshot]:
         """For deciding, with the half-life of the replayed settings, and for hindsight, with that of today's."""
         subject = target_revision, engine
@@ -207,29 +220,43 @@ class _Engines:
 
 
 def _replay_recorded(
-    recorded: Recorded, engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed
+    recorded: Recorded,
+    decided: RecordedReplay,
+    engines: _Engines,
+    cases: dict[EngineName, dict[Case, Tally]],
+    found: Replayed,
 ) -> None:
-    """Decide the jobs that were recorded together by the evidence from before, then count them."""
+    """Decide the jobs that were recorded together, then count them as evidence.
+
+    A job whose decision is not stored is decided by the evidence from before it was recorded.
+    """
     batches: dict[object, list[PastJob]] = {}
     for job in map(_job, recorded.runs):
         name = job.decode_batch_id, job.engine, job.key.task, job.key.sampling_bucket
         batches.setdefault(name, []).append(job)
     for batch in batches.values():
-        _replay_batch(batch, engines, cases, found)
+        _replay_batch(batch, decided, engines, cases, found)
     engines.add(recorded.evidence)
     for key in recorded.scored:
         engines.scored(key)
 
 
 def _replay_batch(
-    jobs: Sequence[PastJob], engines: _Engines, cases: dict[EngineName, dict[Case, Tally]], found: Replayed
+    jobs: Sequence[PastJob],
+    decided: RecordedReplay,
+    engines: _Engines,
+    cases: dict[EngineName, dict[Case, Tally]],
+    found: Replayed,
 ) -> None:
     replay = engines.replay(jobs[0].engine)
     if replay is None:
         found.left_out["an engine that was never measured"] += len(jobs)
         return
-    for job, decision in zip(jobs, replay.decide(jobs), strict=True):
-        if decision is None:
+    known = [decided.decided(job) for job in jobs]
+    others = iter(replay.decide([job for job, its in zip(jobs, known, strict=True) if its is None]))
+    for job, recorded in zip(jobs, known, strict=True):
+        decision = recorded or next(others)
+        if decision is None or not engines.is_free(job):
             found.num_given += 1
             continue
         if not engines.is_known(job):

@@ -32,6 +32,11 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     )
     if found.num_given:
         paragraph(f"{found.num_given} more were probes, controls, or fixed by the job or by the state of the engine.")
+    if found.num_recorded:
+        paragraph(
+            f"{found.num_reproduced} of {found.num_recorded} recorded decisions come out as they were, with the "
+            "settings of their time."
+        )
     for why, number in found.left_out.items():
         if number:
             paragraph(f"{number} more are left out: {why}.")
@@ -68,6 +73,8 @@ def document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
         "until": found.window.until,
         "changed": list(changed),
         "num_batches": found.num_batches,
+        "num_recorded": found.num_recorded,
+        "num_reproduced": found.num_reproduced,
         "num_given": found.num_given,
         "left_out": {why: number for why, number in found.left_out.items() if number},
         "reasons": dict(found.reasons),

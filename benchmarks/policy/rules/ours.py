@@ -148,7 +148,7 @@ class Ours:
         """Store the batch's counts; its rounds correct the costs."""
         self._evidence.add(batch, choice, decoded)
         key = evidence_key(batch.cell)
-        self._session.remember((), scored=[replace(key, drafter=d.name) for d in self._evidence.scored])
+        self._session.count_scored([replace(key, drafter=d.name) for d in self._evidence.scored])
         verify_ms, draft_ms = decoded.round_ms
         step = Step(
             finished=(),

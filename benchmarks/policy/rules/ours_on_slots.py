@@ -70,14 +70,14 @@ class OursOnSlots:
             save_every_s=math.inf,
             clock=lambda: self._now_ms / 1000,
         )
-        limits, snapshot = PolicyLimits(), EvidenceSnapshot(HALF_LIFE)
+        limits, self._evidence = PolicyLimits(), EvidenceSnapshot(HALF_LIFE)
         self._session = DecisionSession(
             TARGET,
             ENGINE,
-            snapshot,
-            posteriors=Posteriors(snapshot, limits),
+            self._evidence,
+            posteriors=Posteriors(self._evidence, limits),
             choices=ChoicesInMemory(),
-            budgets=BudgetsInMemory(snapshot, lambda: self._drafters),
+            budgets=BudgetsInMemory(self._evidence, lambda: self._drafters),
             costs=lambda: self._costs.table,
             drafters=lambda: self._drafters,
             limits=limits,
@@ -173,7 +173,8 @@ class OursOnSlots:
         for drafter in scored:
             most = next(d.max_draft_tokens for d in self._drafters if d.name == drafter)
             add(drafter, job.counts_at(drafter, most), most, None)
-        self._session.remember(found, scored=[replace(key, drafter=drafter) for drafter in scored])
+        self._evidence.add(found)
+        self._session.count_scored([replace(key, drafter=drafter) for drafter in scored])
 
     def close(self) -> None:
         """The stream is over."""

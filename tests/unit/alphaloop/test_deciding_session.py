@@ -80,7 +80,7 @@ class Made:
 
 def test_an_incumbent_stays_in_its_load_and_outlives_its_session_in_the_log() -> None:
     made = Made()
-    made.session.remember(seen(0.6, 3))
+    made.evidence.add(seen(0.6, 3))
     alone = made.decide(1)
     crowded = made.decide(8)
     assert alone.num_draft_tokens > crowded.num_draft_tokens
@@ -104,23 +104,23 @@ def test_loads_are_powers_of_two(num_running: int) -> None:
 
 def test_a_little_new_evidence_waits_a_second_and_much_does_not() -> None:
     made = Made()
-    made.session.remember(seen(0.9, 200))
+    made.evidence.add(seen(0.9, 200))
 
     def expected(now: datetime) -> float:
         return max(a.tokens_per_round for a in made.decide(now=now).alternatives)
 
     before = expected(NOW)
-    made.session.remember(seen(0.0, 2))
+    made.evidence.add(seen(0.0, 2))
     assert expected(NOW + SECOND / 2) == before
     later = expected(NOW + SECOND)
     assert later < before
-    made.session.remember(seen(0.0, 40))
+    made.evidence.add(seen(0.0, 40))
     assert expected(NOW + SECOND) < later
 
 
 def test_settings_by_running_follow_evidence_at_once_and_costs_within_a_second() -> None:
     made = Made()
-    made.session.remember(seen(0.8, 20))
+    made.evidence.add(seen(0.8, 20))
     first = made.decide(8)
     assert first.setting_while(1).num_draft_tokens > first.setting_while(8).num_draft_tokens
     made.table = costs(0.0)
@@ -134,7 +134,7 @@ def test_settings_by_running_follow_evidence_at_once_and_costs_within_a_second()
 def test_segments_are_decided_apart_only_where_they_differ() -> None:
     for alpha, is_apart in ((0.02, True), (0.9, False)):
         made = Made(table=costs(6.0))
-        made.session.remember([*seen(0.9, 20, segment="gold"), *seen(alpha, 20, segment="free")])
+        made.evidence.add([*seen(0.9, 20, segment="gold"), *seen(alpha, 20, segment="free")])
         jobs = [JobFacts(20, 200, name) for name in ("gold", "free", "gold", "free")]
         decisions = made.session.decide(CODE, jobs, TaskRules(), num_running=4, now=NOW)
         assert decisions[0] == decisions[2]
@@ -152,11 +152,11 @@ def test_a_budget_counts_the_jobs_of_the_decision_and_not_those_that_run() -> No
 
 def test_a_drafter_that_was_scored_counts_as_used() -> None:
     made = Made(explores=True)
-    made.session.remember(seen(0.0, 30))
+    made.evidence.add(seen(0.0, 30))
     for _ in range(3):
         assert made.decide(8).reason is Reason.NOT_FASTER
     unseen = made.session.budget(CODE)
-    made.session.remember((), scored=[seen(0.0)[0][0]])
+    made.session.count_scored([seen(0.0)[0][0]])
     scored = made.session.budget(CODE)
     assert unseen is not None
     assert scored is not None

@@ -94,6 +94,7 @@ class Turning:
             recorder=recorder,
             publishing=recorder,
             background=BackgroundWrites(self.hurry.wait),
+            store_decisions=nothing,
             steering=Steering(SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)), lambda: NOW),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
             decider=SimpleNamespace(decide_each=self._decide, remember=nothing, save=nothing),
@@ -126,7 +127,7 @@ class Turning:
         assert len({one.claimed.job_id for one in self.ended}) == len(self.ended), "a job ended twice"
         return {one.claimed.job_id: one.outcome.status for one in self.ended}
 
-    def _decide(self, lane: object, jobs: Sequence[object], task: object, *, num_running: int) -> list[Decision]:
+    def _decide(self, lane: object, jobs: Sequence[object], *_: object, **__: object) -> list[Decision]:
         self.decided.append(len(jobs))
         return [VANILLA for _ in jobs]
 

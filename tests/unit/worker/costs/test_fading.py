@@ -69,9 +69,9 @@ def test_a_variance_is_never_negative(history: list[tuple[str, float, int]], var
             use(correction, figure, now, num_rounds)
         else:
             now = Moment(now.seconds + figure, now.num_rounds + num_rounds)
-        (estimate,) = correction.estimates(["shape"], now, 0.3).values()
-        assert estimate.variance >= 0.0
-        assert math.isfinite(estimate.mean)
+        for estimate in (correction.level(now, 0.3), correction.deviation("shape")):
+            assert estimate.variance >= 0.0
+            assert math.isfinite(estimate.mean)
 
 
 @given(levels, st.floats(0.02, 0.5))

@@ -33,8 +33,9 @@ from benchmarks.policy.rounds import Counts, Outcomes
 from benchmarks.policy.rules.ours import HALF_LIFE, Ours
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
 from benchmarks.policy.stream import Cell
+from benchmarks.workload.ledger import LedgerInMemory
 from tests.fakes import FakeEngine
-from tests.fixtures.runs import decode_run, outcome, simulated_counts, vanilla_counts
+from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
 from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
@@ -105,6 +106,7 @@ def by_worker(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[
         drafters={drafter.name: drafter.revision for drafter in DRAFTERS},
         half_life=HALF_LIFE,
     )
+    ledger = LedgerInMemory(HALF_LIFE)
     costs = LiveCosts(points, half_life=32, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0)
     budgets = BudgetsInMemory(EvidenceSnapshot(HALF_LIFE), lambda: DRAFTERS)
     decider = Decider(engine, cache, ChoicesInMemory(), budgets, costs=costs, limits=LIMITS, now=lambda: now)
@@ -113,7 +115,7 @@ def by_worker(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[
         jobs = [prepared(run, number, index) for index, run in enumerate(past.runs)]
         key = lane_of(jobs[0].job, jobs[0].sampling)
         yield decider.decide_each(key, jobs, TaskSettings(max_tokens=MAX_TOKENS))
-        decider.remember(outcome(f"{number}-{index}", run=run) for index, run in enumerate(past.runs))
+        cache.take(ledger.record((run.key, run.evidence) for run in past.runs))
 
 
 def prepared(run: DecodeRun, number: int, index: int) -> PreparedJob:

@@ -1,0 +1,241 @@
+"""A thousand decisions of a whole worker, each taken again from the database alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import select
+
+from alphaloop.cli.replaying.run import Window, replay_history
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.settings import Settings, overridden
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.past_decisions import PastDecisions, RecordedDecisions
+from alphaloop.tables import decode_runs
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
+from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts
+from tests.fixtures.worker import Client, RunningWorker
+from worker.engine import Step
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
+
+NUM_DECISIONS: Final = 1000
+CHUNK: Final = 96
+LOOKUP: Final = DrafterState("lookup", "r1", 6, offers=(0.7, 0.9), through=(0.4,))
+DRAFT: Final = DrafterState("draft", "r1", 4, cache_bytes_per_token=100)
+
+
+class MixedEngine(FakeEngine):
+    """Acceptance differs by segment, prompt and drafter and changes on the way; the host has slow spells."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(num_slots=8, drafters=(LOOKUP, DRAFT), slowness=1.0, seed=seed)
+        self._rng = random.Random(seed)
+
+    def step(self) -> Step:
+        """A round as slow as the host is now."""
+        is_slow = self.num_steps // 150 % 4 == 3
+        self._slowness = (3.0 if is_slow else 1.0) * self._rng.uniform(0.9, 1.1)
+        return super().step()
+
+    def _round(self, sequence: Any) -> int:
+        prepared = sequence.prepared
+        alpha = {"gold": 0.9, "free": 0.1}.get(prepared.job.segment, 0.6)
+        if len(prepared.token_ids) > 256:
+            alpha *= 0.3
+        if sequence.drafter is DRAFT:
+            alpha = min(0.95, alpha + 0.2)
+        if self.num_steps > 600:
+            alpha = 1.0 - alpha
+        self._acceptance = (alpha,)
+        return super()._round(sequence)
+
+
+def job(rng: random.Random, number: int) -> tuple[str, bytes]:
+    """A job of one of five tasks; some are forced, probes, controls, in a hurry, or sampled."""
+    task = rng.choice(["code", "sql", "chat", "math", "legal"])
+    value: dict[str, Any] = {"job_id": f"{number}", "prompt": f"text number {number}", "max_tokens": rng.randint(8, 64)}
+    if task == "code":
+        value["segment"] = rng.choice(["gold", "free"])
+    if task == "sql":
+        value["prompt"] = " ".join(["word"] * rng.choice([40, 400]))
+    if task == "chat":
+        value |= {"temperature": rng.choice([0.4, 0.9]), "seed": number}
+    if task == "math" and rng.random() < 0.5:
+        value["deadline"] = (datetime.now(UTC) + timedelta(minutes=rng.randint(5, 50))).isoformat()
+    kind = rng.random()
+    if kind < 0.02:
+        value |= {"purpose": "probe", "probe_drafter": "draft", "probe_num_draft_tokens": 3}
+    elif kind < 0.04:
+        value["purpose"] = "control"
+    elif kind < 0.08:
+        value["decoding"] = rng.choice(["vanilla", "speculative"])
+    return task, json.dumps(value).encode()
+
+
+@contextmanager
+def deciding(settings: Settings, seed: int, decided: dict[UUID, tuple[Decision, ...]]) -> Iterator[RunningWorker]:
+    """A worker whose decisions are kept as they are taken."""
+    worker = RunningWorker(settings, MixedEngine(seed), seed=seed)
+    decider = worker.components.decider
+    decide_each = decider.decide_each
+
+    def kept(*args: Any, decision_id: UUID, **kwargs: Any) -> tuple[Decision, ...]:
+        decided[decision_id] = decide_each(*args, decision_id=decision_id, **kwargs)
+        return decided[decision_id]
+
+    decider.decide_each = kept  # type: ignore[method-assign]
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def another_worker(database: Database, rng: random.Random, number: int, like: MixedEngine | FakeEngine) -> None:
+    """Jobs that another worker recorded, under keys that the first one uses too."""
+    runs: list[DecodeRun] = []
+    for task in ("code", "sql", "chat"):
+        counts = simulated_counts(rng, [0.5] * 4, 12)
+        run = decode_run(counts, task=task, revision="r1", at=datetime.now(UTC), prompt_bucket="<=256")
+        identity = like.identity
+        key = replace(run.key, target_revision=identity.target_revision, engine=identity.engine)
+        runs.append(replace(run, key=key))
+    ids = [f"other-{number}-{run.key.task}" for run in runs]
+    JobStore(database).claim([claim_request(i) for i in ids], owner="other", lease_s=60, max_attempts=3)
+    recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
+    OutcomeStore(database).record(recorded, owner="other")
+
+
+@pytest.fixture
+def settings(worker_settings: Settings) -> Settings:
+    """Explores, measures by switchback, and looks for other workers' evidence all the time."""
+    worker = worker_settings.worker.model_copy(update={"batch_size": 8, "evidence_poll_s": 0.05})
+    return worker_settings.model_copy(update={"worker": worker})
+
+
+def run_until(
+    settings: Settings, database: Database, rng: random.Random, num_decisions: int, *, restarts: int
+) -> dict[UUID, tuple[Decision, ...]]:
+    """Decisions of a mixed run, by their ids; the worker is restarted on the way."""
+    client, registry = Client(settings), DraftRegistry(database)
+    decided: dict[UUID, tuple[Decision, ...]] = {}
+    num_sent = 0
+    for part in range(1, restarts + 2):
+        with deciding(settings, part, decided) as worker:
+            engine = worker.components.engine
+            assert isinstance(engine, FakeEngine)
+            while len(decided) < num_decisions * part / (restarts + 1):
+                by_task: dict[str, list[bytes]] = {}
+                for _ in range(CHUNK):
+                    task, value = job(rng, num_sent)
+                    by_task.setdefault(task, []).append(value)
+                    num_sent += 1
+                for task, values in by_task.items():
+                    client.send(task, values)
+                another_worker(database, rng, num_sent, engine)
+                client.results(num_sent)
+                is_stale = num_sent // CHUNK % 4 == 0
+                status = DraftStatus.STALE if is_stale else DraftStatus.ACTIVE
+                registry.set_status("draft", "r1", engine.identity.target_revision, status, "a test")
+    return decided
+
+
+def test_a_thousand_recorded_decisions_are_taken_again_exactly(
+    settings: Settings, database: Database, rng: random.Random, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = run_until(settings, database, rng, NUM_DECISIONS, restarts=1)
+    now = datetime.now(UTC)
+    past = PastDecisions(database).between(now - timedelta(hours=1), now)
+    assert len(past.records) == len(decided) >= NUM_DECISIONS
+    again = {record.decision_id: past.decide(record) for record in past.records}
+    assert {name: (again[name], decided[name]) for name in decided if again[name] != decided[name]} == {}
+    assert all(past.is_reproduced(record) for record in past.records)
+    assert_mixed(past, decided)
+    assert_changes_are_noticed(past)
+    assert settings.postgres.url is not None
+    monkeypatch.setenv("DATABASE_URL", settings.postgres.url.get_secret_value())
+    assert_replayed(database, settings, past)
+    assert_explained(cli, database, past, decided, rng)
+
+
+def assert_changes_are_noticed(past: RecordedDecisions) -> None:
+    """A decision with other inputs, or another outcome, does not count as reproduced."""
+    record = next(record for record in past.records if record.outcome["decisions"][0]["speedup"] is not None)
+    crowded = {**record.inputs, "lengths": [1.0, 5.0, 5.0]}
+    assert not past.is_reproduced(replace(record, decision_id=uuid4(), inputs=crowded))
+    others = [{**one, "speedup": 1.5} for one in record.outcome["decisions"]]
+    assert not past.is_reproduced(replace(record, outcome={**record.outcome, "decisions": others}))
+
+
+def assert_replayed(database: Database, settings: Settings, past: RecordedDecisions) -> None:
+    """Replay reproduces every decision of its window, and decides otherwise where other settings say so."""
+    begin, end = past.records[0].decided_at, datetime.now(UTC)
+    window = Window(begin, end, None)
+    same = replay_history(database, settings, settings, window, seed=1, tell=lambda days, jobs: None)
+    assert same.num_recorded == same.num_reproduced == len(past.records)
+    recorded = Counter(
+        kind["reason"]
+        for record in past.records
+        for kind in record.outcome["decisions"]
+        if kind["reason"] in ("exploring", "uncertain")
+    )
+    assert recorded.keys() <= same.reasons.keys()
+    thrifty = overridden(settings, ["policy.explore_share=0.0", "models.drafters.lookup.max_draft_tokens=2"])
+    other = replay_history(database, settings, thrifty, window, seed=1, tell=lambda days, jobs: None)
+    assert other.num_reproduced == len(past.records)
+    assert Reason.EXPLORING not in other.reasons
+    assert all(would.num_draft_tokens <= 4 for task in other.tasks.values() for _, would in task.settings)
+
+
+def assert_explained(
+    cli: Cli,
+    database: Database,
+    past: RecordedDecisions,
+    decided: Mapping[UUID, Sequence[Decision]],
+    rng: random.Random,
+) -> None:
+    """By its moment and by one of its jobs, a decision is explained as it was taken."""
+    with database.begin() as connection:
+        rows = connection.execute(select(decode_runs.c.decode_batch_id, decode_runs.c.job_id))
+        job_of = {row.decode_batch_id: row.job_id for row in rows}
+    for record in rng.sample([record for record in past.records if record.decision_id in job_of], 8):
+        at = record.decided_at.isoformat()
+        by_moment = cli("explain", record.task, "--sampling", record.sampling_bucket, "--at", at, "--json").json
+        by_job = cli("explain", "--job", job_of[record.decision_id], "--json").json
+        for found in (by_moment, by_job):
+            assert found["recorded"]["decision_id"] == str(record.decision_id)
+            assert found["recorded"]["is_reproduced"]
+            assert found["decision"]["explanation"] in {one.explanation for one in decided[record.decision_id]}
+    assert "it is the same decision" in " ".join(cli("explain", "code", "--at", "0m").out.split())
+    assert cli("explain", "--job", "nonesuch").code == 1
+    assert cli("explain").code == cli("explain", "code", "--job", "1").code == 1
+
+
+def assert_mixed(past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decision]]) -> None:
+    """The run held what makes decisions hard to take again."""
+    reasons = Counter(one.reason for decisions in decided.values() for one in decisions)
+    assert {Reason.EXPLORING, Reason.FASTER, Reason.FORCED, Reason.PROBE, Reason.CONTROL} <= reasons.keys()
+    inputs = [record.inputs for record in past.records]
+    assert len({record.session_id for record in past.records}) == 2
+    assert len({(record.session_id, its["session"]) for record, its in zip(past.records, inputs, strict=True)}) > 2
+    assert len({(record.session_id, its["costs"]) for record, its in zip(past.records, inputs, strict=True)}) > 200
+    assert sum(len(its["posteriors"]) > 1 for its in inputs) > 20
+    assert sum("splits" in its for its in inputs) > 20
+    assert sum("settings_from" in its for its in inputs) > 20
+    assert sum(len({one.setting for one in decisions}) > 1 for decisions in decided.values()) > 5
