@@ -55,6 +55,9 @@ class TaskSettings(Section):
     """One task of configs/tasks.toml: the defaults of its jobs."""
 
     description: str = ""
+    weight: float = Field(
+        1.0, ge=0.01, le=100.0
+    )  #: while several tasks have waiting jobs, they share the device time of a worker in proportion to their weights
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
