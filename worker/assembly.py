@@ -141,6 +141,8 @@ def assemble(
             quantum_s=limits.task_quantum_s,
             ageing_s=limits.priority_ageing_s,
             weight_of=lambda task: validation.task(task).weight,
+            read_s=deciding.costs.read_s,
+            most_slack_s=limits.shared_beginning_slack_s,
         ),
         Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts),
         leases,
