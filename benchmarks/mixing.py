@@ -15,7 +15,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from rich.console import Console
@@ -128,7 +128,8 @@ def _draft(num_layers: int) -> LanguageModel:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        return LanguageModel(LlamaForCausalLM(config).eval(), 4096)
+        model: Any = LlamaForCausalLM(config)
+        return LanguageModel(model.eval(), 4096)
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -69,8 +69,8 @@ def main() -> None:
     prompts = read_folder(options.prompts)
     runs: dict[float, list[Decoded]] = {slack_s: [] for slack_s in SLACKS_S}
     for seed in range(options.rounds):
-        jobs = draw_jobs(prompts, num=options.num, num_history=0, num_warm_up=0, seed=seed).measured
-        jobs = _with_texts(jobs, options.characters, options.texts, random.Random(seed))
+        drawn = draw_jobs(prompts, num=options.num, num_history=0, num_warm_up=0, seed=seed).measured
+        jobs = _with_texts(drawn, options.characters, options.texts, random.Random(seed))
         sampling = Sampling(max_tokens=1, temperature=0.0)
         prepared = [engine.prepare(job.as_job(), replace(sampling, max_tokens=job.max_tokens)) for job in jobs]
         for slack_s in SLACKS_S if seed % 2 else reversed(SLACKS_S):

@@ -36,7 +36,6 @@ class _Task(Generic[Item]):
     name: str
     share: DeviceShare = field(default_factory=DeviceShare)
     jobs: WaitingJobs[Item] = field(default_factory=WaitingJobs)
-    held: HeldBeginnings = field(default_factory=HeldBeginnings)
 
 
 class AdmissionQueue(Generic[Item]):
@@ -80,6 +79,7 @@ class AdmissionQueue(Generic[Item]):
         self._ageing_s = ageing_s
         self._weight_of = weight_of
         self._slack = SharingSlack(read_s, most_slack_s)
+        self._held = HeldBeginnings(measured_batch)
         self._tasks: dict[str, _Task[Item]] = {}
         self._backlogged: dict[str, _Task[Item]] = {}
         self._running: set[str] = set()
@@ -173,7 +173,7 @@ class AdmissionQueue(Generic[Item]):
                 self._turns.begin(task.jobs.measured_lanes())
                 break
             job_s = self._expected_job_s(task.share)
-            taken.append(self._admit(task, task.jobs.take_traffic(task.held, self._slack, job_s)))
+            taken.append(self._admit(task, task.jobs.take_traffic(self._held, self._slack, job_s)))
             if not (task.jobs.num_jobs if may_measure else task.jobs.has_traffic):
                 order.leave()
         self._turns.count_traffic(len(taken))
@@ -191,7 +191,7 @@ class AdmissionQueue(Generic[Item]):
 
     def _admit(self, task: _Task[Item], job: WaitingJob[Item]) -> WaitingJob[Item]:
         task.share.admit(self._expected_job_s(task.share))
-        task.held.admit(job.beginnings)
+        self._held.admit(job.beginnings)
         self._served_last = task.name
         self._running.add(task.name)
         self._num_bytes -= job.num_bytes
@@ -204,15 +204,14 @@ class AdmissionQueue(Generic[Item]):
         for lane, num_jobs in running.items():
             num_running[lane.task] += num_jobs
         for name in self._running | num_running.keys():
-            task = self._task(name)
-            task.share.observe(num_running[name])
-            task.held.observe(num_running[name])
+            self._task(name).share.observe(num_running[name])
+        self._held.observe(num_running.total())
         self._running = set(num_running)
         self._mean_over_tasks_s = None
 
     def _slack_s(self, name: str) -> float:
         task = self._tasks[name]
-        return self._slack.of(task.jobs.num_shared(task.held, self._slack, self._expected_job_s(task.share)))
+        return self._slack.of(task.jobs.num_shared(self._held, self._slack, self._expected_job_s(task.share)))
 
     def _expected_job_s(self, share: DeviceShare) -> float:
         if share.mean_job_s is not None:

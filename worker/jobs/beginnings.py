@@ -38,13 +38,15 @@ def beginnings_of(token_ids: Sequence[int]) -> tuple[Beginning, ...]:
 
 
 class HeldBeginnings:
-    """The beginnings of one task's running jobs.
+    """The beginnings that the slots will hold when the next job starts: those of the jobs admitted last.
 
-    Which of the admitted jobs have ended is not known here, so the oldest ones are taken. A wrong guess costs only
-    time: a beginning is read again, or a job goes first for nothing.
+    Jobs are claimed ahead of the engine, so a job that runs now may have ended when the next one starts. Which admitted
+    jobs have ended is not known here, so the oldest ones are taken. A wrong guess costs only time: a beginning is read
+    again, or a job goes first for nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
         self._by_job: deque[tuple[Beginning, ...]] = deque()
         self._num_jobs: dict[Beginning, int] = {}
 
@@ -54,13 +56,14 @@ class HeldBeginnings:
         return self._num_jobs.keys()
 
     def admit(self, beginnings: tuple[Beginning, ...]) -> None:
-        """A job with these beginnings runs now."""
+        """A job with these beginnings was admitted."""
         self._by_job.append(beginnings)
         for beginning in beginnings:
             self._num_jobs[beginning] = self._num_jobs.get(beginning, 0) + 1
+        self.observe(self._num_slots)
 
     def observe(self, num_running: int) -> None:
-        """Take the number of jobs that still run."""
+        """Take the number of admitted jobs that have not ended."""
         while len(self._by_job) > num_running:
             for beginning in self._by_job.popleft():
                 num_left = self._num_jobs.pop(beginning) - 1

@@ -156,12 +156,15 @@ def test_a_prompts_last_token_belongs_to_no_beginning() -> None:
     assert [one.num_tokens for one in beginnings_of(range(257))] == [256, 128, 64]
 
 
-def test_the_jobs_admitted_last_are_those_that_run() -> None:
-    held = HeldBeginnings()
+def test_the_slots_hold_the_jobs_admitted_last() -> None:
+    held = HeldBeginnings(num_slots=3)
     for number in (1, 2, 2, 3):
         held.admit(text_of(number))
+    assert set(held.beginnings) == {*text_of(2), *text_of(3)}
     held.observe(2)
     assert set(held.beginnings) == {*text_of(2), *text_of(3)}
+    held.observe(1)
+    assert set(held.beginnings) == set(text_of(3))
     held.observe(0)
     assert not held.beginnings
 
