@@ -57,7 +57,7 @@ class WaitingJobs(Generic[Item]):
     The effective priority of a job is `priority + waited_s / ageing_s`. It grows equally fast for all jobs, so the
     order of two jobs never changes: it is the order of `since_s - priority * ageing_s`, the rank.
 
-    A job whose prompt begins like a running job's may overtake: at most `slack` after the first job in rank, and only
+    A job whose prompt begins like a running job's may overtake: less than `slack` after the first job in rank, and only
     while the jobs that overtook the first job are expected to take no more than `slack`. What overtook a later job also
     overtook the first one, so the limit holds for every job.
     """
@@ -171,7 +171,7 @@ class WaitingJobs(Generic[Item]):
             candidate, slack_s = self._by_beginning[beginning][0], slack.of(beginning.num_tokens)
             if self._overtaking.device_s + job_s > slack_s:
                 break  # shorter beginnings have less slack
-            if candidate[0] - first[0] <= slack_s:
+            if candidate[0] - first[0] < slack_s:
                 return candidate, beginning.num_tokens
         return first, num_shared
 
