@@ -140,7 +140,12 @@ def assemble(
         intake,
         validation,
         AdmissionQueue(
-            measured_batch=limits.batch_size, quantum_s=limits.task_quantum_s, ageing_s=limits.priority_ageing_s
+            measured_batch=limits.batch_size,
+            quantum_s=limits.task_quantum_s,
+            ageing_s=limits.priority_ageing_s,
+            weight_of=lambda task: validation.task(task).weight,
+            read_s=deciding.costs.read_s,
+            most_slack_s=limits.shared_beginning_slack_s,
         ),
         Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts),
         leases,

@@ -55,6 +55,9 @@ class TaskSettings(Section):
     """One task of configs/tasks.toml: the defaults of its jobs."""
 
     description: str = ""
+    weight: float = Field(
+        1.0, ge=0.01, le=100.0
+    )  #: while several tasks have waiting jobs, they share the device time of a worker in proportion to their weights
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
@@ -100,6 +103,9 @@ class WorkerSettings(Section):
     max_watermark_distance: int = Field(10_000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
     task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
     priority_ageing_s: float = Field(10.0, gt=0)  #: a wait of this length counts as one step of priority
+    shared_beginning_slack_s: float = Field(
+        10.0, ge=0
+    )  #: most device time by which jobs may go before their turn to share a prompt's beginning with a running job
     max_job_bytes: int = Field(1 << 20, ge=1024)
     max_json_depth: int = Field(32, ge=4)
     max_attempts: int = Field(3, ge=1)  #: a job fails after so many attempts whose worker died

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -228,6 +229,26 @@ def test_a_job_of_another_task_does_not_wait_for_the_backlog(worker_settings: Se
         num_rounds = len(engine.rounds) - num_before
     # Before it go 8 jobs that are claimed ahead, and a quantum of device time: 1 s, which are 8 jobs of 5 rounds / 4.
     assert num_rounds <= 30
+
+
+def test_tasks_with_a_backlog_share_the_device_by_the_weights_of_the_settings(worker_settings: Settings) -> None:
+    settings = with_worker(worker_settings, task_quantum_s=0.1)
+    heavy = settings.tasks["code"].model_copy(update={"weight": 3.0})
+    settings = settings.model_copy(update={"tasks": {**settings.tasks, "code": heavy}})
+    client, engine = Client(settings), SteppedEngine(num_slots=4)
+    client.send("code", [job(f"code-{number}", 3) for number in range(500)], partition=0)
+    with stepped_worker(settings, engine) as running:
+        engine.wait_at_round()
+        # Later, because jobs that started before another task had any are not weighed against that task.
+        client.send("sql", [job(f"sql-{number}", 6) for number in range(120)], partition=0)
+        until(lambda: running.components.intake.num_in_flight == 620, "all jobs were delivered")
+        for _ in range(360):
+            engine.wait_at_round()
+            wait_until_claimed_ahead(running)
+            engine.allow()
+        assert running.components.feed.waiting().keys() == {"code", "sql"}
+    tasks = Counter(name.partition("-")[0] for round_ in engine.rounds[60:360] for name in round_)
+    assert tasks["code"] / tasks["sql"] == pytest.approx(3, rel=0.15)
 
 
 def test_a_database_that_is_away_stops_no_round_and_loses_nothing(

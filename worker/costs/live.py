@@ -42,7 +42,7 @@ _MOST_KNOWN: Final = 10_000
 
 
 class LiveCosts:
-    """Measured points and what real rounds make of them. One thread owns it; `level` may be read from others.
+    """Measured points and what real rounds make of them. One thread owns it; others may ask `level` and `read_s`.
 
     Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old.
     `save` is called with every point whenever a correction or its doubt has moved, at most every `save_every_s`.
@@ -93,6 +93,11 @@ class LiveCosts:
     def level(self, part: str | None) -> float:
         """How much slower than calibrated the target or a drafter is now."""
         return self._corrections[part].level(self._now(), self._towards(part)).factor
+
+    def read_s(self, num_tokens: int) -> float:
+        """Seconds in which the target reads so many tokens of a prompt, as slow as it is now; 0 if never measured."""
+        ms = self._calibrated.prefill_ms(None, num_tokens)
+        return ms * self.level(None) / 1000 if ms else 0.0
 
     @property
     def table(self) -> CostTable:

@@ -9,6 +9,7 @@ from itertools import count
 from statistics import fmean
 from typing import Final, Generic, TypeVar
 
+from worker.jobs.beginnings import Beginning, HeldBeginnings, SharingSlack
 from worker.jobs.lanes import LaneKey, lane_of
 from worker.jobs.measured import MeasuredTurns
 from worker.jobs.order import TaskOrder
@@ -48,6 +49,9 @@ class AdmissionQueue(Generic[Item]):
 
     Within a task: by priority, where `ageing_s` of waiting are worth one step, and then by arrival.
 
+    Jobs whose prompts begin alike save the device time in which that beginning is read, as long as they run together.
+    So a job may overtake others of its task, and its task may go on beyond the quantum, up to `SharingSlack`.
+
     Probes and controls are compared by their times, so each of their lanes runs alone, see `MeasuredTurns`.
     """
 
@@ -58,6 +62,8 @@ class AdmissionQueue(Generic[Item]):
         quantum_s: float = 1.0,
         ageing_s: float = 10.0,
         weight_of: Callable[[str], float] = lambda task: 1.0,
+        read_s: Callable[[int], float] = lambda num_tokens: 0.0,
+        most_slack_s: float = 0.0,
     ) -> None:
         """An empty queue.
 
@@ -66,10 +72,14 @@ class AdmissionQueue(Generic[Item]):
             quantum_s: device seconds over weight that a task may be ahead of the task that had least.
             ageing_s: seconds of waiting that are worth one step of priority.
             weight_of: the weight of a task, above 0; asked whenever the task is charged, so weights may change.
+            read_s: device seconds in which the target reads so many tokens of a prompt, as measured.
+            most_slack_s: device seconds by which jobs may go before their turn to share a beginning; 0: never.
         """
         self._quantum_s = quantum_s
         self._ageing_s = ageing_s
         self._weight_of = weight_of
+        self._slack = SharingSlack(read_s, most_slack_s)
+        self._held = HeldBeginnings(measured_batch)
         self._tasks: dict[str, _Task[Item]] = {}
         self._backlogged: dict[str, _Task[Item]] = {}
         self._running: set[str] = set()
@@ -95,14 +105,24 @@ class AdmissionQueue(Generic[Item]):
             for name, task in sorted(self._backlogged.items())
         }
 
-    def add(self, lane: LaneKey, item: Item, *, priority: int, num_bytes: int, now: float) -> None:
-        """Let a job wait; `now` is when its waiting began."""
+    def add(
+        self,
+        lane: LaneKey,
+        item: Item,
+        *,
+        priority: int,
+        num_bytes: int,
+        now: float,
+        beginnings: tuple[Beginning, ...] = (),
+    ) -> None:
+        """Let a job wait; `now` is when its waiting began, `beginnings` are its prompt's, the longest first."""
         task = self._task(lane.task)
         if not task.jobs.num_jobs:
             charged_s = (other.share.virtual_s for other in self._backlogged.values())
             task.share.virtual_s = max(task.share.virtual_s, min(charged_s, default=self._most_charged_s))
             self._backlogged[task.name] = task
-        task.jobs.add((now - priority * self._ageing_s, next(self._arrival)), WaitingJob(lane, item, num_bytes, now))
+        place = (now - priority * self._ageing_s, next(self._arrival))
+        task.jobs.add(place, WaitingJob(lane, item, num_bytes, now, () if self._slack.is_none else beginnings))
         self._num_bytes += num_bytes
 
     def next(self, limit: int, *, running: Mapping[LaneKey, int]) -> list[tuple[LaneKey, Item]]:
@@ -146,13 +166,14 @@ class AdmissionQueue(Generic[Item]):
             tasks = {name: task for name, task in tasks.items() if task.jobs.has_traffic} or tasks
         may_measure = tasks is self._backlogged
         shares = {name: task.share for name, task in tasks.items()}
-        order = TaskOrder(shares, self._served_last, self._quantum_s)
+        order = TaskOrder(shares, self._served_last, self._quantum_s, self._slack_s)
         while len(taken) < limit and (name := order.next()) is not None:
             task = self._tasks[name]
             if may_measure and task.jobs.is_measured_first():
                 self._turns.begin(task.jobs.measured_lanes())
                 break
-            taken.append(self._admit(task, task.jobs.take_traffic()))
+            job_s = self._expected_job_s(task.share)
+            taken.append(self._admit(task, task.jobs.take_traffic(self._held, self._slack, job_s)))
             if not (task.jobs.num_jobs if may_measure else task.jobs.has_traffic):
                 order.leave()
         self._turns.count_traffic(len(taken))
@@ -170,6 +191,7 @@ class AdmissionQueue(Generic[Item]):
 
     def _admit(self, task: _Task[Item], job: WaitingJob[Item]) -> WaitingJob[Item]:
         task.share.admit(self._expected_job_s(task.share))
+        self._held.admit(job.beginnings)
         self._served_last = task.name
         self._running.add(task.name)
         self._num_bytes -= job.num_bytes
@@ -183,8 +205,13 @@ class AdmissionQueue(Generic[Item]):
             num_running[lane.task] += num_jobs
         for name in self._running | num_running.keys():
             self._task(name).share.observe(num_running[name])
+        self._held.observe(num_running.total())
         self._running = set(num_running)
         self._mean_over_tasks_s = None
+
+    def _slack_s(self, name: str) -> float:
+        task = self._tasks[name]
+        return self._slack.of(task.jobs.num_shared(self._held, self._slack, self._expected_job_s(task.share)))
 
     def _expected_job_s(self, share: DeviceShare) -> float:
         if share.mean_job_s is not None:

@@ -18,6 +18,7 @@ from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
 from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import ReadyJob, Validation
 from worker.jobs.admission import AdmissionQueue, Waiting
+from worker.jobs.beginnings import beginnings_of
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claiming, Claims
 from worker.jobs.lanes import LaneKey
@@ -135,8 +136,16 @@ class JobFeed:
         self._refuse(refused)
 
     def _wait_in_line(self, ready: ReadyJob, now: float) -> None:
+        beginnings = beginnings_of(ready.prepared.token_ids)
         with self._lock:
-            self._queue.add(ready.lane, ready, priority=ready.job.priority, num_bytes=ready.num_bytes, now=now)
+            self._queue.add(
+                ready.lane,
+                ready,
+                priority=ready.job.priority,
+                num_bytes=ready.num_bytes,
+                now=now,
+                beginnings=beginnings,
+            )
 
     def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
         for delivery, error in refused:

@@ -22,6 +22,11 @@ def read(folder: Path, settings: str) -> object:
         (f'vanilla_patterns = ["{"a" * 501}"]', r"tasks\.code\.vanilla_patterns\.0: .*at most 500 characters"),
         (f"vanilla_patterns = {['a'] * 101}", r"tasks\.code\.vanilla_patterns: .*at most 100 items"),
         ('vanilla_patterns = "a*"', r"tasks\.code\.vanilla_patterns: .*tuple"),
+        ("weight = 0.0", r"tasks\.code\.weight: .*greater than or equal to 0\.01; found 0\.0"),
+        ("weight = -1", r"tasks\.code\.weight: .*greater than or equal to 0\.01; found -1"),
+        ("weight = 1e3", r"tasks\.code\.weight: .*less than or equal to 100; found 1000"),
+        ("weight = nan", r"tasks\.code\.weight: .*found nan"),
+        ('weight = "heavy"', r"tasks\.code\.weight: .*valid number.*; found 'heavy'"),
         ("target_time_per_token_ms = 0", r"tasks\.code\.target_time_per_token_ms: .*greater than 0"),
         ("target_time_to_first_token_ms = -1.0", r"tasks\.code\.target_time_to_first_token_ms: .*greater than 0"),
         (

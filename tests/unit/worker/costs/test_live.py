@@ -97,6 +97,16 @@ def test_kin_have_one_drafters_times_and_its_corrections(store: Store, clock: Cl
     assert [point for point in saved if point.drafter == "gated"] == of_model != []
 
 
+def test_reading_a_prompt_takes_what_was_calibrated_times_how_slow_the_target_is(store: Store, clock: Clock) -> None:
+    costs = live(store, clock)
+    assert [costs.read_s(num_tokens) for num_tokens in (0, 64, 640)] == pytest.approx([0.0, 0.03, 0.3])
+    for _ in range(6 * HALF_LIFE):
+        costs.observe(step(2 * 11.0))
+    assert costs.table is not None
+    assert costs.read_s(64) == pytest.approx(0.06, rel=0.02)
+    assert live(store, clock, [point for point in POINTS if point.kind is CostKind.ROUND]).read_s(64) == 0.0
+
+
 def test_rounds_of_the_calibrated_time_change_nothing(store: Store, clock: Clock) -> None:
     costs = live(store, clock)
     for _ in range(100):

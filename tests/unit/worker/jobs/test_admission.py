@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby, pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alphaloop.settings import read_tasks
 from tests.fixtures.simulated_device import SimulatedDevice, lane
 from worker.jobs.admission import AdmissionQueue, Waiting
 
@@ -86,6 +88,35 @@ def test_shares_come_close_to_the_weights() -> None:
         device.step(1.0)
     for task, weight in weight_of.items():
         assert device.device_s[task] / sum(device.device_s.values()) == pytest.approx(weight / 6, rel=0.05)
+
+
+def test_weights_of_the_settings_divide_device_time_whatever_jobs_take(tmp_path: Path) -> None:
+    (tmp_path / "tasks.toml").write_text("[tasks.code]\nweight = 3\n[tasks.sql]\n", encoding="utf-8")
+    tasks, rng = read_tasks(tmp_path), Random(3)
+    mean_s = {"code": 0.3, "sql": 2.0}
+    queue = filled(dict.fromkeys(tasks, 6000), weight_of=lambda task: tasks[task].weight)
+    device = SimulatedDevice(queue, 8, lambda key, _: rng.expovariate(1 / mean_s[key.task]))
+    for _ in range(1500):
+        device.step(1.0)
+        assert queue.waiting(0.0).keys() == tasks.keys(), "both have backlog"
+    assert device.device_s["code"] / device.device_s["sql"] == pytest.approx(3, rel=0.05)
+
+
+@settings(derandomize=True, deadline=None, max_examples=12)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([0.1, 1.0, 10.0]), min_size=3, max_size=3))
+def test_no_task_starves_whatever_its_weight(seed: int, weights: list[float]) -> None:
+    """A task gets a job in before all tasks together had the device time that one task may be ahead, times weight."""
+    rng, weight_of = Random(seed), dict(zip(TASKS, weights, strict=True))
+    mean_s = {task: rng.choice([0.2, 1.0]) for task in TASKS}
+    queue = filled(dict.fromkeys(TASKS, 4), weight_of=weight_of.__getitem__)
+    device = SimulatedDevice(queue, 3, lambda key, _: rng.uniform(0, 2 * mean_s[key.task]))
+    longest_wait_s = sum(weights) * (1.0 + 2 * 3 * 2 * max(mean_s.values()) / min(weights))
+    admitted_at_s = dict.fromkeys(TASKS, 0.0)
+    for _ in range(int(2 * longest_wait_s)):
+        for key, _ in device.step(1.0):
+            admitted_at_s[key.task] = sum(device.device_s.values())
+            add(queue, key.task, 1)
+        assert sum(device.device_s.values()) - min(admitted_at_s.values()) <= longest_wait_s
 
 
 def test_one_call_shares_by_what_jobs_are_expected_to_take() -> None:

@@ -92,7 +92,13 @@ class Feeding:
     """A feed with everything around it, driven by hand."""
 
     def __init__(
-        self, *, num_ahead: int = 2, max_waiting: int = 100, max_bytes: int = 1 << 20, engine: FakeEngine | None = None
+        self,
+        *,
+        num_ahead: int = 2,
+        max_waiting: int = 100,
+        max_bytes: int = 1 << 20,
+        engine: FakeEngine | None = None,
+        most_slack_s: float = 0.0,
     ) -> None:
         self.intake, self.table, self.recorder = Buffer(), ClaimTable(), Ended()
         self.now, self.hurry = 0.0, InstantEvent()
@@ -101,7 +107,7 @@ class Feeding:
         self.feed = JobFeed(
             self.intake,  # type: ignore[arg-type]
             validation(engine),
-            AdmissionQueue(measured_batch=4),
+            AdmissionQueue(measured_batch=4, read_s=lambda num_tokens: num_tokens / 100, most_slack_s=most_slack_s),
             Claiming(self.table, owner="w", lease_s=30, max_attempts=3),  # type: ignore[arg-type]
             self.leases,
             self.publishing,
@@ -169,6 +175,18 @@ def test_the_loop_gets_jobs_by_priority_and_then_by_arrival() -> None:
     one.send("low", priority=0)
     one.send("first", "second", priority=5)
     assert one.decode_all() == ["first", "second", "low"]
+
+
+def test_a_job_whose_prompt_begins_like_a_running_jobs_goes_first() -> None:
+    one = Feeding(num_ahead=1, most_slack_s=10.0)
+    texts = {"a": "red " * 70, "b": "blue " * 70}
+    for job_id, text in (("a1", "a"), ("b1", "b"), ("b2", "b"), ("a2", "a")):
+        one.send(job_id, prompt=texts[text] + job_id)
+    order = []
+    for _ in range(4):
+        one.feed.turn()
+        order += [started.job_id for started in one.start()]
+    assert order == ["a1", "a2", "b1", "b2"]
 
 
 def test_every_job_reaches_the_loop_once_and_the_books_are_empty_afterwards() -> None:
