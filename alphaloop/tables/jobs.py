@@ -66,7 +66,8 @@ outbox: Final = Table(
     Column("headers", JSON, nullable=False, comment="Kafka headers of each job, text to text, in the order of job_ids"),
     Column("owner", Text, comment="Worker that recorded them and publishes them first"),
     instant("created_at", "When they were recorded", server_default=NOW),
-    comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that recorded them",
+    comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that "
+    "recorded them",
 )
 
 cancellations: Final = Table(
