@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -19,7 +20,7 @@ from alphaloop.store.recording import record_counts
 __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a claimed job ended. `result` is the Result message's JSON; `run` is None when nothing was decoded."""
 
@@ -32,7 +33,7 @@ class Outcome:
     run: DecodeRun | None = None
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
 
-    @property
+    @cached_property
     def counted(self) -> JobCounts:
         """The counts of the job."""
         return JobCounts(self.job_id, self.attempt, self.run, self.shadows)

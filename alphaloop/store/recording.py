@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
@@ -11,17 +12,14 @@ from sqlalchemy import Connection, func, select
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.store.acceptance_state import add_jobs
+from alphaloop.store.copying import copy_rows
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import add_to_hours, count_columns
 from alphaloop.store.partitions import ensure_days, utc_day
-from alphaloop.store.row_set import RowSet
 from alphaloop.tables import decode_runs, evidence_rows
 
-_RUNS: Final = RowSet(list(decode_runs.c))
-_ROWS: Final = RowSet(list(evidence_rows.c))
-_INSERT_RUNS: Final = f"INSERT INTO decode_runs ({_RUNS.columns}) SELECT {_RUNS.given} FROM {_RUNS.source}"  # noqa: S608
-_INSERT_ROWS: Final = f"INSERT INTO evidence_rows ({_ROWS.columns}) SELECT {_ROWS.given} FROM {_ROWS.source}"  # noqa: S608
 _RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
+_run_values: Final = attrgetter(*_RUN)
 
 
 def record_counts(
@@ -36,7 +34,7 @@ def record_counts(
     if not jobs:
         return
     decoded = [job.run.decoded_at for job in jobs if job.run] + [s.decoded_at for job in jobs for s in job.shadows]
-    ensure_days(connection, {utc_day(at) for at in decoded})
+    ensure_days(connection, {utc_day(at) for at in set(decoded)})
     add_to_hours(connection, jobs)
     ledger_ids = iter(add_jobs(connection, [row for job in jobs for row in _ledger_rows(job)], half_life))
     moment = recorded_at or connection.execute(select(func.clock_timestamp())).scalar_one()
@@ -47,9 +45,9 @@ def record_counts(
             runs.append(_run_row(job, job.run, next(ledger_ids)))
         rows += [_evidence_row(job, shadow, next(ledger_ids)) for shadow in job.shadows]
     position = {"recorded_in": min(row["ledger_id"] for row in (*runs, *rows)), "recorded_at": moment}
-    for statement, its in ((_INSERT_RUNS, runs), (_INSERT_ROWS, rows)):
+    for table, its in ((decode_runs, runs), (evidence_rows, rows)):
         if its:
-            connection.exec_driver_sql(statement, {"rows": RowSet.parameter(row | position for row in its)})
+            copy_rows(connection, table, [row | position for row in its])
 
 
 def _ledger_rows(job: JobCounts) -> list[tuple[EvidenceKey, EvidenceSums] | None]:
@@ -65,10 +63,10 @@ def _run_row(job: JobCounts, run: DecodeRun, ledger_id: int) -> dict[str, Any]:
         "job_id": job.job_id,
         "attempt": job.attempt,
         "is_evidence": job.is_run_evidence,
-        **{name: getattr(run, name) for name in _RUN},
+        **dict(zip(_RUN, _run_values(run), strict=True)),
         **run.key.columns,
         **count_columns(run.counts),
-        "chances": list(run.chances),
+        "chances": tuple(run.chances),
     }
 
 
@@ -82,7 +80,7 @@ def _evidence_row(job: JobCounts, shadow: ShadowRun, ledger_id: int) -> dict[str
         "is_whole": not shadow.chances,
         "num_draft_tokens": shadow.num_draft_tokens,
         **count_columns(shadow.counts),
-        "chances": list(shadow.chances),
+        "chances": tuple(shadow.chances),
         "num_prompt_tokens": shadow.num_prompt_tokens,
         "num_output_tokens": shadow.num_output_tokens,
     }
