@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import Connection, Table
+
+from alphaloop.store.exchange import driver_of
 
 
 def copy_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -30,7 +31,9 @@ def copy_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, 
             case _:
                 return value
 
-    driver = cast(psycopg.Connection, connection.connection.driver_connection)
-    with driver.cursor() as cursor, cursor.copy(f"COPY {table.name} ({', '.join(names)}) FROM STDIN") as copy:
+    with (
+        driver_of(connection).cursor() as cursor,
+        cursor.copy(f"COPY {table.name} ({', '.join(names)}) FROM STDIN") as copy,
+    ):
         for row in rows:
             copy.write_row([text_of(row[name]) for name in names])

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final
 
-from sqlalchemy import Connection
+import psycopg
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
@@ -43,12 +43,11 @@ _ADD: Final = f"""
 """  # noqa: S608 - names of columns, no values
 
 
-def add_to_hours(connection: Connection, jobs: Sequence[JobCounts]) -> None:
+def add_to_hours(driver: psycopg.Connection, jobs: Sequence[JobCounts]) -> None:
     """Add these jobs to the rows of their hours, in the caller's transaction."""
     sums = sums_by_hour(jobs)
-    if not sums:
-        return
-    connection.exec_driver_sql(_ADD, {"rows": RowSet.parameter(sums.values())})
+    if sums:
+        driver.execute(_ADD, {"rows": RowSet.parameter(sums.values())})
 
 
 def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -16,6 +16,7 @@ from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, d
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
+from alphaloop.store.exchange import driver_of
 from alphaloop.store.notices import CANCELLATIONS
 from alphaloop.tables import cancellations, jobs
 
@@ -100,7 +101,7 @@ class JobStore:
         columns = {name: [getattr(one, name) for one in first.values()] for name in ClaimRequest.__slots__}
         columns["segment"] = [one.segment or "" for one in first.values()]
         with self._database.single() as connection:
-            rows = connection.exec_driver_sql(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
+            rows = driver_of(connection).execute(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
             mine = {job_id: _claimed(job_id, attempt, cancelled, max_attempts) for job_id, attempt, cancelled in rows}
         known = self._known([job_id for job_id in first if job_id not in mine])
         answers: list[Claim] = []

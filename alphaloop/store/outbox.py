@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import ARRAY, BigInteger, Connection, Text, bindparam, cast, delete, func, select
+from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, delete, func, select
 
 from alphaloop.store.database import Database
+from alphaloop.store.exchange import driver_of
 from alphaloop.tables import jobs, outbox
 
 _ENQUEUE: Final = """
@@ -42,7 +43,8 @@ def enqueue(connection: Connection, topic: str, headers: Mapping[str, Mapping[st
     """
     written = json.dumps([dict(of_one) for of_one in headers.values()])
     row = {"topic": topic, "job_ids": list(headers), "headers": written, "owner": owner}
-    return int(connection.exec_driver_sql(_ENQUEUE, row).scalar_one())
+    (row_id,) = driver_of(connection).execute(_ENQUEUE, row).fetchone() or (0,)
+    return int(row_id)
 
 
 class Outbox:
@@ -56,9 +58,7 @@ class Outbox:
         if not ids:
             return
         with self._database.single() as connection:
-            connection.execute(
-                delete(outbox).where(outbox.c.id == func.any(bindparam("ids", list(ids), ARRAY(BigInteger))))
-            )
+            driver_of(connection).execute("DELETE FROM outbox WHERE id = ANY(%s)", [list(ids)])
 
     def relay(self, publish: Callable[[Sequence[OutboxMessage]], None], *, older_than_s: float, limit: int = 4) -> int:
         """Publish the messages of rows older than `older_than_s`, of `limit` rows, oldest first; returns how many.

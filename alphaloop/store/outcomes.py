@@ -14,6 +14,7 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.exchange import one_exchange
 from alphaloop.store.outbox import OutboxMessage, enqueue
 from alphaloop.store.recording import record_counts
 
@@ -82,10 +83,12 @@ def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -
             name: [getattr(outcome, name) for outcome in asked] for name in ("job_id", "attempt", "status")
         }
         columns["result"] = [one.result.decode() for one in asked]
-        found = connection.exec_driver_sql(_END_JOBS, {**columns, "owner": owner}).all()
+        with one_exchange(connection) as driver:  # with the BEGIN
+            answer = driver.execute(_END_JOBS, {**columns, "owner": owner})
+        found = answer.fetchall()
         winners.update(group[job_id][0] for job_id, is_unknown in found if not is_unknown)
         if unknown := [job_id for job_id, is_unknown in found if is_unknown]:
-            connection.exec_driver_sql("DELETE FROM jobs WHERE job_id = ANY(%(unknown)s)", {"unknown": unknown})
+            driver.execute("DELETE FROM jobs WHERE job_id = ANY(%(unknown)s)", {"unknown": unknown})
     return [outcome for number, outcome in enumerate(outcomes) if number in winners]
 
 

@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.store.acceptance_state import add_jobs
+from alphaloop.store.acceptance_state import add_jobs, lock_keys
 from alphaloop.store.copying import copy_rows
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.exchange import one_exchange
 from alphaloop.store.hourly_sums import add_to_hours, count_columns
 from alphaloop.store.partitions import ensure_days, utc_day
 from alphaloop.tables import decode_runs, evidence_rows
@@ -35,9 +36,13 @@ def record_counts(
         return
     decoded = [job.run.decoded_at for job in jobs if job.run] + [s.decoded_at for job in jobs for s in job.shadows]
     ensure_days(connection, {utc_day(at) for at in set(decoded)})
-    add_to_hours(connection, jobs)
-    ledger_ids = iter(add_jobs(connection, [row for job in jobs for row in _ledger_rows(job)], half_life))
-    moment = recorded_at or connection.execute(select(func.clock_timestamp())).scalar_one()
+    evidence = [row for job in jobs for row in _ledger_rows(job)]
+    with one_exchange(connection) as driver:
+        add_to_hours(driver, jobs)
+        locked = lock_keys(driver, evidence)
+    drawn, clock = locked.ledger_ids()
+    ledger_ids, moment = iter(drawn), recorded_at or clock
+    add_jobs(driver, locked, evidence, drawn, half_life)
     runs: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for job in jobs:
