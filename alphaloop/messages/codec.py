@@ -66,8 +66,8 @@ def derived_job_id(origin: Origin) -> str:
 def payload_digest(job: Job) -> bytes:
     """SHA-256 over everything the sender asked for. Equal digests of one job_id are a redelivery, others a conflict.
 
-    Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come in
-    the order of the model, whatever order the sender wrote them in.
+    Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come
+    in the order of the model, whatever order the sender wrote them in.
     """
     content = job.model_dump_json(exclude={"job_id"}, exclude_none=True, exclude_defaults=True)
     return hashlib.sha256(content.encode()).digest()
