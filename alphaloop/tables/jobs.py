@@ -46,7 +46,7 @@ jobs: Final = Table(
     Index("ix_jobs_batch_id", "batch_id", postgresql_where=text("batch_id IS NOT NULL")),
     # No index on what renewal and outcome change, and room in each page for the outcomes of the jobs that are claimed
     # there, which are longer than the claims: neither then touches an index (HOT). The outcomes fill the room.
-    postgresql_with={"fillfactor": 20},
+    postgresql_with={"fillfactor": 15},
     comment="One row a job: claim, then the one recorded outcome",
 )
 

@@ -146,7 +146,7 @@ def create_jobs() -> None:
             "status IN ('running','succeeded','failed','expired','cancelled')", name=op.f("ck_jobs_status")
         ),
         PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
-        postgresql_with={"fillfactor": 20},
+        postgresql_with={"fillfactor": 15},
         comment="One row a job: claim, then the one recorded outcome",
     )
     op.create_index("ix_jobs_batch_id", "jobs", ["batch_id"], postgresql_where=text("batch_id IS NOT NULL"))
