@@ -35,9 +35,10 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, infer
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
+from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, lock_keys
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.exchange import one_exchange
 from alphaloop.store.packed_evidence import pack
 from alphaloop.store.schema import upgrade
 from worker.deciding.evidence_cache import EvidenceCache
@@ -115,7 +116,10 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
 
     def record_batch() -> None:
         with database.begin() as connection:
-            add_jobs(connection, some, HALF_LIFE)
+            with one_exchange(connection) as driver:
+                locked = lock_keys(driver, some)
+            ledger_ids, _ = locked.ledger_ids()
+            add_jobs(driver, locked, some, ledger_ids, HALF_LIFE)
 
     def all_rows() -> list[object]:
         found: list[object] = []

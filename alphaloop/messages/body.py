@@ -23,7 +23,8 @@ def _token_ids_as_keys(value: object) -> object:
     # Checked before pydantic reads the items, because its error would repeat a wrong key, which may be prompt text.
     if isinstance(value, dict) and not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
         raise ValueError("expected token ids as keys, decimal numbers such as '50256', found another key")
-    return value
+    # In one order, because the digest of a job is taken over its fields as they stand.
+    return dict(sorted(value.items())) if isinstance(value, dict) else value
 
 
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
@@ -129,8 +130,8 @@ class Body(BaseModel):
     def _accept_openai_spellings(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        for name, neutral in UNSUPPORTED.items():
-            if name in value and value[name] not in neutral:
+        for name in sorted(UNSUPPORTED.keys() & value.keys()):
+            if value[name] not in UNSUPPORTED[name]:
                 raise ValueError(f"{name} is not supported; leave it out")
         if (newer := value.get("max_completion_tokens")) is not None:
             if value.get("max_tokens") not in (None, newer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
@@ -49,7 +50,8 @@ def parse_job(
             field="task",
             hint="send the job to the topic of its task, or leave the field out",
         )
-    fields.setdefault("job_id", derived_job_id(origin))
+    if "job_id" not in fields:
+        fields["job_id"] = derived_job_id(origin)
     try:
         return Job.model_validate(fields)
     except ValidationError as error:
@@ -64,10 +66,11 @@ def derived_job_id(origin: Origin) -> str:
 def payload_digest(job: Job) -> bytes:
     """SHA-256 over everything the sender asked for. Equal digests of one job_id are a redelivery, others a conflict.
 
-    Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts.
+    Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come
+    in the order of the model, whatever order the sender wrote them in.
     """
-    content = job.model_dump(mode="json", exclude={"job_id"}, exclude_none=True, exclude_defaults=True)
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).digest()
+    content = job.model_dump_json(exclude={"job_id"}, exclude_none=True, exclude_defaults=True)
+    return hashlib.sha256(content.encode()).digest()
 
 
 def encode_job(job: Job) -> bytes:
@@ -83,8 +86,10 @@ def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict
             f"expected at most {max_bytes} bytes, found {len(value)}",
             hint="shorten the prompt, or raise worker.max_job_bytes and the topics' max.message.bytes together",
         )
+    if value.startswith(BOM_UTF8):
+        raise MalformedMessage("expected JSON, found a byte order mark (BOM) before it")
     try:
-        fields = json.loads(value.decode("utf-8"), parse_constant=_refuse_constant)
+        fields = _DECODER.decode(value.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"expected UTF-8, found byte 0x{value[error.start]:02x} at {error.start}") from None
     except RecursionError:
@@ -98,7 +103,9 @@ def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict
         raise MalformedMessage(f"expected JSON numbers, found {error}") from None
     if not isinstance(fields, dict):
         raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
-    depth = max(_depths(fields))
+    # Every level opens a bracket, so most messages need no count.
+    is_flat = value.count(b"{") + value.count(b"[") <= max_depth
+    depth = 1 if is_flat else max(_depths(fields))
     if depth > max_depth:
         raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found {depth}")
     return fields
@@ -106,6 +113,9 @@ def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name}, which JSON does not have")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _depths(root: Any) -> Iterator[int]:

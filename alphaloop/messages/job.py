@@ -64,9 +64,10 @@ class Job(BaseModel):
     def _expand_shorthand(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        loose = {name: value[name] for name in SHORTHAND if name in value}
-        if not loose:
+        names = SHORTHAND & value.keys()
+        if not names:
             return value
+        loose = {name: value[name] for name in names}
         if "body" in value:
             raise ValueError(f"{sorted(loose)[0]} stands beside body; expected it inside body")
         if isinstance(loose.get("prompt"), str) and loose.get("messages") is None:

@@ -11,21 +11,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import psycopg
-from sqlalchemy import BigInteger, Connection, Text, delete, func, select, text
+from psycopg import Cursor
+from psycopg.rows import namedtuple_row
+from sqlalchemy import BigInteger, Connection, Text, delete, func, text
 from sqlalchemy import cast as sql_cast
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.database import Database
+from alphaloop.store.exchange import driver_of
 from alphaloop.store.fold import FoldedKey, add_group, folded_of, key_of
 from alphaloop.store.packed_evidence import unpack
 from alphaloop.store.row_set import RowSet
 from alphaloop.tables import acceptance_state
-from alphaloop.tables import ledger_ids as _ledger_ids
 from alphaloop.tables.state import KEY
 
 THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
@@ -143,35 +145,57 @@ class AcceptanceStateStore:
 
 def _read(connection: Connection, query: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
     """Rows in Postgres's binary form, without SQLAlchemy, so that packed evidence is not sent as hex."""
-    driver = cast(psycopg.Connection, connection.connection.driver_connection)
-    with driver.cursor(binary=True) as cursor:
+    with driver_of(connection).cursor(binary=True) as cursor:
         return cursor.execute(query.encode(), parameters).fetchall()
 
 
-def add_jobs(
-    connection: Connection, jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None], half_life: timedelta
-) -> tuple[list[int], list[StateRow]]:
-    """Fade the rows of these keys and add jobs, one `EvidenceSums` each, in the caller's transaction.
+@dataclass(frozen=True, slots=True)
+class LockedKeys:
+    """Keys locked by `lock_keys`. Its answers can be read behind the exchange."""
 
-    Returns a ledger_id for each of `jobs`, ascending, and the rows as they are now. None in `jobs` is a row of the
-    ledger that is no evidence. Keys are locked in one order, so that two workers cannot deadlock. Rows are read and
-    ledger_ids drawn under the locks, so no job of another worker is lost, and the ledger_ids of a key have the order in
-    which jobs were added.
+    keys: Sequence[EvidenceKey]
+    drawn: Cursor[tuple[int, datetime]]
+    standing: Cursor[Any]
+
+    def ledger_ids(self) -> tuple[list[int], datetime]:
+        """The ids that were drawn, ascending, and the moment by the database's clock."""
+        rows = self.drawn.fetchall()
+        return [ledger_id for ledger_id, _ in rows], rows[0][1]
+
+
+def lock_keys(driver: psycopg.Connection, jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None]) -> LockedKeys:
+    """Lock the keys of these jobs and draw a ledger_id for each; None in `jobs` is a row that is no evidence.
+
+    Keys are locked in one order, so that two workers cannot deadlock. Rows are read and ledger_ids drawn under the
+    locks, so no job of another worker is lost, and the ledger_ids of a key have the order in which jobs were added.
     """
     evidence = [job for job in jobs if job is not None]
-    keys = sorted({key for key, _ in evidence}, key=_place)
-    if not keys:
-        return _draw_ledger_ids(connection, len(jobs)), []
     as_of = {key: job.as_of for key, job in reversed(evidence)}
+    keys = sorted(as_of, key=_place)
     rows = {"rows": RowSet.parameter({**key.columns, "as_of": as_of[key]} for key in keys)}
-    connection.exec_driver_sql(_LOCK, rows)
-    ledger_ids = _draw_ledger_ids(connection, len(jobs))
-    standing = {key_of(row): folded_of(row) for row in connection.exec_driver_sql(_STANDING, rows)}
+    if keys:
+        driver.execute(_LOCK, rows)
+    drawn = driver.execute(_DRAW, {"number": len(jobs)})
+    standing = driver.cursor(row_factory=namedtuple_row)
+    return LockedKeys(keys, drawn, standing.execute(_STANDING, rows))
+
+
+def add_jobs(
+    driver: psycopg.Connection,
+    locked: LockedKeys,
+    jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None],
+    ledger_ids: Sequence[int],
+    half_life: timedelta,
+) -> list[StateRow]:
+    """Fade the rows of the locked keys and add jobs, one `EvidenceSums` each; returns the rows as they are now."""
+    if not locked.keys:
+        return []
+    standing = {key_of(row): folded_of(row) for row in locked.standing.fetchall()}
     by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
     for ledger_id, job in zip(ledger_ids, jobs, strict=True):
         if job is not None:
             by_key.setdefault(job[0], []).append((ledger_id, job[1]))
-    folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in keys}
+    folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
     changed = RowSet.parameter(
         {
             **key.columns,
@@ -182,15 +206,13 @@ def add_jobs(
         }
         for key, its in folded.items()
     )
-    connection.exec_driver_sql(_CHANGE, {"rows": changed})
-    return ledger_ids, [StateRow.of(key, its) for key, its in folded.items()]
+    driver.execute(_CHANGE, {"rows": changed})
+    return [StateRow.of(key, its) for key, its in folded.items()]
 
 
-def _draw_ledger_ids(connection: Connection, number: int) -> list[int]:
-    query = select(_ledger_ids.next_value()).select_from(func.generate_series(1, number).table_valued("n"))
-    return list(connection.execute(query).scalars())
-
-
+_DRAW: Final = """
+    SELECT nextval('ledger_ids'), clock_timestamp() FROM generate_series(1, %(number)s)
+"""
 _KEYS: Final = RowSet([*(acceptance_state.c[name] for name in KEY), acceptance_state.c.as_of])
 _FOLDED: Final = RowSet([column for column in acceptance_state.c if column.name != "changed_in"])
 _NAMES: Final = ", ".join(KEY)

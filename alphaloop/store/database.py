@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -9,9 +10,9 @@ from typing import Any, Final, Self
 
 import psycopg
 from pydantic import SecretStr
-from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from alphaloop.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
@@ -45,10 +46,11 @@ class Database:
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=connect_timeout_s,
-            pool_pre_ping=True,
             hide_parameters=True,
             connect_args=self._connect_args,
         )
+        event.listen(self._engine, "checkout", _refuse_if_cut)
+        self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -62,6 +64,18 @@ class Database:
                 yield connection
         except (SQLAlchemyError, psycopg.Error) as error:
             # Not chained, because the driver's text quotes rows, and rows hold prompts.
+            raise store_error(error, self.redacted_url) from None
+
+    @contextmanager
+    def single(self) -> Iterator[Connection]:
+        """For one statement that is a transaction by itself: the server is spoken to once, not three times.
+
+        Raises as `begin` does.
+        """
+        try:
+            with self._autocommit.connect() as connection:
+                yield connection
+        except (SQLAlchemyError, psycopg.Error) as error:
             raise store_error(error, self.redacted_url) from None
 
     def dedicated(self) -> psycopg.Connection:
@@ -100,6 +114,18 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _refuse_if_cut(connection: psycopg.Connection, record: object, proxy: object) -> None:
+    """Have the pool replace a connection that the server has ended.
+
+    The server sends a last message or closes the socket, and sends nothing else to an idle connection, but a change of
+    its settings. So the socket tells, and no question needs to be sent each time a connection is taken.
+    """
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    if waiting.poll(0):
+        raise DisconnectionError
 
 
 def parse_url(url: SecretStr) -> URL:

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import Any, Final
 
-from sqlalchemy import Connection
+import psycopg
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.messages import Purpose
-from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun, Source
+from alphaloop.store.decode_runs import JobCounts, Source
 from alphaloop.store.row_set import RowSet
 from alphaloop.tables import acceptance_hourly
 
@@ -31,6 +31,10 @@ _SUMS: Final = ", ".join(
     for column in acceptance_hourly.c
     if not column.primary_key
 )
+#: A row's sums without any job; lists are replaced, never changed.
+_NO_JOBS: Final[dict[str, Any]] = {
+    column.name: [] if isinstance(column.type, ARRAY) else 0 for column in acceptance_hourly.c if not column.primary_key
+}
 #: Rows are locked in one order, so that two workers that share hours cannot deadlock.
 _ADD: Final = f"""
     INSERT INTO acceptance_hourly AS standing ({_HOURS.columns}) SELECT {_HOURS.given} FROM {_HOURS.source}
@@ -39,74 +43,70 @@ _ADD: Final = f"""
 """  # noqa: S608 - names of columns, no values
 
 
-def add_to_hours(connection: Connection, jobs: Sequence[JobCounts]) -> None:
+def add_to_hours(driver: psycopg.Connection, jobs: Sequence[JobCounts]) -> None:
     """Add these jobs to the rows of their hours, in the caller's transaction."""
     sums = sums_by_hour(jobs)
-    if not sums:
-        return
-    connection.exec_driver_sql(_ADD, {"rows": RowSet.parameter(sums.values())})
+    if sums:
+        driver.execute(_ADD, {"rows": RowSet.parameter(sums.values())})
 
 
 def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The jobs as rows of acceptance_hourly, by `HOUR_KEY`. A job counts once under each of its evidence keys."""
-    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for job in jobs:
-        rows = [] if job.run is None else [_run_row(job.run)]
-        rows += [_shadow_row(shadow) for shadow in job.shadows if job.source(shadow) is Source.SHADOW]
-        for row in rows:
-            key = tuple(row[name] for name in HOUR_KEY)
-            sums[key] = add_rows(sums[key], row) if key in sums else row
-    return sums
+        if (run := job.run) is not None:
+            row = _row(rows, run.key, run.decoded_at, run.purpose, run.mode, run.num_draft_tokens)
+            _add(row, run.counts, run.num_tokens, run.num_prompt_tokens)
+            row["wall_s"] += run.wall_s
+            row["device_s"] += run.device_s
+        for shadow in job.shadows:
+            if job.source(shadow) is Source.SHADOW:
+                how = Purpose.TRAFFIC.value, SHADOW, shadow.num_draft_tokens
+                row = _row(rows, shadow.key, shadow.decoded_at, *how)
+                _add(row, shadow.counts, shadow.counts.num_tokens, shadow.num_prompt_tokens)
+    return {tuple(row[name] for name in HOUR_KEY): row for row in rows.values()}
 
 
-def add_rows(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """The sum of two rows of one key."""
-    total = dict(left)
-    for name, value in right.items():
-        if isinstance(value, list):
-            total[name] = [a + b for a, b in zip_longest(left[name], value, fillvalue=0)]
-        elif name not in HOUR_KEY:
-            total[name] = left[name] + value
-    return total
+def _row(
+    rows: dict[tuple[Any, ...], dict[str, Any]],
+    key: EvidenceKey,
+    decoded_at: datetime,
+    purpose: str,
+    mode: str,
+    num_draft_tokens: int,
+) -> dict[str, Any]:
+    """The row to add a job to; without jobs if it is new."""
+    bucket = decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    place = (bucket, key, purpose, mode, num_draft_tokens)
+    if place not in rows:
+        how = {"bucket": bucket, "purpose": purpose, "mode": mode, "num_draft_tokens": num_draft_tokens}
+        rows[place] = {**_NO_JOBS, **how, **key.columns}
+    return rows[place]
 
 
-def _run_row(run: DecodeRun) -> dict[str, Any]:
-    how = {"purpose": run.purpose, "mode": run.mode, "num_draft_tokens": run.num_draft_tokens}
-    return {
-        **_row(run.key, run.decoded_at, run.counts, run.num_tokens),
-        **how,
-        "num_prompt_tokens": run.num_prompt_tokens,
-        "wall_s": run.wall_s,
-        "device_s": run.device_s,
-    }
-
-
-def _shadow_row(shadow: ShadowRun) -> dict[str, Any]:
-    how = {"purpose": Purpose.TRAFFIC.value, "mode": SHADOW, "num_draft_tokens": shadow.num_draft_tokens}
-    return {
-        **_row(shadow.key, shadow.decoded_at, shadow.counts, shadow.counts.num_tokens),
-        **how,
-        "num_prompt_tokens": shadow.num_prompt_tokens,
-        "wall_s": 0.0,
-        "device_s": 0.0,
-    }
-
-
-def _row(key: EvidenceKey, decoded_at: datetime, counts: AcceptanceCounts, num_tokens: int) -> dict[str, Any]:
-    """One job as a row of sums: sums of squares and products are those of a single job."""
-    return {
-        "bucket": decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0),
-        **key.columns,
-        "num_jobs": 1,
-        **count_columns(counts),
-        "num_tokens": num_tokens,
-        "rounds_sq": counts.rounds**2,
-        "tokens_sq": num_tokens**2,
-        "rounds_tokens": counts.rounds * num_tokens,
+def _add(row: dict[str, Any], counts: AcceptanceCounts, num_tokens: int, num_prompt_tokens: int) -> None:
+    """Add one job. Sums of squares and products are those of single jobs."""
+    row["num_jobs"] += 1
+    row["rounds"] += counts.rounds
+    row["num_empty_rounds"] += counts.num_empty_rounds
+    row["num_cropped"] += counts.num_cropped
+    row["num_prompt_tokens"] += num_prompt_tokens
+    row["num_tokens"] += num_tokens
+    row["rounds_sq"] += counts.rounds**2
+    row["tokens_sq"] += num_tokens**2
+    row["rounds_tokens"] += counts.rounds * num_tokens
+    if not counts.proposed:
+        return
+    by_position: dict[str, Sequence[int]] = {
+        "proposed": counts.proposed,
+        "trials": counts.trials,
+        "accepts": counts.accepts,
         "trials_sq": [trials**2 for trials in counts.trials],
         "accepts_sq": [accepts**2 for accepts in counts.accepts],
         "accepts_trials": [a * t for a, t in zip(counts.accepts, counts.trials, strict=True)],
     }
+    for name, values in by_position.items():
+        row[name] = [a + b for a, b in zip_longest(row[name], values, fillvalue=0)]
 
 
 def count_columns(counts: AcceptanceCounts) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _CHECK: Final = text("""
                AND (outcome #>> '{usage,completion_tokens}')::bigint IS DISTINCT FROM runs.num_tokens)
                AS num_wrong_tokens,
            coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
-           (SELECT count(*) FROM outbox) AS num_unpublished
+           (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
     FROM jobs LEFT JOIN runs USING (job_id)
 """)
 

@@ -12,28 +12,33 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import ARRAY, Connection, Integer, Row, Text, bindparam, cast, collate, delete, func, select, update
+from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, delete, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
+from alphaloop.store.exchange import driver_of
 from alphaloop.store.notices import CANCELLATIONS
-from alphaloop.store.row_set import RowSet
 from alphaloop.tables import cancellations, jobs
 
 _RUNNING: Final = "running"
 
-_REQUESTS: Final = RowSet(
-    [jobs.c[name] for name in ("job_id", "payload_sha256", "task", "segment", "custom_id", "batch_id", "purpose")]
-)
-#: The update changes nothing. Unlike DO NOTHING, it locks the existing row and returns it.
+#: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
+_LEASE_END: Final = "clock_timestamp() + make_interval(secs => %(lease_s)s)"
+#: One statement, so that a claim takes one exchange with the server. Locks rows in Python's order of job_id. A row that
+#: may not be claimed is locked, left as it is, and not returned.
 _CLAIM: Final = f"""
-    INSERT INTO jobs ({_REQUESTS.columns}, status, attempt, owner, lease_expires_at)
-    SELECT {_REQUESTS.given}, 'running', 1, %(owner)s, clock_timestamp() + make_interval(secs => %(lease_s)s)
-    FROM {_REQUESTS.source} ORDER BY given.job_id COLLATE "C"
-    ON CONFLICT (job_id) DO UPDATE SET attempt = jobs.attempt
-    RETURNING job_id, payload_sha256, status, attempt, owner, CAST(outcome AS text) AS outcome,
-        extract(epoch FROM lease_expires_at - clock_timestamp()) AS lease_s, xmax = 0 AS is_new
-"""  # noqa: S608 - names of columns, no values
+    INSERT INTO jobs AS known (job_id, payload_sha256, task, segment, custom_id, batch_id, purpose, status, attempt,
+        owner, lease_expires_at)
+    SELECT given.*, 'running', 1, %(owner)s, {_LEASE_END}
+    FROM unnest(%(job_id)b::text[], %(payload_sha256)b::bytea[], %(task)b::text[], %(segment)b::text[],
+        %(custom_id)b::text[], %(batch_id)b::text[], %(purpose)b::text[]) AS given(job_id, s, t, l, c, b, p)
+    ORDER BY given.job_id COLLATE "C"
+    ON CONFLICT (job_id) DO UPDATE SET attempt = known.attempt + 1, owner = excluded.owner,
+        lease_expires_at = excluded.lease_expires_at
+    WHERE known.status = 'running' AND known.payload_sha256 = excluded.payload_sha256
+        AND (known.owner IS NULL OR known.owner = excluded.owner OR known.lease_expires_at <= clock_timestamp())
+    RETURNING job_id, attempt, EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id)
+"""  # noqa: S608 - no values
 
 
 class ClaimState(StrEnum):
@@ -82,40 +87,58 @@ class JobStore:
         self._database = database
 
     def claim(self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int) -> list[Claim]:
-        """Claim jobs in one transaction; one answer a request, in order.
+        """Claim jobs in one statement; one answer a request, in order.
 
         A job named twice in one call is claimed once; the second answer is HELD for the length of the lease, or
         CONFLICT when its payload differs. `owner` must be new for each process: a running job of the same owner is
         claimed again, at the next attempt.
         """
-        if not requests:
+        first: dict[str, ClaimRequest] = {}
+        for request in requests:
+            first.setdefault(request.job_id, request)
+        if not first:
             return []
-        with self._database.begin() as connection:
-            found = _insert_or_lock(connection, requests, owner, lease_s)
-            cancelled = _cancelled(connection, found)
-            answers: list[Claim] = []
-            mine: set[str] = set()
-            for request in requests:
-                answer = _answer(request, found[request.job_id], cancelled, owner, max_attempts)
-                if answer.state in CLAIMS and request.job_id in mine:
-                    answer = Claim(request.job_id, ClaimState.HELD, answer.attempt, held_for_s=lease_s)
-                elif answer.state in CLAIMS:
-                    mine.add(request.job_id)
-                answers.append(answer)
-            if known := [job_id for job_id in mine if not found[job_id].is_new]:
-                connection.execute(
-                    update(jobs)
-                    .where(jobs.c.job_id == _any(known))
-                    .values(attempt=jobs.c.attempt + 1, owner=owner, lease_expires_at=_lease_end(lease_s))
-                )
+        columns = {name: [getattr(one, name) for one in first.values()] for name in ClaimRequest.__slots__}
+        columns["segment"] = [one.segment or "" for one in first.values()]
+        with self._database.single() as connection:
+            rows = driver_of(connection).execute(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
+            mine = {job_id: _claimed(job_id, attempt, cancelled, max_attempts) for job_id, attempt, cancelled in rows}
+        known = self._known([job_id for job_id in first if job_id not in mine])
+        answers: list[Claim] = []
+        for request in requests:
+            job_id = request.job_id
+            if job_id not in mine:
+                answers.append(_unclaimed(request, known.get(job_id)))
+            elif request is first[job_id]:
+                answers.append(mine[job_id])
+            elif request.payload_sha256 != first[job_id].payload_sha256:
+                answers.append(Claim(job_id, ClaimState.CONFLICT, mine[job_id].attempt))
+            else:
+                answers.append(Claim(job_id, ClaimState.HELD, mine[job_id].attempt, held_for_s=lease_s))
         return answers
+
+    def _known(self, job_ids: Collection[str]) -> dict[str, Row[Any]]:
+        """Rows that could not be claimed."""
+        if not job_ids:
+            return {}
+        columns = jobs.c
+        query = select(
+            columns.job_id,
+            columns.payload_sha256,
+            columns.status,
+            columns.attempt,
+            cast(columns.outcome, Text).label("outcome"),
+            extract("epoch", columns.lease_expires_at - func.clock_timestamp()).label("lease_s"),
+        ).where(columns.job_id == _any(job_ids))
+        with self._database.begin() as connection:
+            return {row.job_id: row for row in connection.execute(query)}
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
         """Extend the leases of claims (job_id → attempt); returns the jobs that this owner still holds."""
         if not attempts:
             return set()
         with self._database.begin() as connection:
-            held = set(lock_held(connection, attempts.items(), owner))
+            held = _lock_held(connection, attempts, owner)
             connection.execute(
                 update(jobs).where(jobs.c.job_id == _any(held)).values(lease_expires_at=_lease_end(lease_s))
             )
@@ -126,7 +149,7 @@ class JobStore:
         if not attempts:
             return set()
         with self._database.begin() as connection:
-            held = set(lock_held(connection, attempts.items(), owner))
+            held = _lock_held(connection, attempts, owner)
             connection.execute(delete(jobs).where(jobs.c.job_id == _any(held), jobs.c.attempt == 1))
             connection.execute(
                 update(jobs)
@@ -165,64 +188,36 @@ class JobStore:
             return {status: number for status, number in connection.execute(query)}
 
 
-def lock_held(connection: Connection, claims: Collection[tuple[str, int]], owner: str) -> dict[str, int]:
-    """Lock the rows of those claims (job_id, attempt) that are still running and this owner's, and return them.
+def _lock_held(connection: Connection, attempts: Mapping[str, int], owner: str) -> set[str]:
+    """Lock the rows of those claims (job_id → attempt) that are still running and this owner's; returns their job_ids.
 
     Every statement here locks in order of job_id, so that two workers cannot deadlock. The order is that of Python's
-    strings, whatever the database's collation.
+    strings, whatever the database's collation. Attempts are compared here, because with a join the planner may choose
+    to read the whole table.
     """
-    claim = (
-        func.unnest(
-            bindparam("job_ids", [job_id for job_id, _ in claims], ARRAY(Text)),
-            bindparam("attempts", [attempt for _, attempt in claims], ARRAY(Integer)),
-        )
-        .table_valued("job_id", "attempt")
-        .render_derived(name="claim")
-    )
     query = (
         select(jobs.c.job_id, jobs.c.attempt)
-        .join(claim, (jobs.c.job_id == claim.c.job_id) & (jobs.c.attempt == claim.c.attempt))
-        .where(jobs.c.owner == owner, jobs.c.status == _RUNNING)
+        .where(jobs.c.job_id == _any(attempts), jobs.c.owner == owner, jobs.c.status == _RUNNING)
         .order_by(collate(jobs.c.job_id, "C"))
-        .with_for_update(of=jobs)
+        .with_for_update()
     )
-    return {job_id: attempt for job_id, attempt in connection.execute(query)}
+    return {job_id for job_id, attempt in connection.execute(query) if attempts[job_id] == attempt}
 
 
-def _insert_or_lock(
-    connection: Connection, requests: Sequence[ClaimRequest], owner: str, lease_s: float
-) -> dict[str, Row[Any]]:
-    """Insert and claim new rows, and lock existing ones, in Python's order of job_id."""
-    first: dict[str, ClaimRequest] = {}
-    for request in requests:
-        first.setdefault(request.job_id, request)
-    rows = RowSet.parameter(
-        {
-            "job_id": request.job_id,
-            "payload_sha256": request.payload_sha256,
-            "task": request.task,
-            "segment": request.segment or "",
-            "custom_id": request.custom_id,
-            "batch_id": request.batch_id,
-            "purpose": request.purpose,
-        }
-        for request in first.values()
-    )
-    found = connection.exec_driver_sql(_CLAIM, {"rows": rows, "owner": owner, "lease_s": lease_s})
-    return {row.job_id: row for row in found}
+def _claimed(job_id: str, attempt: int, is_cancelled: bool, max_attempts: int) -> Claim:
+    if is_cancelled:
+        return Claim(job_id, ClaimState.CANCELLED, attempt)
+    return Claim(job_id, ClaimState.CLAIMED if attempt <= max_attempts else ClaimState.EXHAUSTED, attempt)
 
 
-def _answer(request: ClaimRequest, row: Row[Any], cancelled: set[str], owner: str, max_attempts: int) -> Claim:
+def _unclaimed(request: ClaimRequest, row: Row[Any] | None) -> Claim:
+    if row is None:  # it was given back after the claim had found it held
+        return Claim(request.job_id, ClaimState.HELD, 0, held_for_s=0.0)
     if row.payload_sha256 != request.payload_sha256:
         return Claim(request.job_id, ClaimState.CONFLICT, row.attempt)
     if row.status != _RUNNING:
         return Claim(request.job_id, ClaimState.ENDED, row.attempt, outcome=row.outcome.encode())
-    if not row.is_new and row.owner not in (None, owner) and row.lease_s > 0:
-        return Claim(request.job_id, ClaimState.HELD, row.attempt, held_for_s=float(row.lease_s))
-    attempt = row.attempt if row.is_new else row.attempt + 1
-    if request.job_id in cancelled:
-        return Claim(request.job_id, ClaimState.CANCELLED, attempt)
-    return Claim(request.job_id, ClaimState.CLAIMED if attempt <= max_attempts else ClaimState.EXHAUSTED, attempt)
+    return Claim(request.job_id, ClaimState.HELD, row.attempt, held_for_s=max(0.0, float(row.lease_s)))
 
 
 def _cancelled(connection: Connection, job_ids: Collection[str]) -> set[str]:

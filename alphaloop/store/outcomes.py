@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from functools import cached_property
+from typing import Any, Final
 
-from sqlalchemy import ARRAY, Column, Connection, Text, bindparam, delete, func
+from sqlalchemy import Connection
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.store.acceptance_state import StateRow
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from alphaloop.store.jobs import lock_held
-from alphaloop.store.outbox import OutboxMessage
+from alphaloop.store.exchange import one_exchange
+from alphaloop.store.outbox import OutboxMessage, enqueue
 from alphaloop.store.recording import record_counts
-from alphaloop.store.row_set import RowSet
-from alphaloop.tables import cancellations, jobs, outbox
 
 __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a claimed job ended. `result` is the Result message's JSON; `run` is None when nothing was decoded."""
 
@@ -37,7 +35,7 @@ class Outcome:
     run: DecodeRun | None = None
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
 
-    @property
+    @cached_property
     def counted(self) -> JobCounts:
         """The counts of the job."""
         return JobCounts(self.job_id, self.attempt, self.run, self.shadows)
@@ -78,10 +76,8 @@ class OutcomeStore:
         if not outcomes:
             return []
         with self._database.begin() as connection:
-            held = lock_held(connection, [(outcome.job_id, outcome.attempt) for outcome in outcomes], owner)
-            winners = _winners(outcomes, held)
+            winners = _end_jobs(connection, outcomes, owner)
             if winners:
-                _end_jobs(connection, winners)
                 rows = record_counts(connection, [won.counted for won in winners], self._half_life)
                 messages = _enqueue(connection, winners, owner)
         if not winners:
@@ -90,54 +86,57 @@ class OutcomeStore:
         return messages
 
 
-def _winners(outcomes: Sequence[Outcome], held: dict[str, int]) -> list[Outcome]:
-    """The outcomes whose claim is held, each job once."""
-    open_claims = dict(held)
-    return [
-        outcome
-        for outcome in outcomes
-        if open_claims.get(outcome.job_id) == outcome.attempt and open_claims.pop(outcome.job_id)
-    ]
-
-
-def _end_jobs(connection: Connection, winners: Sequence[Outcome]) -> None:
-    """Write status and outcome into rows that `lock_held` locked."""
-    rows = ({"job_id": won.job_id, "status": won.status, "result": won.result.decode()} for won in winners)
-    connection.exec_driver_sql(_END_JOBS, {"rows": RowSet.parameter(rows)})
-    # A later request finds a job that ended.
-    job_ids = bindparam("job_ids", [won.job_id for won in winners], ARRAY(Text))
-    connection.execute(delete(cancellations).where(cancellations.c.job_id == func.any(job_ids)))
+def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -> list[Outcome]:
+    """Write status and outcome of jobs whose claim is held; returns those outcomes, each job once, in order."""
+    winners: set[int] = set()
+    waiting = list(enumerate(outcomes))
+    while waiting:
+        # A statement may write a row once, so another outcome of the same job, if there is one, needs another.
+        group: dict[str, tuple[int, Outcome]] = {}
+        for one in waiting:
+            group.setdefault(one[1].job_id, one)
+        waiting = [one for one in waiting if group[one[1].job_id] is not one]
+        asked = [outcome for _, outcome in group.values()]
+        columns: dict[str, Any] = {
+            name: [getattr(outcome, name) for outcome in asked] for name in ("job_id", "attempt", "status")
+        }
+        columns["result"] = [one.result.decode() for one in asked]
+        with one_exchange(connection) as driver:  # with the BEGIN
+            answer = driver.execute(_END_JOBS, {**columns, "owner": owner})
+        found = answer.fetchall()
+        winners.update(group[job_id][0] for job_id, is_unknown in found if not is_unknown)
+        if unknown := [job_id for job_id, is_unknown in found if is_unknown]:
+            driver.execute("DELETE FROM jobs WHERE job_id = ANY(%(unknown)s)", {"unknown": unknown})
+    return [outcome for number, outcome in enumerate(outcomes) if number in winners]
 
 
 def _enqueue(connection: Connection, winners: Sequence[Outcome], owner: str) -> list[OutboxMessage]:
-    rows = (
-        {
-            "topic": won.topic,
-            "key": won.job_id.encode(),
-            "value": won.result,
-            "headers": json.dumps(dict(won.headers)),
-            "owner": owner,
-        }
-        for won in winners
-    )
-    found = connection.exec_driver_sql(_ENQUEUE, {"rows": RowSet.parameter(rows)})
-    ids = {bytes(key): row_id for row_id, key in found}
+    by_topic: dict[str, dict[str, Mapping[str, str]]] = {}
+    for won in winners:
+        by_topic.setdefault(won.topic, {})[won.job_id] = won.headers
+    ids = {topic: enqueue(connection, topic, headers, owner) for topic, headers in by_topic.items()}
     return [
-        OutboxMessage(ids[won.job_id.encode()], won.topic, won.job_id.encode(), won.result, dict(won.headers))
-        for won in winners
+        OutboxMessage(ids[won.topic], won.topic, won.job_id.encode(), won.result, dict(won.headers)) for won in winners
     ]
 
 
-_ENDED: Final = RowSet([jobs.c.job_id, jobs.c.status, Column("result", Text)])
-_END_JOBS: Final = f"""
-    UPDATE jobs SET status = given.status, outcome = CAST(given.result AS json), owner = NULL, lease_expires_at = NULL,
-        finished_at = now()
-    FROM {_ENDED.source} WHERE jobs.job_id = given.job_id
-"""  # noqa: S608 - names of columns, no values
-#: Headers as text: inside the rows' own JSON Postgres would refuse the character NUL.
-_MESSAGES: Final = RowSet([outbox.c.topic, outbox.c.key, outbox.c.value, outbox.c.owner, Column("headers", Text)])
-_ENQUEUE: Final = f"""
-    INSERT INTO outbox (topic, key, value, owner, headers)
-    SELECT given.topic, given.key, given.value, given.owner, CAST(given.headers AS json) FROM {_MESSAGES.source}
-    RETURNING id, key
-"""  # noqa: S608 - names of columns, no values
+#: An INSERT, although the rows are there: its arbiter is the primary key, whatever the planner knows about the table,
+#: and it locks rows in the order of job_id, as all statements of `JobStore` do. An UPDATE with a join does neither: it
+#: was planned while the table was empty, and then read the whole table for every group of outcomes. What is inserted
+#: for a row that was not there is deleted again by the caller. A later request to cancel finds a job that ended.
+_END_JOBS: Final = """
+    WITH ended AS (
+        INSERT INTO jobs AS claimed (job_id, attempt, status, outcome, owner, payload_sha256, task, purpose)
+        SELECT given.job_id, given.attempt, given.status, CAST(given.result AS json), %(owner)s, '', '', ''
+        FROM unnest(%(job_id)b::text[], %(attempt)b::int[], %(status)b::text[], %(result)b::text[])
+            AS given(job_id, attempt, status, result)
+        ORDER BY given.job_id COLLATE "C"
+        ON CONFLICT (job_id) DO UPDATE SET status = excluded.status, outcome = excluded.outcome, owner = NULL,
+            lease_expires_at = NULL, finished_at = now()
+        WHERE claimed.status = 'running' AND claimed.attempt = excluded.attempt AND claimed.owner = excluded.owner
+        RETURNING job_id, owner IS NOT NULL AS is_unknown
+    ), too_late AS (
+        DELETE FROM cancellations WHERE job_id = ANY(ARRAY(SELECT job_id FROM ended WHERE NOT is_unknown))
+    )
+    SELECT job_id, is_unknown FROM ended
+"""

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.store.acceptance_state import StateRow, add_jobs
+from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
+from alphaloop.store.copying import copy_rows
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.exchange import one_exchange
 from alphaloop.store.hourly_sums import add_to_hours, count_columns
 from alphaloop.store.partitions import ensure_days, utc_day
-from alphaloop.store.row_set import RowSet
 from alphaloop.tables import decode_runs, evidence_rows
 
-_RUNS: Final = RowSet(list(decode_runs.c))
-_ROWS: Final = RowSet(list(evidence_rows.c))
-_INSERT_RUNS: Final = f"INSERT INTO decode_runs ({_RUNS.columns}) SELECT {_RUNS.given} FROM {_RUNS.source}"  # noqa: S608
-_INSERT_ROWS: Final = f"INSERT INTO evidence_rows ({_ROWS.columns}) SELECT {_ROWS.given} FROM {_ROWS.source}"  # noqa: S608
 _RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
+_run_values: Final = attrgetter(*_RUN)
 
 
 def record_counts(
@@ -36,11 +35,14 @@ def record_counts(
     if not jobs:
         return []
     decoded = [job.run.decoded_at for job in jobs if job.run] + [s.decoded_at for job in jobs for s in job.shadows]
-    ensure_days(connection, {utc_day(at) for at in decoded})
-    add_to_hours(connection, jobs)
-    drawn, changed = add_jobs(connection, [row for job in jobs for row in _ledger_rows(job)], half_life)
-    ledger_ids = iter(drawn)
-    moment = recorded_at or connection.execute(select(func.clock_timestamp())).scalar_one()
+    ensure_days(connection, {utc_day(at) for at in set(decoded)})
+    evidence = [row for job in jobs for row in _ledger_rows(job)]
+    with one_exchange(connection) as driver:
+        add_to_hours(driver, jobs)
+        locked = lock_keys(driver, evidence)
+    drawn, clock = locked.ledger_ids()
+    ledger_ids, moment = iter(drawn), recorded_at or clock
+    changed = add_jobs(driver, locked, evidence, drawn, half_life)
     runs: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for job in jobs:
@@ -48,9 +50,9 @@ def record_counts(
             runs.append(_run_row(job, job.run, next(ledger_ids)))
         rows += [_evidence_row(job, shadow, next(ledger_ids)) for shadow in job.shadows]
     position = {"recorded_in": min(row["ledger_id"] for row in (*runs, *rows)), "recorded_at": moment}
-    for statement, its in ((_INSERT_RUNS, runs), (_INSERT_ROWS, rows)):
+    for table, its in ((decode_runs, runs), (evidence_rows, rows)):
         if its:
-            connection.exec_driver_sql(statement, {"rows": RowSet.parameter(row | position for row in its)})
+            copy_rows(connection, table, [row | position for row in its])
     return changed
 
 
@@ -67,10 +69,10 @@ def _run_row(job: JobCounts, run: DecodeRun, ledger_id: int) -> dict[str, Any]:
         "job_id": job.job_id,
         "attempt": job.attempt,
         "is_evidence": job.is_run_evidence,
-        **{name: getattr(run, name) for name in _RUN},
+        **dict(zip(_RUN, _run_values(run), strict=True)),
         **run.key.columns,
         **count_columns(run.counts),
-        "chances": list(run.chances),
+        "chances": tuple(run.chances),
     }
 
 
@@ -84,7 +86,7 @@ def _evidence_row(job: JobCounts, shadow: ShadowRun, ledger_id: int) -> dict[str
         "is_whole": not shadow.chances,
         "num_draft_tokens": shadow.num_draft_tokens,
         **count_columns(shadow.counts),
-        "chances": list(shadow.chances),
+        "chances": tuple(shadow.chances),
         "num_prompt_tokens": shadow.num_prompt_tokens,
         "num_output_tokens": shadow.num_output_tokens,
     }

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Identity, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    text,
+)
 from sqlalchemy.dialects.postgresql import JSON
 
 from alphaloop.tables.metadata import NOW, instant, metadata
@@ -32,24 +44,30 @@ jobs: Final = Table(
     CheckConstraint("(status = 'running') = (outcome IS NULL)", name="outcome_when_ended"),
     Index("ix_jobs_task_created_at", "task", "created_at"),
     Index("ix_jobs_batch_id", "batch_id", postgresql_where=text("batch_id IS NOT NULL")),
-    # No index on what a renewal changes, and room in each page: renewals then touch no index (HOT).
-    postgresql_with={"fillfactor": 75},
+    # No index on what renewal and outcome change, and room in each page for the outcomes of the jobs that are claimed
+    # there, which are longer than the claims: neither then touches an index (HOT). The outcomes fill the room.
+    postgresql_with={"fillfactor": 15},
     comment="One row a job: claim, then the one recorded outcome",
 )
 
-#: Written in the outcome's transaction and deleted when the broker has acknowledged the message.
+#: Written in the transaction of outcomes and deleted when the broker has acknowledged all its messages.
 outbox: Final = Table(
     "outbox",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order of recording"),
-    Column("topic", Text, nullable=False, comment="Where it goes"),
-    Column("key", LargeBinary, comment="Kafka key"),
-    Column("value", LargeBinary, nullable=False, comment="Kafka value"),
+    Column("topic", Text, nullable=False, comment="Where they go"),
+    Column(
+        "job_ids",
+        ARRAY(Text),
+        nullable=False,
+        comment="The jobs of one transaction: Kafka keys; jobs.outcome has the values",
+    ),
     # json, because headers may repeat a producer's NUL.
-    Column("headers", JSON, nullable=False, server_default=text("'{}'"), comment="Kafka headers, text to text"),
-    Column("owner", Text, comment="Worker that recorded it and publishes it first"),
-    instant("created_at", "When it was recorded", server_default=NOW),
-    comment="Messages recorded with an outcome and not yet acknowledged by the broker",
+    Column("headers", JSON, nullable=False, comment="Kafka headers of each job, text to text, in the order of job_ids"),
+    Column("owner", Text, comment="Worker that recorded them and publishes them first"),
+    instant("created_at", "When they were recorded", server_default=NOW),
+    comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that "
+    "recorded them",
 )
 
 cancellations: Final = Table(

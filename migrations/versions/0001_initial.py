@@ -151,7 +151,7 @@ def create_jobs() -> None:
             "status IN ('running','succeeded','failed','expired','cancelled')", name=op.f("ck_jobs_status")
         ),
         PrimaryKeyConstraint("job_id", name=op.f("pk_jobs")),
-        postgresql_with={"fillfactor": 75},
+        postgresql_with={"fillfactor": 15},
         comment="One row a job: claim, then the one recorded outcome",
     )
     op.create_index("ix_jobs_batch_id", "jobs", ["batch_id"], postgresql_where=text("batch_id IS NOT NULL"))
@@ -159,14 +159,24 @@ def create_jobs() -> None:
     op.create_table(
         "outbox",
         Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order of recording"),
-        Column("topic", Text(), nullable=False, comment="Where it goes"),
-        Column("key", LargeBinary(), comment="Kafka key"),
-        Column("value", LargeBinary(), nullable=False, comment="Kafka value"),
-        Column("headers", JSON(), server_default=text("'{}'"), nullable=False, comment="Kafka headers, text to text"),
-        Column("owner", Text(), comment="Worker that recorded it and publishes it first"),
-        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When it was recorded"),
+        Column("topic", Text(), nullable=False, comment="Where they go"),
+        Column(
+            "job_ids",
+            ARRAY(Text()),
+            nullable=False,
+            comment="The jobs of one transaction: Kafka keys; jobs.outcome has the values",
+        ),
+        Column(
+            "headers",
+            JSON(),
+            nullable=False,
+            comment="Kafka headers of each job, text to text, in the order of job_ids",
+        ),
+        Column("owner", Text(), comment="Worker that recorded them and publishes them first"),
+        Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When they were recorded"),
         PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
-        comment="Messages recorded with an outcome and not yet acknowledged by the broker",
+        comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that "
+        "recorded them",
     )
     op.create_table(
         "cancellations",

@@ -16,12 +16,12 @@ from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import add_jobs
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from tests.fixtures.evidence import add_evidence
 
 pytestmark = pytest.mark.postgres
 
@@ -129,7 +129,9 @@ def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:
     job = EvidenceSums.of_job(counts, 2, NOW, counts.num_tokens)
     with database.begin() as connection:
         for bucket in ("<=256", "<=1024"):
-            add_jobs(connection, [(EvidenceKey("code", "t", "e", "greedy", bucket, "", "lookup", "draft-1"), job)], DAY)
+            add_evidence(
+                connection, [(EvidenceKey("code", "t", "e", "greedy", bucket, "", "lookup", "draft-1"), job)], DAY
+            )
     log = DecisionLog(database, half_life=DAY)
     ways = (Alternative("lookup", 4, 2.5, 50.0, 1.6, 1.4, 1.8), Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0))
     slow = ways[0]._replace(speedup=0.8, speedup_low=0.7, speedup_high=0.9)

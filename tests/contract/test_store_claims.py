@@ -225,6 +225,18 @@ def test_the_order_of_locks_does_not_depend_on_the_collation(jobs: JobStore, dat
     assert 'ORDER BY jobs.job_id COLLATE "C"' in statement
 
 
+def test_outcomes_find_room_beside_their_claims(jobs: JobStore, database: Database) -> None:
+    """Else each outcome would be written to another page, and every index of the table with it."""
+    num_jobs, result = 100, '{"text": "' + "x" * 900 + '"}'
+    # Names as long as a UUID and a worker's are.
+    claim(jobs, *(claim_request(f"{number:036}") for number in range(num_jobs)), owner="gpu-worker-1-12345-0a1b2c3d")
+    counted = text("SELECT pg_stat_get_xact_tuples_hot_updated('jobs'::regclass)")
+    with database.begin() as connection:
+        before = connection.execute(counted).scalar_one()
+        connection.execute(text("UPDATE jobs SET status = 'succeeded', outcome = :result"), {"result": result})
+        assert connection.execute(counted).scalar_one() >= before + 0.8 * num_jobs
+
+
 def test_renewing_touches_no_index(jobs: JobStore, database: Database) -> None:
     """Else each renewal would write every index of the table."""
     claim(jobs, claim_request("a"))

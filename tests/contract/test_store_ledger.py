@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import count, groupby
+from itertools import count, groupby, zip_longest
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +22,7 @@ from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.fold import key_of
-from alphaloop.store.hourly_sums import HOUR_KEY, add_rows, sums_by_hour
+from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
 from alphaloop.store.outcomes import OutcomeStore
@@ -125,6 +125,17 @@ def test_the_hours_are_the_fold_of_the_ledger_to_the_last_bit(database: Database
         for key, row in sums_by_hour(jobs[position] for position in group).items():
             folded[key] = add_rows(folded[key], row) if key in folded else row
     assert {tuple(hour[name] for name in HOUR_KEY): dict(hour) for hour in hours} == folded
+
+
+def add_rows(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """The sum of two rows of one hour and key."""
+    total = dict(left)
+    for name, value in right.items():
+        if isinstance(value, list):
+            total[name] = [a + b for a, b in zip_longest(left[name], value, fillvalue=0)]
+        elif name not in HOUR_KEY:
+            total[name] = left[name] + value
+    return total
 
 
 def ledger_job(run: Row[Any], others: Sequence[Row[Any]]) -> JobCounts:

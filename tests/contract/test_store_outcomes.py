@@ -240,15 +240,15 @@ def test_a_day_without_a_partition_loses_no_job(jobs: JobStore, outcomes: Outcom
 
 
 def test_the_relay_publishes_what_a_dead_worker_left(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
-    claim(jobs, "a", "b", "c")
-    recorded = outcomes.record([outcome(job_id) for job_id in "abc"], owner="w1")
-    outbox.delete([recorded[1].id])
+    claim(jobs, *"abcd")
+    recorded = [outcomes.record([outcome(job_id) for job_id in group], owner="w1") for group in ("ab", "c", "d")]
+    outbox.delete([recorded[1][0].id])
     outbox.delete([])
     sent: list[OutboxMessage] = []
     assert outbox.relay(sent.extend, older_than_s=3600.0) == 0
-    assert outbox.relay(sent.extend, older_than_s=0.0, limit=1) == 1
+    assert outbox.relay(sent.extend, older_than_s=0.0, limit=1) == 2
     assert outbox.relay(sent.extend, older_than_s=0.0) == 1
-    assert sent == [recorded[0], recorded[2]]
+    assert sent == [*recorded[0], *recorded[2]]
     assert outbox.num_pending() == 0
     assert outbox.relay(sent.extend, older_than_s=0.0) == 0
 
@@ -278,7 +278,8 @@ def test_what_the_broker_did_not_take_stays(jobs: JobStore, outcomes: OutcomeSto
 
 def test_two_relays_share_the_work(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
     claim(jobs, "a", "b")
-    outcomes.record([outcome("a"), outcome("b")], owner="w1")
+    for job_id in "ab":
+        outcomes.record([outcome(job_id)], owner="w1")
     inner: list[OutboxMessage] = []
 
     def publish_while_another_relays(messages: Sequence[OutboxMessage]) -> None:

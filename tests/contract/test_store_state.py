@@ -18,12 +18,13 @@ from alphaloop.deciding.evidence import SUMS, EvidenceSums, together
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs
+from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.packed_evidence import pack, unpack
+from tests.fixtures.evidence import add_evidence
 from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
@@ -177,7 +178,7 @@ def test_the_next_look_finds_what_changed_and_misses_no_slow_transaction(
     first = state.read(TARGET, ENGINE, SERVED)
     assert state.read(TARGET, ENGINE, SERVED, since=first.seen).rows == []
     with database.begin() as slow:
-        add_jobs(slow, [(runs[0].key, runs[0].evidence)], HALF_LIFE)
+        add_evidence(slow, [(runs[0].key, runs[0].evidence)], HALF_LIFE)
         record(database, runs[1])
         second = state.read(TARGET, ENGINE, SERVED, since=first.seen)
         assert not second.is_all
@@ -206,7 +207,7 @@ def test_workers_that_share_keys_lose_nothing_and_do_not_deadlock(
             runs = [decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA, at=NOW) for task in order]
             barrier.wait(30)
             with database.begin() as connection:
-                add_jobs(connection, [(run.key, run.evidence) for run in runs[number % 2 :]], HALF_LIFE)
+                add_evidence(connection, [(run.key, run.evidence) for run in runs[number % 2 :]], HALF_LIFE)
 
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(work, order) for order in (tasks, tasks[::-1], tasks[2:] + tasks[:2])]:
@@ -225,7 +226,7 @@ def test_keys_are_locked_in_one_order_whatever_order_runs_come_in(
 
     def add(*tasks: str) -> None:
         with database.begin() as connection:
-            add_jobs(connection, [(runs[task].key, runs[task].evidence) for task in tasks], HALF_LIFE)
+            add_evidence(connection, [(runs[task].key, runs[task].evidence) for task in tasks], HALF_LIFE)
 
     add("a", "b", "c")
     lock = text("SELECT task FROM acceptance_state WHERE task = ANY(:tasks) FOR UPDATE NOWAIT")

@@ -16,7 +16,9 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
+from alphaloop.store.outcomes import OutcomeStore
 from tests.fakes import FakeEngine
+from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.worker import WAIT_S, Client, headers_of, running_worker, until
 from worker.engine import PreparedJob, Sampling, Step
 
@@ -269,15 +271,16 @@ def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
 
 def test_results_recorded_by_a_worker_that_died_are_published(worker_settings: Settings, database: Database) -> None:
     client = Client(worker_settings)
-    orphan = (
-        "INSERT INTO outbox (topic, key, value, created_at) VALUES ('results', 'k', :value, now() - interval '1 h')"
-    )
+    orphan = outcome("orphan", text="recorded by a worker that died")
+    jobs = JobStore(database)
+    jobs.claim([claim_request("orphan")], owner="dead", lease_s=60.0, max_attempts=3)
+    OutcomeStore(database).record([orphan], owner="dead")
     with database.begin() as connection:
-        connection.execute(text(orphan), {"value": b'{"orphan": true}'})
+        connection.execute(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
         until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
-    assert (record.key, record.value) == (b"k", b'{"orphan": true}')
+    assert (record.key, record.value) == (b"orphan", orphan.result)
 
 
 class TrippingEngine(FakeEngine):

@@ -45,14 +45,22 @@ class BoundedQueue(Generic[Item]):
             return 0 if is_full else max(0, self._max_items - len(self._items))
 
     def put(self, items: Iterable[Item], *, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Add items one by one, waiting for room; the rest is added at once when `give_up` says so."""
-        for item in items:
-            num_bytes = self._num_bytes_of(item)
-            with self._changed:
+        """Add items in their order, waiting for room; the rest is added at once when `give_up` says so.
+
+        Whoever takes is woken when no more fit or all are added, so that items put together can be taken together.
+        """
+        with self._changed:
+            num_added = 0
+            for item in items:
+                num_bytes = self._num_bytes_of(item)
                 while not self._fits(num_bytes) and not give_up():
+                    if num_added:
+                        self._changed.notify_all()
                     self._changed.wait(0.1)
                 self._items.append(item)
                 self._num_bytes += num_bytes
+                num_added += 1
+            if num_added:
                 self._changed.notify_all()
 
     def take(self, limit: int, timeout_s: float, *, max_bytes: int | None = None) -> list[Item]:

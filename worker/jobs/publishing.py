@@ -25,7 +25,7 @@ from worker.retry import Retry
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 30.0
-RELAY_LIMIT: Final = 500  #: results recorded earlier that are published in one go
+RELAY_LIMIT: Final = 4  #: groups of results recorded earlier that are published in one go
 MOST_AT_ONCE: Final = 1024
 _IDLE_WAIT_S: Final = 0.2
 
@@ -197,7 +197,7 @@ class Publisher:
 
     def _settle(self, publications: Sequence[Recorded | AnswerAgain | Refused]) -> None:
         """Everything was acknowledged: clear the outbox and finish the deliveries."""
-        ids = [message.id for one in publications if isinstance(one, Recorded) for message in one.messages]
+        ids = {message.id for one in publications if isinstance(one, Recorded) for message in one.messages}
         self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
         for one in publications:
             match one:

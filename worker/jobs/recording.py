@@ -93,11 +93,17 @@ class Recorder:
         self._publishing.put(
             Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake)
         )
-        for one in winners:
-            job = one.claimed.ready.job
-            self._metrics.recorded(one.outcome, job.task, job.purpose.value)
+        self._count(winners)
         self._metrics.fenced(len(group) - len(won))
         return len(won)
+
+    def _count(self, winners: Sequence[EndedJob]) -> None:
+        by_label: dict[tuple[str, str], list[Outcome]] = {}
+        for one in winners:
+            lane = one.claimed.ready.lane
+            by_label.setdefault((lane.task, lane.purpose), []).append(one.outcome)
+        for (task, purpose), its in by_label.items():
+            self._metrics.recorded(task, purpose, its)
 
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
