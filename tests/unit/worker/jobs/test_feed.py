@@ -169,6 +169,18 @@ def test_jobs_are_claimed_ahead_no_further_than_asked() -> None:
     assert one.intake.num_wakes >= 1
 
 
+def test_claims_wait_until_half_of_those_ahead_are_used_up() -> None:
+    one = Feeding(num_ahead=4)
+    one.send(*"abcdefgh")
+    claimed = []
+    for _ in range(4):
+        one.feed.turn()
+        claimed.append(one.table.calls[-1])
+        assert len(one.feed.ready.take(1, 0.0)) == 1
+        one.feed.started()
+    assert claimed == [["a", "b", "c", "d"], ["a", "b", "c", "d"], ["e", "f"], ["e", "f"]]
+
+
 def test_the_loop_gets_jobs_by_priority_and_then_by_arrival() -> None:
     one = Feeding(num_ahead=1)
     one.feed.turn()
