@@ -103,8 +103,8 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
             times.append(time.perf_counter() - began)
         return 1000 * statistics.median(times)
 
-    look = store.read(TARGET, ENGINE, every)
-    evidence_cache = new_remembered(database)
+    read = store.read(TARGET, ENGINE, every)
+    evidence_cache = new_evidence_cache(database)
     evidence_cache.refresh()
     now = NOW + timedelta(seconds=1)
     task = tasks[len(tasks) // 2]
@@ -112,7 +112,7 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
     place = Place(task, small.name, small.revision)
     leaves = evidence_cache.standing(place, now).leaves
     pair = PairPosterior.of(evidence_cache.of_tasks(small, now).sums, 5)
-    some = [(row.key, one_job(rng, 5)) for row in look.rows[: 4 * 3]]
+    some = [(row.key, one_job(rng, 5)) for row in read.rows[: 4 * 3]]
 
     def record_batch() -> None:
         with database.begin() as connection:
@@ -128,9 +128,9 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
         return found
 
     ms = {
-        f"a worker's {len(look.rows):,} rows, read": timed(lambda: store.read(TARGET, ENGINE, every)),
+        f"a worker's {len(read.rows):,} rows, read": timed(lambda: store.read(TARGET, ENGINE, every)),
         f"every one of {rows:,} rows, read": timed(all_rows),
-        "a read when nothing changed": timed(lambda: store.read(TARGET, ENGINE, every, since=look.seen), 50),
+        "a read when nothing changed": timed(lambda: store.read(TARGET, ENGINE, every, since=read.seen), 50),
         "one task of 120 keys, read and unpacked": timed(lambda: [row.evidence for row in store.of_task(task)], 50),
         "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.standing(place, now), 200),
         "its posterior": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),
@@ -143,10 +143,10 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
             lambda: [from_hours(database, one) for one in tasks], 1
         ),
     }
-    return {"tasks": num_tasks, "rows": rows, "worker_rows": len(look.rows), "hour_rows": hour_rows, "ms": ms}
+    return {"tasks": num_tasks, "rows": rows, "worker_rows": len(read.rows), "hour_rows": hour_rows, "ms": ms}
 
 
-def new_remembered(database: Database) -> EvidenceCache:
+def new_evidence_cache(database: Database) -> EvidenceCache:
     """As a worker has it."""
     return EvidenceCache(
         AcceptanceStateStore(database),

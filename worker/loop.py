@@ -99,7 +99,7 @@ class Worker:
     def _learn(self) -> None:
         recorded = self._c.recorder.take_recorded()
         if recorded:
-            self._c.decider.remember(recorded)
+            self._c.decider.count_scored(recorded)
         self._c.costs.save_when_due()
 
     def _cancel(self) -> int:

@@ -27,7 +27,7 @@ _RULES: Final = tuple(
         ),
         (r"record|outcome|Outcome|store\.(decode_runs|acceptance_state)", "record"),
         (
-            r"decid|Decid|decision|remember|evidence|posterior|incumbent|budget|cost|correction|watch|session",
+            r"decid|Decid|decision|count_scored|evidence|posterior|incumbent|budget|cost|correction|watch|session",
             "decide",
         ),
         (r"engine|decod|worker\.jobs\.running|step|admit|steer", "decode"),

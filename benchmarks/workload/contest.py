@@ -160,7 +160,7 @@ class Contest:
             for job, decision in [by_id[generation.job_id]]
         ]
         self._evidence.take(self._ledger.record(one for outcome in ended for one in outcome.evidence))
-        self._decider.remember(ended)
+        self._decider.count_scored(ended)
 
     @staticmethod
     def _played(

@@ -389,5 +389,5 @@ def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, rng
     plain = run("code", rng, None)
     scored = run("code", rng, 0.5)
     shadow = ShadowRun(scored.key, 4, scored.counts, 40, 50, now)
-    worker.decider.remember([Outcome("x", 1, "succeeded", b"{}", "results", {}, plain, (shadow,))])
+    worker.decider.count_scored([Outcome("x", 1, "succeeded", b"{}", "results", {}, plain, (shadow,))])
     assert worker.budget().unseen == {LOOKUP.name: 0.0}

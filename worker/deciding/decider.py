@@ -84,7 +84,7 @@ class Decider:
             decision_id=decision_id,
         )
 
-    def remember(self, outcomes: Iterable[Outcome]) -> None:
+    def count_scored(self, outcomes: Iterable[Outcome]) -> None:
         """Count the drafters that were scored on this worker's outcomes as used.
 
         The outcomes' evidence comes from the transaction that recorded them, see `EvidenceCache.take`.

@@ -70,14 +70,14 @@ class EvidenceCache:
         """
         target_revision, engine, drafters = self._served
         stale = frozenset(self._registry.stale(target_revision))
-        look = self._store.read(target_revision, engine, drafters, since=self._seen)
+        read = self._store.read(target_revision, engine, drafters, since=self._seen)
         with self._lock:
             self._stale = stale
-            if look.is_all:
-                self._begin_with(look.rows)
+            if read.is_all:
+                self._begin_with(read.rows)
             else:
-                self.take(look.rows)
-            self._seen = look.seen
+                self.take(read.rows)
+            self._seen = read.seen
 
     def is_stale(self, drafter: str, revision: str) -> bool:
         """Whether that draft is flagged stale, or retired."""

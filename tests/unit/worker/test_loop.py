@@ -97,7 +97,7 @@ class Turning:
             store_decisions=nothing,
             steering=Steering(SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)), lambda: NOW),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
-            decider=SimpleNamespace(decide_each=self._decide, remember=nothing, save=nothing),
+            decider=SimpleNamespace(decide_each=self._decide, count_scored=nothing, save=nothing),
             costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),
             validation=SimpleNamespace(task=lambda name: TaskSettings()),
             jobs=SimpleNamespace(release=self._release),
