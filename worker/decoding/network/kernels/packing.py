@@ -21,6 +21,7 @@ _PAIRS: Final = ir.VectorType(ir.IntType(32), _LANES)
 _NUMBERS: Final = ir.VectorType(ir.IntType(16), 2 * _LANES)
 
 
+@functools.cache
 def pack_keys(head_dim: int, block: int) -> Callable[..., None]:
     """`pack(keys, first, end, into)`: blocks `first` to `end`, [head_dim / 2, block] pairs each; two addresses.
 
@@ -38,6 +39,7 @@ def pack_keys(head_dim: int, block: int) -> Callable[..., None]:
     return pack
 
 
+@functools.cache
 def pack_values(head_dim: int, width: int, block: int) -> Callable[..., None]:
     """`pack(values, first, end, num_blocks, into)`: blocks `first` to `end` of head_dim / width parts.
 

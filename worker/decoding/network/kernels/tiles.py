@@ -6,6 +6,7 @@ be negative keeps a loop from being vectorised. What a row attends to does not d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ def value_tile(head_dim: int) -> Tile:
     return Tile(4 if head_dim % 64 == 0 else 2)
 
 
+@functools.cache
 def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
     """`gather(qkv, first, num, head, queries)`: queries of a key head of `num` tokens; all by pairs of numbers."""
     size = num_shared * head_dim // 2
@@ -52,6 +54,7 @@ def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
     return gather
 
 
+@functools.cache
 def score_blocks(head_dim: int) -> Callable[..., None]:
     """`score(keys, queries, rows, num_blocks, scores)`: scores [rows, num_blocks * BLOCK] of keys at an address."""
     multiply, together = multiplication(_KEYS, by_pairs=True), _KEYS.num_rows
@@ -70,6 +73,7 @@ def score_blocks(head_dim: int) -> Callable[..., None]:
     return score
 
 
+@functools.cache
 def weigh_row() -> Callable[..., Any]:
     """`weigh(scores, begin, end, scaling, weights)`: e^score from `begin` to `end`, 0 elsewhere.
 
@@ -101,6 +105,7 @@ def weigh_row() -> Callable[..., Any]:
     return weigh
 
 
+@functools.cache
 def mix_values(head_dim: int) -> Callable[..., None]:
     """`mix(values, num_held, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values by their weights.
 
@@ -123,6 +128,7 @@ def mix_values(head_dim: int) -> Callable[..., None]:
     return mix
 
 
+@functools.cache
 def write_seen(head_dim: int, num_shared: int) -> Callable[..., None]:
     """`write(sums, totals, first, num, head, seen)`: a tile's sums over their totals, rounded, where they belong."""
     store, size = NUMBERS[torch.bfloat16].store, num_shared * head_dim
