@@ -54,7 +54,7 @@ def explain(
     --job, takes a recorded decision again with the inputs of its own moment.
     """
     if (task is None) == (job is None):
-        raise ConfigError("expected a task or --job", hint="alphaloop explain code, or alphaloop explain --job ID")
+        raise typer.BadParameter("expected either a task or --job: alphaloop explain code, alphaloop explain --job ID")
     now = datetime.now(UTC)
     when = now if at is None else moment(at, now, "--at")
     if not _BUCKET.fullmatch(sampling):

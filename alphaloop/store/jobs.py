@@ -87,35 +87,51 @@ class JobStore:
         self._database = database
 
     def claim(self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int) -> list[Claim]:
-        """Claim jobs in one statement; one answer a request, in order.
+        """Claim jobs, in one statement unless a job is asked for with two payloads; one answer a request, in order.
 
         A job named twice in one call is claimed once; the second answer is HELD for the length of the lease, or
         CONFLICT when its payload differs. `owner` must be new for each process: a running job of the same owner is
         claimed again, at the next attempt.
         """
-        first: dict[str, ClaimRequest] = {}
-        for request in requests:
-            first.setdefault(request.job_id, request)
-        if not first:
-            return []
-        columns = {name: [getattr(one, name) for one in first.values()] for name in ClaimRequest.__slots__}
-        columns["segment"] = [one.segment or "" for one in first.values()]
-        with self._database.single() as connection:
-            rows = driver_of(connection).execute(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
-            mine = {job_id: _claimed(job_id, attempt, cancelled, max_attempts) for job_id, attempt, cancelled in rows}
-        known = self._known([job_id for job_id in first if job_id not in mine])
+        mine: dict[str, Claim] = {}
+        chosen: dict[str, ClaimRequest] = {}
+        waiting = list(requests)
+        while waiting:
+            asked: dict[str, ClaimRequest] = {}
+            for request in waiting:
+                asked.setdefault(request.job_id, request)
+            found = self._claim_each(asked.values(), owner=owner, lease_s=lease_s, max_attempts=max_attempts)
+            mine |= found
+            chosen |= {job_id: asked[job_id] for job_id in found}
+            # A row may conflict with one request and be claimed by the next one of the same job.
+            waiting = [
+                one
+                for one in waiting
+                if one.job_id not in mine and one.payload_sha256 != asked[one.job_id].payload_sha256
+            ]
+        known = self._known({request.job_id for request in requests} - mine.keys())
         answers: list[Claim] = []
         for request in requests:
             job_id = request.job_id
             if job_id not in mine:
                 answers.append(_unclaimed(request, known.get(job_id)))
-            elif request is first[job_id]:
+            elif request is chosen[job_id]:
                 answers.append(mine[job_id])
-            elif request.payload_sha256 != first[job_id].payload_sha256:
+            elif request.payload_sha256 != chosen[job_id].payload_sha256:
                 answers.append(Claim(job_id, ClaimState.CONFLICT, mine[job_id].attempt))
             else:
                 answers.append(Claim(job_id, ClaimState.HELD, mine[job_id].attempt, held_for_s=lease_s))
         return answers
+
+    def _claim_each(
+        self, requests: Collection[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int
+    ) -> dict[str, Claim]:
+        """The claims of those that can be claimed now; one request a job."""
+        columns = {name: [getattr(one, name) for one in requests] for name in ClaimRequest.__slots__}
+        columns["segment"] = [one.segment or "" for one in requests]
+        with self._database.single() as connection:
+            rows = driver_of(connection).execute(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
+            return {job_id: _claimed(job_id, attempt, cancelled, max_attempts) for job_id, attempt, cancelled in rows}
 
     def _known(self, job_ids: Collection[str]) -> dict[str, Row[Any]]:
         """Rows that could not be claimed."""

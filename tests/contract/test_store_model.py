@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
@@ -156,6 +156,7 @@ class Both:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=30))
+@example(steps=[("claim", "w1", [("c", b"two")]), ("claim", "w1", [("c", b"one"), ("c", b"two")])])
 def test_every_history_keeps_exactly_one_outcome_a_job(
     database: Database, steps: list[tuple[str, str, object]]
 ) -> None:

@@ -30,9 +30,9 @@ _AIMS: Final = {
 }
 #: The limits of `--at`, shown with it.
 REBUILT: Final = (
-    "No recorded decision of that time answers this, so it is what a worker would have decided. The evidence is rebuilt: "
-    "exactly, as far back as single jobs are stored, and from hourly sums before that. Costs, settings and the measured "
-    "batch sizes are today's. Of a drafter's flags only the last change is stored."
+    "No recorded decision of that time answers this, so it is what a worker would have decided. "
+    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. "
+    "Costs, settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
 )
 
 
