@@ -93,6 +93,14 @@ def play_slots(
     return _Play(stream, table, rule, is_control or (lambda: frozenset())).run()
 
 
+def by_lane(jobs: Sequence[SlotJob]) -> list[list[SlotJob]]:
+    """Jobs that start in one round, by task and sampling bucket: each lane is decided together."""
+    lanes: dict[tuple[str, str], list[SlotJob]] = {}
+    for job in jobs:
+        lanes.setdefault((job.cell.task, job.cell.sampling), []).append(job)
+    return list(lanes.values())
+
+
 _IsControl = Callable[[], frozenset[int]]
 
 
@@ -168,10 +176,9 @@ class _Play:
             job = self._stream.jobs[self._next]
             self._next += 1
             new.append(Running(job, left=job.needed - 1))
-        by_lane: dict[tuple[str, str], list[Running]] = {}
-        for one in new:
-            by_lane.setdefault((one.job.cell.task, one.job.cell.sampling), []).append(one)
-        for jobs in by_lane.values():
+        by_number = {one.job.number: one for one in new}
+        for lane in by_lane([one.job for one in new]):
+            jobs = [by_number[job.number] for job in lane]
             self._rule.start(jobs, len(self._running) + len(jobs), self._ms)
             self._running += jobs
         return new
