@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from alphaloop.cost import CostTable
+from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, StoreUnavailable
 from alphaloop.settings import TaskSettings
@@ -94,7 +96,11 @@ class Turning:
             recorder=recorder,
             publishing=recorder,
             background=BackgroundWrites(self.hurry.wait),
-            steering=Steering(SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)), lambda: NOW),
+            steering=Steering(
+                SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)),
+                LengthsTogether(lambda: CostTable(())),
+                lambda: NOW,
+            ),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
             decider=SimpleNamespace(decide_each=self._decide, remember=nothing, save=nothing),
             costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),
