@@ -65,7 +65,7 @@ def play_static(stream: SlotStream, table: SlotTable, setting: DraftSetting) -> 
         np.linspace(0, tokens_after[-1], NUM_MOMENTS + 1)[1:], np.append(0, tokens_after), np.append(0, times)
     )
     job_of = np.repeat(np.arange(len(stream.jobs)), its.num_rounds)
-    job_ms = np.bincount(job_of, (ms / num_running)[at])
+    job_ms = np.asarray(np.bincount(job_of, (ms / num_running)[at]), dtype=np.float64)
     nothing = np.zeros(len(stream.jobs))
     return SlotTrace(float(times[-1]), moments, job_ms, nothing, nothing)
 
@@ -89,7 +89,8 @@ def _play_starts(stream: SlotStream, its: _JobRounds) -> _Starts:
     lengths, first = its.num_rounds.tolist(), its.first.tolist()
     tokens_at = np.zeros(len(its.tokens) + 1, np.int64)
     ends_at = [0] * (len(its.tokens) + 1)
-    rounds, order = [], []
+    rounds: list[int] = []
+    order: list[int] = []
     num_running = num_tokens = now = 0
     while len(rounds) < len(lengths):
         num_running -= ends_at[now]
@@ -107,7 +108,7 @@ def _play_starts(stream: SlotStream, its: _JobRounds) -> _Starts:
     return _Starts(np.array(rounds), np.array(order))
 
 
-def _slowness(stream: SlotStream, tokens_before: Floats, drafter: str | None) -> tuple[Floats, Floats]:
+def _slowness(stream: SlotStream, tokens_before: Ints, drafter: str | None) -> tuple[Floats, Floats]:
     """By round: the factor of all times, noise included, and the drafter's own."""
     stretches = stream.stretches
     host, own = (
@@ -139,4 +140,5 @@ def _reading_ms(
     """By round: reading the prompts of jobs that start."""
     at = starts.rounds[order]
     ms = np.array([table.read_ms(part, stream.jobs[number].cell.prompt_tokens) for number in order.tolist()])
-    return np.bincount(at, (slower if isinstance(slower, float) else slower[at]) * ms, num_rounds)
+    factors = slower if isinstance(slower, float) else slower[at]
+    return np.asarray(np.bincount(at, factors * ms, num_rounds), dtype=np.float64)

@@ -20,7 +20,7 @@ class SlotTable:
         self._costs = Costs.of(self.table, most_sequences, dict(draft_tokens))
         # Lists are read faster than arrays, one number at a time.
         self._passes: list[list[float]] = self._costs.passes.tolist()
-        self._drafts = {name: grid.tolist() for name, grid in self._costs.drafts.items()}
+        self._drafts: dict[str, list[list[float]]] = {d: grid.tolist() for d, grid in self._costs.drafts.items()}
         self._read: dict[tuple[str | None, int], float] = {}
 
     def pass_ms(self, num_running: int, mean_proposed: float) -> float:
@@ -40,7 +40,7 @@ class SlotTable:
 
     def drafts_ms(self, drafter: str, num_drafting: Ints, k: int) -> Floats:
         """`draft_ms` of many proposals."""
-        return self._costs.drafts[drafter][num_drafting, k]
+        return np.asarray(self._costs.drafts[drafter][num_drafting, k], dtype=np.float64)
 
     def draft_ms(self, drafter: str, num_drafting: int, k: int) -> float:
         """Proposing k tokens for so many sequences."""
