@@ -1,6 +1,6 @@
 """Ours, its peers and an oracle on simulated streams whose acceptance is known.
 
-    python -m benchmarks.policy --plots docs/concepts                # everything: about three hours on two cores
+    python -m benchmarks.policy --plots docs/concepts                # everything: about 90 minutes on two cores
     python -m benchmarks.policy --scenario steady_mix --seeds 10 --rule ours --rule vanilla
 
 With --scores FILE what was played is kept there and not played again: delete it when a rule or a scenario changes.
