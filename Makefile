@@ -57,7 +57,7 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 	@$(BIN)/python -m benchmarks.decode --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" \
 		--suite batches --suite tasks $(ARGS)
 
-bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (about three hours; 20 minutes with ARGS='--seeds 20')
+bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (about 90 minutes; 10 with ARGS='--seeds 20'; Ctrl-C shows what was played)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
 
 bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside three peers: make bench-pipeline PEERS=folder (10 minutes)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop.deciding.decision_inputs import SessionFacts
+from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.errors import ConfigError, MessageError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
@@ -199,7 +200,11 @@ def assemble(
         watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
         costs=deciding.costs,
         leases=leases,
-        steering=Steering(SwitchbackSchedule(design, rng), lambda: datetime.now(UTC)),
+        steering=Steering(
+            SwitchbackSchedule(design, rng),
+            LengthsTogether(lambda: deciding.costs.table),
+            lambda: datetime.now(UTC),
+        ),
         recorder=recorder,
         background=background,
         store_slices=slices.store,

@@ -11,6 +11,7 @@ from typing import Final
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import Alternative, JobSize
 from alphaloop.deciding.objective import Objective
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
 
 
@@ -110,6 +111,8 @@ class Decision:
     settings_by_running: tuple[DraftSetting, ...] = ()
     kept: DraftSetting | None = None  #: the incumbent from now on; while exploring, what was not tried but chosen
     budget: ExplorationBudget | None = None  #: what is left after these jobs; None: the budget was not touched
+    #: Of the drafters, where the draft length may follow what else runs (lengths_together.py); None: it may not.
+    posteriors: Mapping[str, Posterior] | None = field(default=None, compare=False, repr=False)
 
     @property
     def setting(self) -> DraftSetting:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from itertools import zip_longest
-from operator import attrgetter, mul
+from itertools import starmap, zip_longest
+from operator import add, attrgetter, mul
 from typing import Any, Final
 
 from alphaloop.acceptance import AcceptanceCounts
@@ -113,10 +113,11 @@ class EvidenceSums:
         """Every job's weight times `factor` ≥ 0."""
         if factor == 1.0 and as_of in (None, self.as_of):
             return self
-        sums: dict[str, Any] = {
-            name: _times(getattr(self, name), factor**2 if name in SECOND_ORDER else factor) for name in SUMS
-        }
-        return EvidenceSums(as_of or self.as_of, **sums)
+        factors = (factor, factor**2)
+        return EvidenceSums(
+            as_of or self.as_of,
+            *(_times(sums, factors[order]) for sums, order in zip(_values_of(self), _ORDERS, strict=True)),
+        )
 
     def __add__(self, other: EvidenceSums) -> EvidenceSums:
         """The sums over both sets of jobs. Raises InconsistentEvidence unless both have the same `as_of`."""
@@ -125,9 +126,7 @@ class EvidenceSums:
                 f"expected sums of the same moment, found {self.as_of.isoformat()} and {other.as_of.isoformat()}",
                 hint="fade both to one moment",
             )
-        return EvidenceSums(
-            self.as_of, **{name: _plus(getattr(self, name), getattr(other, name), 1.0) for name in SUMS}
-        )
+        return EvidenceSums(self.as_of, *map(_plus, _values_of(self), _values_of(other)))
 
     def __sub__(self, other: EvidenceSums) -> EvidenceSums:
         """The sums without `other`, whose jobs are all part of these sums, with no larger weight.
@@ -139,9 +138,7 @@ class EvidenceSums:
                 f"expected to take away part of {self.jobs:.3f} jobs as of {self.as_of.isoformat()}, "
                 f"found {other.jobs:.3f} as of {other.as_of.isoformat()}"
             )
-        return EvidenceSums(
-            self.as_of, **{name: _plus(getattr(self, name), getattr(other, name), -1.0) for name in SUMS}
-        )
+        return EvidenceSums(self.as_of, *map(_minus, _values_of(self), _values_of(other)))
 
     @property
     def effective_jobs(self) -> float:
@@ -163,7 +160,11 @@ class EvidenceSums:
 SUMS: Final = tuple(field.name for field in fields(EvidenceSums) if field.name != "as_of")
 #: Those that fade by the square of the factor.
 SECOND_ORDER: Final = frozenset(name for name in SUMS if name.endswith("_w2"))
-_all_sums: Final = attrgetter(*SUMS)
+
+
+#: 1 for sums of second order, in the order of `SUMS`.
+_ORDERS: Final = tuple(int(name in SECOND_ORDER) for name in SUMS)
+_values_of: Final = attrgetter(*SUMS)
 
 
 def together(jobs: Sequence[EvidenceSums], half_life: timedelta) -> EvidenceSums:
@@ -175,7 +176,7 @@ def together(jobs: Sequence[EvidenceSums], half_life: timedelta) -> EvidenceSums
     weights = [0.5 ** ((until - job.as_of) / half_life) if job.as_of != until else 1.0 for job in jobs]
     squares = [weight * weight for weight in weights]
     sums: dict[str, Any] = {}
-    for name, values in zip(SUMS, zip(*map(_all_sums, jobs), strict=True), strict=True):
+    for name, values in zip(SUMS, zip(*map(_values_of, jobs), strict=True), strict=True):
         factors = squares if name in SECOND_ORDER else weights
         if isinstance(values[0], tuple):
             by_position = zip_longest(*values, fillvalue=0.0)
@@ -186,13 +187,21 @@ def together(jobs: Sequence[EvidenceSums], half_life: timedelta) -> EvidenceSums
 
 
 def _times(value: Any, factor: float) -> Any:
-    return tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
+    return tuple([v * factor for v in value]) if isinstance(value, tuple) else value * factor
 
 
-def _plus(left: Any, right: Any, sign: float) -> Any:
-    if isinstance(left, tuple):
-        return tuple(max(0.0, a + sign * b) for a, b in zip_longest(left, right, fillvalue=0.0))
-    return max(0.0, left + sign * right)
+def _plus(left: Any, right: Any) -> Any:
+    if not isinstance(left, tuple):
+        return left + right
+    if len(left) == len(right):
+        return tuple(map(add, left, right))
+    return tuple(starmap(add, zip_longest(left, right, fillvalue=0.0)))
+
+
+def _minus(left: Any, right: Any) -> Any:
+    if not isinstance(left, tuple):
+        return max(0.0, left - right)
+    return tuple([max(0.0, a - b) for a, b in zip_longest(left, right, fillvalue=0.0)])
 
 
 def _padded(values: Sequence[float], length: int) -> tuple[float, ...]:

@@ -15,8 +15,9 @@ Two things are worth a trial:
 * **A re-check of an unused drafter.** An unused drafter leaves no evidence when its acceptance or its cost improves.
   With changes every M jobs on average, a gain rate G if a change made the drafter better, a probability p of
   that, and a cost C of a re-check, delay and re-checks together cost least with a re-check every √(2·C·M / (p·G)) jobs
-  (the economic lot size, Harris 1913). M grows with the task's age without a change, so re-checks become rarer. Hosts
-  change with time and not with a task's jobs, so an hour is the longest interval.
+  (the economic lot size, Harris 1913). Changes come with jobs and with time: 1 / M is the sum of a rate that falls with
+  the task's age without a change, so re-checks become rarer, and of one change a day over the task's jobs a day. So a
+  task with few jobs is re-checked after fewer of them, and one with many is not re-checked more often for the time.
 """
 
 from __future__ import annotations
@@ -45,9 +46,8 @@ _CHEAPER_BY: Final = 1.27
 _LEAST_GAIN: Final = 0.002
 #: Least cost of a re-check, as a share of its tokens, because a loss is possible where the model expects none.
 _LEAST_LOSS: Final = 0.01
-#: Seconds without a drafter after which it is re-checked, however few the jobs. At a job a minute, 2 % of an hour's
-#: jobs are about what a re-check of a drafter that is half as fast loses.
-_RECHECK_S: Final = 3600.0
+#: Mean seconds between changes that come with time: a host, its load or its software changes about once a day.
+_CHANGE_S: Final = 86_400.0
 _DENSITY_AT_0: Final = 1 / math.sqrt(2 * math.pi)
 _SQRT_HALF: Final = math.sqrt(0.5)
 #: A budget holds at most the tokens of so many jobs, so that a quiet week's credit is not spent in an hour.
@@ -189,7 +189,7 @@ def _recheck(
     num_jobs: int,
     num_tokens: float,
 ) -> Trial | None:
-    """A re-check of the drafter whose interval has passed by most, at the draft length that loses least."""
+    """A re-check of the drafter that is most overdue, at the draft length that loses least."""
     between = limits.change_jobs + sum(posterior.jobs for posterior in posteriors.values())
     found: tuple[float, Trial] | None = None
     for name, jobs in (budget.unseen or {}).items():
@@ -206,12 +206,13 @@ def _recheck(
         if upside <= 0 or lost > budget.balance:
             continue
         cost_jobs = max(lost / num_tokens, _LEAST_LOSS) * max(num_jobs, 2)
-        interval = math.sqrt(2 * cost_jobs * between / (_BETTER * upside))
+        # jobs / interval, with M the jobs over the changes that were to be expected in them.
         seconds = budget.unseen_s.get(name, 0.0)
-        overdue = max(jobs / interval, seconds / _RECHECK_S)
+        by_jobs, by_time = jobs / between, seconds / _CHANGE_S
+        overdue = math.sqrt(jobs * (by_jobs + by_time) * _BETTER * upside / (2 * cost_jobs))
         if overdue >= 1 and (found is None or overdue > found[0]):
             why = f"{name} was not used for {jobs:.0f} jobs"
-            if jobs < interval:
+            if by_time > by_jobs:
                 why += f" in {seconds / 60:.0f} minutes"
             found = overdue, Trial(cheapest, lost, why)
     return found[1] if found else None

@@ -69,7 +69,10 @@ def decide_groups(
     apart, gain = together.climb(common)
     if gain < _WORTH_IT:
         apart = (common,) * len(groups)
-    return tuple(_decision(whole, choice, able, gain) for choice in apart)
+    return tuple(
+        replace(_decision(whole, choice, able, gain), posteriors=whole.posteriors and group.posteriors)
+        for group, choice in zip(groups, apart, strict=True)
+    )
 
 
 class Together:

@@ -18,7 +18,9 @@ from alphaloop.deciding.goodput import Alternative, DrafterState, weigh
 from alphaloop.deciding.guards import fit, refused
 from alphaloop.deciding.inference import PairPosterior
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim
 from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.settings_by_running import COMPARED
 from alphaloop.messages import Decoding, Mode, Purpose
 
 __all__ = ["Decision", "DecisionContext", "DraftSetting", "ExplorationBudget", "Reason", "decide"]
@@ -55,6 +57,8 @@ def decide(
     decision = _decision(chosen, reason, sentence, able, alternatives)
     if budget is not None:
         decision = _explore(decision, chosen, able, posteriors, budget, context, limits)
+    if decision.reason in COMPARED and context.objective.aim is Aim.THROUGHPUT:
+        decision = replace(decision, posteriors=posteriors)
     return decision
 
 

@@ -1,17 +1,18 @@
 """Ours, its peers and an oracle on simulated streams whose acceptance is known.
 
-    python -m benchmarks.policy --plots docs/concepts                # everything: about three hours on two cores
+    python -m benchmarks.policy --plots docs/concepts                # everything: about 90 minutes on two cores
     python -m benchmarks.policy --scenario steady_mix --seeds 10 --rule ours --rule vanilla
 
 With --scores FILE what was played is kept there and not played again: delete it when a rule or a scenario changes.
-Last line: JSON.
+Ctrl-C or SIGTERM ends it early; tables, pictures and JSON are then of the seeds that were played. Last line: JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from benchmarks.policy.oracle import Oracle, know
 from benchmarks.policy.plots import write_plots
 from benchmarks.policy.report import as_json, print_tables
 from benchmarks.policy.scenario import FILE, Device, Scenario, read_scenarios
-from benchmarks.policy.scores import Scores, Seed, append, read_scores
+from benchmarks.policy.scores import Seed, append, read_scores
 from benchmarks.policy.slot_oracle import Known, know_slots
 
 #: A scenario with its oracle; worker processes inherit it.
@@ -62,13 +63,27 @@ def main() -> None:
                 work.append((scenario.name, seed, lacking))
     # Seed by seed, so that what is there after an interruption is of all scenarios.
     work.sort(key=lambda one: one[1])
-    for name, seed, found in _play(console, work, {s.name: (s, read.devices[s.device]) for s in scenarios}, options):
-        kept[name, seed].update(found)
-    scores: dict[str, Scores] = {s.name: [kept[s.name, seed] for seed in seeds] for s in scenarios}
-    print_tables(console, scenarios, scores)
-    for path in write_plots(options.plots, scenarios, scores) if options.plots else ():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for name, seed, found in _play(
+            console, work, {s.name: (s, read.devices[s.device]) for s in scenarios}, options
+        ):
+            kept[name, seed].update(found)
+    except KeyboardInterrupt:
+        console.print("interrupted: what follows is of the seeds that were played")
+    scores = played(scenarios, seeds, kept)
+    shown = [scenario for scenario in scenarios if scores[scenario.name]]
+    print_tables(console, shown, scores)
+    for path in write_plots(options.plots, shown, scores) if options.plots and shown else ():
         console.print(f"written: {path}")
-    print(json.dumps(as_json(scenarios, scores, seeds)))
+    print(json.dumps(as_json(shown, scores, seeds)))
+
+
+def played(
+    scenarios: Sequence[Scenario], seeds: Sequence[int], kept: Mapping[tuple[str, int], Seed]
+) -> dict[str, list[Seed]]:
+    """By scenario, in the order of the seeds, those that some rule played."""
+    return {s.name: [found for seed in seeds if (found := kept.get((s.name, seed)))] for s in scenarios}
 
 
 def names_of(scenario: Scenario) -> list[str]:
@@ -88,12 +103,18 @@ def _play(
             _KNOWN[name] = scenario, device, known
             progress.advance(bar)
         bar = progress.add_task("seeds", total=len(work))
-        with get_context("fork").Pool(options.processes) as pool:
+        with get_context("fork").Pool(options.processes, _ignore_interrupts) as pool:
             for name, seed, scores in pool.imap_unordered(_compare, work):
                 if options.scores:
                     append(options.scores, name, seed, scores)
                 progress.advance(bar)
                 yield name, seed, scores
+
+
+def _ignore_interrupts() -> None:
+    """In a process of the pool: the parent ends the pool, so that one message is shown and not one a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _compare(work: _Work) -> tuple[str, int, Seed]:

@@ -10,7 +10,7 @@ import numpy as np
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.switchback.speedup import measured_speedup
 from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
-from benchmarks.policy.rules.by_job import ByJob, Static, Tiers
+from benchmarks.policy.rules.by_job import ByJob, Tiers
 from benchmarks.policy.rules.ema_tiers import EmaTiers
 from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
 from benchmarks.policy.rules.ours_on_slots import OursOnSlots
@@ -19,6 +19,7 @@ from benchmarks.policy.scenario import Device, Scenario
 from benchmarks.policy.slot_device import SlotRule, SlotTrace, play_slots
 from benchmarks.policy.slot_jobs import SlotStream, draw_slot_stream
 from benchmarks.policy.slot_oracle import Known, SlotOracle
+from benchmarks.policy.slot_static import play_static
 
 #: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
 RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
@@ -44,7 +45,7 @@ def compare_on_slots(
     def static(name: str) -> SlotTrace:
         if name not in statics:
             setting = DraftSetting(*next(a for a in scenario.actions if action_name(*a) == name))
-            statics[name] = play_slots(stream, known.table, Static(setting))
+            statics[name] = play_static(stream, known.table, setting)
         return statics[name]
 
     vanilla = static("vanilla")

@@ -28,6 +28,7 @@ COLOURS: Final = {
     "alpha_thresholds": "#b0457b",
     "ema_tiers": "#2a9d8f",
     "survival": "#8b6fc9",
+    "blind_oracle": "#8a8a2b",
     "best static": "#8a97a5",
     "vanilla": "#c9d1d9",
 }
@@ -36,8 +37,9 @@ LABELS: Final = {
     "epsilon_greedy": "ε-greedy",
     "alpha_thresholds": "α thresholds",
     "ema_tiers": "moving-average tiers",
+    "blind_oracle": "blind oracle",
 }
-MARKERS: Final = dict(zip(COLOURS, "opDs^vP|", strict=True))
+MARKERS: Final = dict(zip(COLOURS, "opDs^vXP|", strict=True))
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "policy",
@@ -103,9 +105,12 @@ def regret_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> 
             axes.set_visible(False)
         for axes, scenario in zip(panels, scenarios, strict=False):
             _panel(axes, scenario, scores[scenario.name])
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
-        figure.supxlabel("share of the stream's batches", fontsize=8.5, color=MUTED)
+        # Not every rule plays in every panel.
+        named = {
+            label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=4, frameon=False)
+        figure.supxlabel("share of the stream: of its batches, or with slots of its tokens", fontsize=8.5, color=MUTED)
         figure.supylabel("time lost to the oracle, % of its whole time", fontsize=8.5, color=MUTED)
         return _svg(figure, "Time lost to the oracle as a stream goes by, by scenario and rule")
 

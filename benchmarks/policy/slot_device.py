@@ -7,7 +7,6 @@ with which its job begins, and a drafter reads a text before its first proposal 
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -38,7 +37,7 @@ class Running:
     is_budget: bool = False  #: decoded for exploration
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SlotRound:
     """One round, after it ran. Lists are by running job."""
 
@@ -54,7 +53,6 @@ class SlotRound:
     num_accepted: Sequence[int]  #: that the target accepted, those behind the text's end too
     num_tokens: Sequence[int]  #: put out
     drafters: frozenset[str]  #: that proposed
-    widest: int  #: the longest k
     #: Milliseconds of the same round, reading apart, with these jobs (by their place) decoding vanilla.
     vanilla_ms: Callable[[Sequence[int]], float]
 
@@ -93,6 +91,14 @@ def play_slots(
     return _Play(stream, table, rule, is_control or (lambda: frozenset())).run()
 
 
+def by_lane(jobs: Sequence[SlotJob]) -> list[list[SlotJob]]:
+    """Jobs that start in one round, by task and sampling bucket: each lane is decided together."""
+    lanes: dict[tuple[str, str], list[SlotJob]] = {}
+    for job in jobs:
+        lanes.setdefault((job.cell.task, job.cell.sampling), []).append(job)
+    return list(lanes.values())
+
+
 _IsControl = Callable[[], frozenset[int]]
 
 
@@ -101,12 +107,14 @@ class _Play:
         self._stream, self._table, self._rule, self._is_control = stream, table, rule, is_control
         self._ms, self._num_rounds, self._num_tokens, self._next = 0.0, 0, 0, 0
         self._running: list[Running] = []
+        self._noise = stream.noise
         slots = stream.scenario.slots
         assert slots is not None
         self._hiccup: Hiccup | None = slots.hiccup
         self._hiccup_left = slots.hiccup.num_rounds if slots.hiccup else 0
         num_jobs = len(stream.jobs)
-        self._job_ms, self._budget_ms, self._budget_tokens = (np.zeros(num_jobs) for _ in range(3))
+        # Lists: a single number is added to them faster than to arrays.
+        self._job_ms, self._budget_ms, self._budget_tokens = ([0.0] * num_jobs for _ in range(3))
         self._times: list[tuple[int, float]] = [(0, 0.0)]
 
     def run(self) -> SlotTrace:
@@ -114,15 +122,17 @@ class _Play:
             self._round()
         tokens, times = np.array(self._times).T
         moments = np.interp(np.linspace(0, tokens[-1], NUM_MOMENTS + 1)[1:], tokens, times)
-        return SlotTrace(self._ms, moments, self._job_ms, self._budget_ms, self._budget_tokens)
+        return SlotTrace(
+            self._ms, moments, np.array(self._job_ms), np.array(self._budget_ms), np.array(self._budget_tokens)
+        )
 
     def _round(self) -> None:
         stretch = self._stream.stretches.at(self._num_tokens)
         new = self._admit(stretch.num_open)
         running, table = self._running, self._table
         self._rule.steer(running, stretch.slower, self._ms)
-        slower = dict(stretch.slower)
-        host = slower.pop("host", 1.0) * self._stream.noise[self._num_rounds % len(self._stream.noise)]
+        slower = dict(stretch.slower) if stretch.slower else {}
+        host = slower.pop("host", 1.0) * self._noise[self._num_rounds % len(self._noise)]
         offered, accepted = self._luck(running)
         drafts = self._drafts(running, slower)
         num_running = len(running)
@@ -130,7 +140,7 @@ class _Play:
         pass_ms = host * table.pass_ms(num_running, sum(offered) / num_running)
         read_ms, draft_read_ms, num_read, num_draft_read = self._read(running, new, host, slower)
         ms = pass_ms + draft_ms + read_ms + draft_read_ms
-        tokens = [min(a + 1, one.left) for a, one in zip(accepted, running, strict=True)]
+        tokens = [a + 1 if a < one.left else one.left for a, one in zip(accepted, running, strict=True)]
 
         def vanilla_ms(places: Sequence[int]) -> float:
             left = [i for i in range(num_running) if i not in places]
@@ -151,7 +161,6 @@ class _Play:
             accepted,
             tokens,
             frozenset(drafts),
-            max(one.setting.num_draft_tokens for one in running),
             vanilla_ms,
         )
         self._charge(done)
@@ -163,15 +172,16 @@ class _Play:
         self._end(tokens)
 
     def _admit(self, num_open: int) -> list[Running]:
+        if len(self._running) >= num_open:
+            return []
         new: list[Running] = []
         while len(self._running) + len(new) < num_open and self._next < len(self._stream.jobs):
             job = self._stream.jobs[self._next]
             self._next += 1
             new.append(Running(job, left=job.needed - 1))
-        by_lane: dict[tuple[str, str], list[Running]] = {}
-        for one in new:
-            by_lane.setdefault((one.job.cell.task, one.job.cell.sampling), []).append(one)
-        for jobs in by_lane.values():
+        by_number = {one.job.number: one for one in new}
+        for lane in by_lane([one.job for one in new]):
+            jobs = [by_number[job.number] for job in lane]
             self._rule.start(jobs, len(self._running) + len(jobs), self._ms)
             self._running += jobs
         return new
@@ -179,23 +189,30 @@ class _Play:
     def _luck(self, running: Sequence[Running]) -> tuple[list[int], list[int]]:
         offered, accepted = [], []
         for one in running:
-            drafter, k = one.setting.drafter, one.setting.num_draft_tokens
-            offers = min(one.job.offered[drafter][one.num_rounds], k) if drafter is not None and k else 0
-            offered.append(offers)
-            accepted.append(min(one.job.accepted[drafter][one.num_rounds], offers) if drafter is not None else 0)
+            setting = one.setting
+            if setting.num_draft_tokens and setting.drafter is not None:
+                offers = one.job.offered[setting.drafter][one.num_rounds]
+                accepts = one.job.accepted[setting.drafter][one.num_rounds]
+                offers = offers if offers < setting.num_draft_tokens else setting.num_draft_tokens
+                offered.append(offers)
+                accepted.append(accepts if accepts < offers else offers)
+            else:
+                offered.append(0)
+                accepted.append(0)
         return offered, accepted
 
     def _drafts(
         self, running: Sequence[Running], slower: Mapping[str, float], *, is_counted: bool = True
     ) -> dict[str, float]:
         """Milliseconds of each drafter that proposes."""
-        number: Tally[str] = Tally()
+        number: dict[str, int] = {}
         longest: dict[str, int] = {}
         for one in running:
             drafter, k = one.setting.drafter, one.setting.num_draft_tokens
             if drafter is not None and k:
-                number[drafter] += 1
-                longest[drafter] = max(k, longest.get(drafter, 0))
+                number[drafter] = number.get(drafter, 0) + 1
+                if k > longest.get(drafter, 0):
+                    longest[drafter] = k
         hiccup = self._hiccup
         is_hit = hiccup is not None and self._hiccup_left > 0 and self._next > hiccup.from_job
         found = {}
@@ -217,7 +234,7 @@ class _Play:
             ms += self._table.read_ms(None, one.job.cell.prompt_tokens)
         for one in running:
             drafter = one.setting.drafter
-            if drafter is not None and one.setting.num_draft_tokens and drafter not in one.has_read:
+            if drafter is not None and drafter not in one.has_read and one.setting.num_draft_tokens:
                 one.has_read.add(drafter)
                 num_tokens = one.job.cell.prompt_tokens + one.job.needed - 1 - one.left
                 took = self._table.read_ms(drafter, num_tokens)
@@ -230,16 +247,18 @@ class _Play:
         for one, num_tokens in zip(done.running, done.num_tokens, strict=True):
             number = one.job.number
             self._job_ms[number] += share
-            if one.is_budget or number in control:
+            if one.is_budget or (control and number in control):
                 self._budget_ms[number] += share
                 self._budget_tokens[number] += num_tokens
 
     def _end(self, tokens: Sequence[int]) -> None:
+        has_ended = False
         for one, num_tokens in zip(self._running, tokens, strict=True):
             one.left -= num_tokens
             one.num_rounds += 1
-        ended = [one for one in self._running if one.left <= 0]
-        if ended:
+            has_ended = has_ended or one.left <= 0
+        if has_ended:
+            ended = [one for one in self._running if one.left <= 0]
             self._running = [one for one in self._running if one.left > 0]
             for one in ended:
                 self._rule.end(one, self._ms)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -78,6 +79,20 @@ class Counter:
         return tuple(self._chances)
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnRounds:
+    """What was drawn of one drafter for all jobs, job after job: as many rounds as a job's text needs in vanilla."""
+
+    num_rounds: Ints  #: [jobs]
+    accepted: Ints  #: [rounds of all jobs]
+    offered: Ints  #: [rounds of all jobs]
+
+    @property
+    def first(self) -> Ints:
+        """[jobs], the place of a job's first round."""
+        return np.asarray(np.cumsum(self.num_rounds) - self.num_rounds)
+
+
 @dataclass(frozen=True)
 class SlotStream:
     """A scenario's jobs for one seed, and what the device is like meanwhile."""
@@ -87,6 +102,22 @@ class SlotStream:
     jobs: tuple[SlotJob, ...]
     stretches: Stretches
     noise: list[float]  #: factor of a round's time, by the round's number; used again from the beginning
+    _drawn: dict[str | None, DrawnRounds] = field(default_factory=dict)
+
+    def drawn(self, drafter: str | None) -> DrawnRounds:
+        """All jobs' rounds with this drafter; without one, none is offered or accepted."""
+        if drafter not in self._drawn:
+            num_rounds = np.array([job.needed - 1 for job in self.jobs])
+            if drafter is None:
+                nothing = np.zeros(int(num_rounds.sum()), np.int64)
+                self._drawn[None] = DrawnRounds(num_rounds, nothing, nothing)
+            else:
+                accepted, offered = (
+                    np.fromiter(chain.from_iterable(rounds), np.int64)
+                    for rounds in ([j.accepted[drafter] for j in self.jobs], [j.offered[drafter] for j in self.jobs])
+                )
+                self._drawn[drafter] = DrawnRounds(num_rounds, accepted, offered)
+        return self._drawn[drafter]
 
     @property
     def num_tokens(self) -> int:

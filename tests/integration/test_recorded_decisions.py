@@ -224,7 +224,7 @@ def assert_explained(
             assert found["decision"]["explanation"] in {one.explanation for one in decided[record.decision_id]}
     assert "it is the same decision" in " ".join(cli("explain", "code", "--at", "0m").out.split())
     assert cli("explain", "--job", "nonesuch").code == 1
-    assert cli("explain").code == cli("explain", "code", "--job", "1").code == 1
+    assert cli("explain").code == cli("explain", "code", "--job", "1").code == 2
 
 
 def assert_mixed(past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decision]]) -> None:

@@ -55,8 +55,9 @@ class Correction(Generic[Shape]):
         self._pending.append((shape, log))
         if len(self._pending) > self._half_life:
             settled, past = self._pending.popleft()
-            median = self._deviations.setdefault(settled, ExponentialMedian(self._half_life, 0.0))
-            median.add(past - self._level.value)
+            if settled not in self._deviations:
+                self._deviations[settled] = ExponentialMedian(self._half_life, 0.0)
+            self._deviations[settled].add(past - self._level.value)
 
     def resume(self, level: LogEstimate, share: float) -> None:
         """Rounds come again after a pause that left this share of the level; deviations stay.

@@ -1,4 +1,4 @@
-"""Drafter and k of each running sequence in the next round: by the number running, and by the switchback experiment.
+"""Drafter and k of each running sequence in the next round: by what runs, and by the switchback experiment.
 
 The distribution of a text does not depend on drafter and k, so the settings may change between any two rounds.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import DraftSetting, Reason
 from alphaloop.messages import Purpose
 from alphaloop.switchback.rounds import RoundFacts, TaskRound
@@ -38,8 +39,9 @@ class Steering:
     speculate and do so with one drafter. Its name is "TASK BUCKET", because a task's name has no space.
     """
 
-    def __init__(self, schedule: SwitchbackSchedule, now: Callable[[], datetime]) -> None:
+    def __init__(self, schedule: SwitchbackSchedule, lengths: LengthsTogether, now: Callable[[], datetime]) -> None:
         self._schedule = schedule
+        self._lengths = lengths
         self._now = now
         self._running_ids: frozenset[str] = frozenset()
         self._wanted: dict[str, DraftSetting] = {}
@@ -88,8 +90,8 @@ class Steering:
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
         """Find every sequence's setting outside control slices, and the subjects' treatments."""
-        num_running = len(jobs)
-        self._wanted = {job.job_id: job.decision.setting_while(num_running) for job in jobs}
+        settings = self._lengths.settings([RunningSequence(job.lane, job.decision) for job in jobs], self._now())
+        self._wanted = {job.job_id: setting for job, setting in zip(jobs, settings, strict=True)}
         votes: dict[str, Counter[Treatment]] = {}
         for job in jobs:
             setting = self._wanted[job.job_id]

@@ -33,7 +33,7 @@ def document(found: Explanation) -> dict[str, Any]:
         "costs": [asdict(point) for point in found.costs.points],
         "incumbent": asdict(found.incumbent) if found.incumbent else None,
         "decision": {
-            **asdict(found.decision),
+            **{name: value for name, value in asdict(found.decision).items() if name != "posteriors"},
             "alternatives": [way._asdict() for way in found.decision.alternatives],
         },
         "measured": {

@@ -24,11 +24,12 @@ class Truth:
 def step_of(done: SlotRound) -> Step:
     """The round as an engine tells it. Prompts are told of, so the costs leave the round out as a worker's do."""
     num_running, draft_ms = len(done.running), done.draft_ms + done.draft_read_ms
+    widest = max(one.setting.num_draft_tokens for one in done.running)
     return Step(
         finished=(),
         deltas=(),
         batch=num_running,
-        width=done.widest + 1,
+        width=widest + 1,
         wall_s=done.ms / 1000,
         draft_s=draft_ms / 1000,
         verify_s=(done.ms - draft_ms) / 1000,

@@ -1,4 +1,4 @@
-"""Rules on a device with slots: a single setting, rules that decide by job, and moving-average tiers by round."""
+"""Rules on a device with slots: rules that decide by job, and moving-average tiers by round."""
 
 from __future__ import annotations
 
@@ -14,27 +14,6 @@ from benchmarks.policy.play import BEGINNING, Batch, Choice, Decoded, Rule, Why
 from benchmarks.policy.rounds import Counts, Outcomes
 from benchmarks.policy.rules.ema_tiers import EmaTiers
 from benchmarks.policy.slot_device import Running, SlotRound
-
-
-class Static:
-    """One setting for all jobs."""
-
-    def __init__(self, setting: DraftSetting) -> None:
-        self._setting = setting
-
-    def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
-        """The setting."""
-        for one in jobs:
-            one.setting = self._setting
-
-    def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
-        """It stays."""
-
-    def observe(self, done: SlotRound) -> None:
-        """Nothing is learned."""
-
-    def end(self, ended: Running, now_ms: float) -> None:
-        """Nothing is learned."""
 
 
 class ByJob:

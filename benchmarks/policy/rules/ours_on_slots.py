@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter as Tally
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -23,6 +22,7 @@ from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.incumbents import ChoicesInMemory
 from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
+from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
@@ -48,6 +48,7 @@ _FIRST_DRAFT: Final = "r1"
 class _Decided:
     decision: Decision
     wanted: DraftSetting
+    subject: str  #: of the switchback experiment
     drafted: dict[str, Counter] = field(default_factory=dict)
     longest: dict[str, int] = field(default_factory=dict)
     num_vanilla: int = 0
@@ -59,6 +60,7 @@ class OursOnSlots:
     def __init__(self, scenario: Scenario, points: Sequence[CostPoint], seed: int) -> None:
         assert scenario.slots is not None
         self._now_ms = 0.0
+        self._draft_tokens = scenario.draft_tokens
         self._drafters = [
             DrafterState(name, _FIRST_DRAFT, most, is_scored=name in scenario.scored_free)
             for name, most in scenario.draft_tokens.items()
@@ -83,8 +85,10 @@ class OursOnSlots:
             limits=limits,
             num_slots=scenario.slots.num_slots,
         )
+        self._lengths = LengthsTogether(lambda: self._costs.table)
         self._schedule = SwitchbackSchedule(SwitchbackDesign(), random.Random(seed))
         self._decided: dict[int, _Decided] = {}
+        self._running: list[Running] = []
         self._arms: Mapping[str, Arm] = {}
         self._treatments: dict[str, Treatment] = {}
         self._on_trial: dict[int, str] = {}  # subject by job
@@ -107,27 +111,43 @@ class OursOnSlots:
             now=BEGINNING + timedelta(milliseconds=now_ms),
         )
         for one, decision in zip(jobs, decisions, strict=True):
-            self._decided[one.job.number] = _Decided(decision, decision.setting)
+            self._decided[one.job.number] = _Decided(decision, decision.setting, f"{cell.task} {cell.sampling}")
             one.is_budget = decision.reason is Reason.EXPLORING
             self.choices.append((one.job.number, decision.setting, decision.reason))
 
     def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
-        """Settings by the number running, then by the arm of the experiment."""
+        """Settings by what runs, then by the arm of the experiment."""
         self._now_ms = now_ms
-        votes: dict[str, Tally[Treatment]] = {}
-        for one in running:
-            its = self._decided[one.job.number]
-            its.wanted = its.decision.setting_while(len(running))
-            if its.decision.reason in ON_TRIAL and its.wanted.drafter and its.wanted.num_draft_tokens:
-                treatment = Treatment(its.wanted.drafter, its.wanted.num_draft_tokens)
-                votes.setdefault(_subject_of(one), Tally())[treatment] += 1
-        self._treatments = {subject: max(counts, key=lambda t: counts[t]) for subject, counts in votes.items()}
-        self._on_trial = {one.job.number: _subject_of(one) for one in running if self._may_be_on_trial(one)}
+        if running != self._running:
+            self._running = list(running)
+            self._consider(running)
         self._arms = self._schedule.next_round(self._treatments)
         for one in running:
             one.setting = self._setting_of(one)
         charged = self._schedule.is_charged
         self._control = frozenset(n for n, s in self._on_trial.items() if charged and self._arms.get(s) is None)
+
+    def _consider(self, running: Sequence[Running]) -> None:
+        """As a worker, only when a job has started or ended."""
+        its_decisions = [self._decided[one.job.number] for one in running]
+        settings = self._lengths.settings(
+            [RunningSequence(its.subject, its.decision) for its in its_decisions],
+            BEGINNING + timedelta(milliseconds=self._now_ms),
+        )
+        for its, setting in zip(its_decisions, settings, strict=True):
+            its.wanted = setting
+        votes: dict[str, dict[Treatment, int]] = {}
+        for its in its_decisions:
+            if its.decision.reason in ON_TRIAL and its.wanted.drafter and its.wanted.num_draft_tokens:
+                treatment = Treatment(its.wanted.drafter, its.wanted.num_draft_tokens)
+                counts = votes.setdefault(its.subject, {})
+                counts[treatment] = counts.get(treatment, 0) + 1
+        self._treatments = {subject: max(counts, key=counts.__getitem__) for subject, counts in votes.items()}
+        self._on_trial = {}
+        for one in running:
+            its = self._decided[one.job.number]
+            if self._may_be_on_trial(its):
+                self._on_trial[one.job.number] = its.subject
 
     def decision_of(self, one: Running) -> Decision:
         """Of a running job."""
@@ -148,9 +168,9 @@ class OursOnSlots:
             if drafter is None or not k:
                 its.num_vanilla += 1
                 continue
-            most = next(d.max_draft_tokens for d in self._drafters if d.name == drafter)
-            counter = its.drafted.setdefault(drafter, Counter(most))
-            counter.add(done.num_offered[place], done.num_accepted[place], one.left, k=k)
+            if drafter not in its.drafted:
+                its.drafted[drafter] = Counter(self._draft_tokens[drafter])
+            its.drafted[drafter].add(done.num_offered[place], done.num_accepted[place], one.left, k=k)
             its.longest[drafter] = max(k, its.longest.get(drafter, 0))
 
     def end(self, ended: Running, now_ms: float) -> None:
@@ -171,7 +191,7 @@ class OursOnSlots:
         if not its.drafted:
             add("", AcceptanceCounts(job.needed, job.needed, 0), 0, None)
         for drafter in scored:
-            most = next(d.max_draft_tokens for d in self._drafters if d.name == drafter)
+            most = self._draft_tokens[drafter]
             add(drafter, job.counts_at(drafter, most), most, None)
         self._evidence.add(found)
         self._session.count_scored([replace(key, drafter=drafter) for drafter in scored])
@@ -180,8 +200,8 @@ class OursOnSlots:
         """The stream is over."""
         self.slices += self._schedule.close()
 
-    def _may_be_on_trial(self, one: Running) -> bool:
-        its, treatment = self._decided[one.job.number], self._treatments.get(_subject_of(one))
+    def _may_be_on_trial(self, its: _Decided) -> bool:
+        treatment = self._treatments.get(its.subject)
         return treatment is not None and its.decision.reason in ON_TRIAL and its.wanted.drafter == treatment.drafter
 
     def _setting_of(self, one: Running) -> DraftSetting:
@@ -222,10 +242,6 @@ class OursOnSlots:
             read_ms = len(places) * (done.read_ms + done.draft_read_ms)
             truth.vanilla_ms += sum(done.num_tokens[i] for i in places) * done.vanilla_ms(places) + read_ms
             truth.treatment_ms += len(places) * done.ms
-
-
-def _subject_of(one: Running) -> str:
-    return f"{one.job.cell.task} {one.job.cell.sampling}"
 
 
 def _cut(counts: AcceptanceCounts, k: int) -> AcceptanceCounts:

@@ -111,7 +111,7 @@ def test_doubt_about_costs_is_resolved_by_one_job_and_doubt_about_acceptance_is_
     assert tried == [False, True]
 
 
-def test_a_drafter_is_rechecked_after_an_hour_however_few_the_jobs() -> None:
+def test_a_drafter_is_rechecked_after_fewer_jobs_the_more_time_they_took() -> None:
     posterior = inferred(0.3, 0.02, jobs=4000.0)
     rival = alternative("draft", 1, posterior, 42.0)
 
@@ -122,11 +122,19 @@ def test_a_drafter_is_rechecked_after_an_hour_however_few_the_jobs() -> None:
             budget = budget.after(1, 1e-6, LIMITS, is_cold=False, now=NOW + number * step)
         return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
 
-    assert trial(5, 59.0) is None
-    found = trial(5, 61.0)
+    def jobs_until_due(minutes_a_job: float) -> int:
+        return next(n for n in range(1, 2000) if trial(n, n * minutes_a_job) is not None)
+
+    by_jobs, busy, quiet, quieter = map(jobs_until_due, (0.0, 0.001, 1.0, 60.0))
+    assert busy == pytest.approx(by_jobs, rel=0.02)
+    assert by_jobs > quiet > quieter
+    # With M = a day's jobs, the interval goes by the root of the jobs a day.
+    assert quiet / quieter == pytest.approx(math.sqrt(60), rel=0.2)
+    assert trial(quiet - 1, quiet - 1.0) is None
+    found = trial(quiet, float(quiet))
     assert found is not None
-    assert found.why == "draft was not used for 5 jobs in 61 minutes"
-    assert trial(5, 61.0, balance=0.9 * found.loss) is None, "the budget is as before"
+    assert found.why == f"draft was not used for {quiet} jobs in {quiet} minutes"
+    assert trial(quiet, float(quiet), balance=0.9 * found.loss) is None, "the budget is as before"
     hopeless = alternative("draft", 1, posterior, 200.0)
     budget = ExplorationBudget(balance=1e4, unseen={"draft": 5.0}, unseen_s={"draft": 1e5})
     assert worth_trying(VANILLA, [VANILLA, hopeless], {"draft": posterior}, budget, LIMITS, 1, 100.0) is None

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.policy.__main__ import played
 from benchmarks.policy.compare import BUDGET_SHARE, NUM_POINTS, Score, compare
 from benchmarks.policy.oracle import know
 from benchmarks.policy.plots import write_plots
-from benchmarks.policy.report import Mean, as_json, best_static, cold_share, print_tables
+from benchmarks.policy.report import Mean, as_json, best_static, cold_share, meets_bars, print_tables
 from benchmarks.policy.scenario import Scenario, read_scenarios
 from benchmarks.policy.scores import Seed, append, read_scores
 
@@ -55,6 +56,23 @@ def test_a_rule_that_played_fewer_seeds_is_judged_by_those(rng: random.Random) -
     rules = told["scenarios"][two()[0].name]["rules"]
     assert rules["ema_tiers"]["of_oracle"][0] == pytest.approx(0.9, abs=0.011)
     assert json.loads(json.dumps(told)) == told
+
+
+def test_an_interrupted_run_is_told_by_the_seeds_that_were_played(rng: random.Random) -> None:
+    first, second = two()
+    kept = {(first.name, 2): seeds(rng)[0], (first.name, 7): seeds(rng)[1], (second.name, 2): {}}
+    assert played(two(), range(1, 9), kept) == {first.name: [kept[first.name, 2], kept[first.name, 7]], second.name: []}
+    told = as_json([first], played(two(), range(1, 9), kept), range(1, 9))
+    assert told["scenarios"][first.name]["seeds"] == 2
+
+
+def test_bars_are_of_the_mean_over_the_oracles_and_of_the_worst_seed_over_vanillas() -> None:
+    stationary = two()[0]
+    good = replace(NOTHING, of_oracle_net=0.985)
+    assert meets_bars(stationary, [{"ours": good}, {"ours": replace(good, of_oracle_net=0.976)}])
+    assert not meets_bars(stationary, [{"ours": replace(good, of_oracle_net=0.979)}])
+    assert meets_bars(stationary.model_copy(update={"kind": "changing"}), [{"ours": replace(good, of_oracle_net=0.95)}])
+    assert not meets_bars(stationary, [{"ours": good}, {"ours": replace(good, of_vanilla=0.969)}])
 
 
 def test_new_tasks_count_together() -> None:

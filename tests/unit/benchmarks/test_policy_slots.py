@@ -14,7 +14,6 @@ from alphaloop.switchback.slices import Phase as SlicePhase
 from benchmarks.policy.compare_slots import compare_on_slots, jobs_until_back, slot_rule_names
 from benchmarks.policy.load import Bursts, Hiccup, Slots, Slower, Spell, draw_stretches
 from benchmarks.policy.report import Measured
-from benchmarks.policy.rules.by_job import Static
 from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import (
     Acceptance,
@@ -29,6 +28,7 @@ from benchmarks.policy.scenario import (
 from benchmarks.policy.slot_device import Running, SlotRound, play_slots
 from benchmarks.policy.slot_jobs import Counter, SlotStream, draw_jobs, draw_slot_stream
 from benchmarks.policy.slot_oracle import SlotOracle, know_slots
+from benchmarks.policy.slot_static import play_static
 
 DEVICE = Device(
     target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 4: (12.0, 18.0, 30.0)}),
@@ -63,6 +63,27 @@ def scenario(slots: Slots | None = None, *, jobs: int = 60, tasks: dict[str, Tas
 
 def stream_of(of: Scenario, seed: int) -> SlotStream:
     return draw_slot_stream(of, DEVICE, seed)
+
+
+class Static:
+    """One setting for all jobs."""
+
+    def __init__(self, setting: DraftSetting) -> None:
+        self._setting = setting
+
+    def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
+        """The setting."""
+        for one in jobs:
+            one.setting = self._setting
+
+    def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
+        """It stays."""
+
+    def observe(self, done: SlotRound) -> None:
+        """Nothing is learned."""
+
+    def end(self, ended: Running, now_ms: float) -> None:
+        """Nothing is learned."""
 
 
 class Watching(Static):
@@ -185,6 +206,30 @@ def test_the_oracle_knows_that_tasks_share_a_drafters_proposals(seed: int) -> No
     for setting in known.yields[0]:
         # Jobs of the estimate are others than these: a single setting may be ahead by luck, which is 1 % of 300 jobs.
         assert play_slots(stream, known.table, Static(setting)).ms > 0.98 * oracle, setting
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        Slots(num_slots=1, hiccup=Hiccup(drafter="draft", from_job=20)),
+        Slots(num_slots=4, spells=(Spell(part="host", every_tokens=500, lasts_tokens=200),)),
+        Slots(
+            num_slots=4,
+            bursts=Bursts(slots=(1, 2, 4), tokens=200),
+            spells=(Spell(part="draft", every_tokens=500, lasts_tokens=200),),
+        ),
+    ],
+)
+def test_a_single_setting_played_at_once_is_the_same_to_the_last_bit(slots: Slots, seed: int) -> None:
+    long = BASE.model_copy(update={"prompt_tokens": 333, "tokens": 90})
+    of = scenario(slots, jobs=90, tasks={"code": BASE, "chat": long})
+    stream, table = stream_of(of, seed), know_slots(of, DEVICE).table
+    for drafter, k in of.actions:
+        setting = DraftSetting(drafter, k)
+        by_round, at_once = play_slots(stream, table, Static(setting)), play_static(stream, table, setting)
+        assert at_once.ms == by_round.ms
+        assert at_once.job_ms.tolist() == by_round.job_ms.tolist()
+        assert at_once.moments.tolist() == by_round.moments.tolist()
 
 
 def test_long_tails_are_not_cut_and_others_are(seed: int) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import cast
 
 from alphaloop.deciding.decision import Decision, DraftSetting
+from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.messages import Purpose
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
@@ -54,7 +55,11 @@ class BesideAWorker(OursOnSlots):
         self.now_ms, self.num_rounds, self.num_paused = 0.0, 0, 0
         self.jobs = WorkersJobs()
         schedule = SwitchbackSchedule(SwitchbackDesign(), random.Random(seed))
-        self.worker = Steering(schedule, lambda: BEGINNING + timedelta(milliseconds=self.now_ms))
+        self.worker = Steering(
+            schedule,
+            LengthsTogether(lambda: self._costs.table),
+            lambda: BEGINNING + timedelta(milliseconds=self.now_ms),
+        )
 
     def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
         super().steer(running, slower, now_ms)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from alphaloop.cost import CostTable
+from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, StoreUnavailable
 from alphaloop.settings import TaskSettings
@@ -95,7 +97,11 @@ class Turning:
             publishing=recorder,
             background=BackgroundWrites(self.hurry.wait),
             store_decisions=nothing,
-            steering=Steering(SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)), lambda: NOW),
+            steering=Steering(
+                SwitchbackSchedule(SwitchbackDesign(control_share=0.0), random.Random(1)),
+                LengthsTogether(lambda: CostTable(())),
+                lambda: NOW,
+            ),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
             decider=SimpleNamespace(decide_each=self._decide, count_scored=nothing, save=nothing),
             costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),

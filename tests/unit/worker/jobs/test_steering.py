@@ -8,7 +8,9 @@ from uuid import uuid4
 
 import pytest
 
+from alphaloop.cost import CostTable
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.messages import Mode
 from alphaloop.switchback.block import SwitchbackDesign
@@ -35,7 +37,9 @@ class World:
         self.running = RunningJobs(self.engine)
         self.jobs = jobs
         design = replace(DESIGN, control_share=share)
-        self.steering = Steering(SwitchbackSchedule(design, random.Random(seed)), lambda: NOW)
+        self.steering = Steering(
+            SwitchbackSchedule(design, random.Random(seed)), LengthsTogether(lambda: CostTable(())), lambda: NOW
+        )
         self.slices: list[TaskSlice] = []
         self.num_started = 0
         self.rounds: list[dict[str, set[DraftSetting]]] = []
