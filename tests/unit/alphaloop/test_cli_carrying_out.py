@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -130,7 +130,15 @@ def test_signals_are_passed_on_once_each(tmp_path: Path) -> None:
         assert parent.stderr.read() == ""
 
 
-def test_interrupting_while_prompts_are_read_ends_both(tmp_path: Path) -> None:
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Children obey SIGINT even if a shell started these tests in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupting_while_prompts_are_read_ends_both(tmp_path: Path, interrupts: None) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
     script = _PRELUDE + "print(os.getpid(), file=sys.stderr, flush=True)\nsys.stdin.read()"
     command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "-", script]
