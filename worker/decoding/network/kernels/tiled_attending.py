@@ -18,6 +18,7 @@ from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.packing import pack_keys, pack_values
 from worker.decoding.network.kernels.tiles import (
     BLOCK,
+    gather_queries,
     mix_values,
     score_blocks,
     tokens_together,
@@ -32,7 +33,8 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
     half, width = head_dim // 2, value_tile(head_dim).num_outputs
     of_keys, of_values = pack_keys(head_dim, BLOCK), pack_values(head_dim, width, BLOCK)
     score, weigh, mix = score_blocks(head_dim), weigh_tile(num_shared), mix_values(head_dim)
-    write, together, size = write_seen(head_dim, num_shared), tokens_together(num_shared), num_shared * head_dim
+    gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
+    together, size = tokens_together(num_shared), num_shared * head_dim
 
     @compiled
     def attend(
@@ -57,10 +59,7 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
         totals = np.empty(rows, np.float32)
         for first in range(0, num_tokens, together):
             end = min(first + together, num_tokens)
-            for token in range(first, end):
-                asked, row = qkv[token, query:], queries[(token - first) * size :]
-                for d in range(size):
-                    row[d] = asked[d]
+            gather(qkv, first, end - first, query, queries)
             rows = (end - first) * num_shared
             score(packed_keys.ctypes.data, queries, rows, num, scores)
             weigh(scores, num * BLOCK, first, end, length, positions, ancestry, window, scaling, weights, totals)

@@ -41,15 +41,15 @@ def value_tile(head_dim: int) -> Tile:
 
 @functools.cache
 def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
-    """`gather(qkv, first, num, head, queries)`: queries of a key head of `num` tokens; all by pairs of numbers."""
-    size = num_shared * head_dim // 2
+    """`gather(qkv, first, num, query, queries)`: of `num` tokens, the queries of a key head from number `query` on."""
+    size = num_shared * head_dim
 
     @compiled
-    def gather(qkv: Any, first: Any, num: Any, head: Any, queries: Any) -> None:
+    def gather(qkv: Any, first: Any, num: Any, query: Any, queries: Any) -> None:
         for token in range(num):
-            asked, row = qkv[first + token, head * size :], queries[token * size :]
-            for i in range(size):
-                row[i] = asked[i]
+            asked, row = qkv[first + token, query:], queries[token * size :]
+            for d in range(size):
+                row[d] = asked[d]
 
     return gather
 

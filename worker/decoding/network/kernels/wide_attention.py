@@ -101,10 +101,10 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         num_queries, length, read_width, window = a[At.NUM_QUERIES], a[At.LENGTH], a[At.WIDTH], a[At.WINDOW]
         num_keys = num_queries // num_shared
-        qkv = array(a[At.QKV], (a[At.NUM_TOKENS], (num_queries + 2 * num_keys) * half), np.uint32)
+        qkv = array(a[At.QKV], (a[At.NUM_TOKENS], (num_queries + 2 * num_keys) * head_dim), np.uint16)
         seen = array(a[At.SEEN], (a[At.NUM_TOKENS], num_queries * head_dim), np.uint16)
         num_held = (length + read_width + BLOCK - 1) // BLOCK
-        queries = np.empty(num_most * half, np.uint32)
+        queries = np.empty(num_most * head_dim, np.uint16)
         scores = np.empty(num_most * num_held * BLOCK, np.float32)
         weights = np.empty(num_most * num_held * BLOCK, np.uint16)
         totals = np.empty(num_most, np.float32)
@@ -115,7 +115,7 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
             head = item - tile * num_keys
             begin, end = tile * num_together, min((tile + 1) * num_together, read_width)
             rows, first = (end - begin) * num_shared, a[At.FIRST] + begin
-            gather(qkv, first, end - begin, head, queries)
+            gather(qkv, first, end - begin, head * num_shared * head_dim, queries)
             # Blocks that some token of the tile sees: the others are not computed.
             block = max(0, length + begin - window + 1) // BLOCK if window else 0
             num = (length + end + BLOCK - 1) // BLOCK - block
