@@ -62,7 +62,8 @@ class Worker:
                 self.run_once()
             self._drain()
         except BaseException:
-            # A running job may have caused this, so its attempt stays counted; a job that never started did not.
+            # A running job may have caused this, so its claim is left to count as a crash; a job that never started
+            # did not.
             self._release(self._c.feed.ready.take_all())
             raise
         finally:
@@ -141,7 +142,7 @@ class Worker:
                 ended.append(self._undecoded(claimed, Status.CANCELLED, cancelled()))
             elif claimed.ready.job.is_expired(now):
                 ended.append(self._undecoded(claimed, Status.EXPIRED, outcomes.expired(claimed)))
-            elif claimed.attempt > 1:
+            elif claimed.num_crashes:
                 self._running.run_alone_later([claimed])
             else:
                 startable.append(claimed)

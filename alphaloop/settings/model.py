@@ -108,7 +108,7 @@ class WorkerSettings(Section):
     )  #: most device time by which jobs may go before their turn to share a prompt's beginning with a running job
     max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job becomes a dead letter
     max_json_depth: int = Field(32, ge=4)  #: nesting of a job's JSON; a deeper one becomes a dead letter
-    max_attempts: int = Field(3, ge=1)  #: a job fails after so many attempts whose worker died
+    max_attempts: int = Field(3, ge=1)  #: a job fails after so many workers died while they held it
     lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
     commit_interval_s: float = Field(1.0, gt=0)  #: between two commits of offsets
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for running jobs to finish

@@ -1,7 +1,8 @@
 """Claims: who decodes a job, for how long, and what is already known about it.
 
 A claim is (attempt, owner): the fencing token with which an outcome is recorded. A worker that lost the lease can go on
-decoding, but cannot record the outcome.
+decoding, but cannot record the outcome. The attempt only grows, also when a job is given back, so no two claims of a
+job ever share one. Two other numbers bound how often a job is tried: `num_crashes` and `num_failures`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, delete, extract, func, select, update
+from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
@@ -25,7 +26,9 @@ _RUNNING: Final = "running"
 #: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
 _LEASE_END: Final = "clock_timestamp() + make_interval(secs => %(lease_s)s)"
 #: One statement, so that a claim takes one exchange with the server. Locks rows in Python's order of job_id. A row that
-#: may not be claimed is locked, left as it is, and not returned.
+#: may not be claimed is locked, left as it is, and not returned. A claim that is taken over from another owner counts
+#: as a crash of that owner. A claim that was given back has no owner, and an owner asks for its own claim again when
+#: the answer to its first request was lost, so neither of these counts.
 _CLAIM: Final = f"""
     INSERT INTO jobs AS known (job_id, payload_sha256, task, segment, custom_id, batch_id, purpose, status, attempt,
         owner, lease_expires_at)
@@ -34,10 +37,12 @@ _CLAIM: Final = f"""
         %(custom_id)b::text[], %(batch_id)b::text[], %(purpose)b::text[]) AS given(job_id, s, t, l, c, b, p)
     ORDER BY given.job_id COLLATE "C"
     ON CONFLICT (job_id) DO UPDATE SET attempt = known.attempt + 1, owner = excluded.owner,
+        num_crashes = known.num_crashes + CASE WHEN known.owner <> excluded.owner THEN 1 ELSE 0 END,
         lease_expires_at = excluded.lease_expires_at
     WHERE known.status = 'running' AND known.payload_sha256 = excluded.payload_sha256
         AND (known.owner IS NULL OR known.owner = excluded.owner OR known.lease_expires_at <= clock_timestamp())
-    RETURNING job_id, attempt, EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id)
+    RETURNING job_id, attempt, num_crashes, num_failures,
+        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id)
 """  # noqa: S608 - no values
 
 
@@ -49,7 +54,7 @@ class ClaimState(StrEnum):
     CONFLICT = "conflict"  #: known with another payload
     HELD = "held"  #: another worker has it: ask again when its lease is over
     CANCELLED = "cancelled"  #: claimed, to record that it was cancelled
-    EXHAUSTED = "exhausted"  #: claimed, to record that it failed after too many attempts
+    EXHAUSTED = "exhausted"  #: claimed, to record that it failed because too many workers died with it
 
 
 #: States in which the caller holds the claim and owes an outcome.
@@ -71,13 +76,18 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The answer to one request. `outcome` is the recorded Result, byte for byte, when the job ended."""
+    """The answer to one request. `outcome` is the recorded Result, byte for byte, when the job ended.
+
+    `num_crashes` and `num_failures` are known of jobs that are claimed.
+    """
 
     job_id: str
     state: ClaimState
     attempt: int
     outcome: bytes | None = None
     held_for_s: float | None = None
+    num_crashes: int = 0  #: claims that ended without an outcome and were not given back
+    num_failures: int = 0  #: times that the job itself failed and was to be tried again
 
 
 class JobStore:
@@ -91,7 +101,7 @@ class JobStore:
 
         A job named twice in one call is claimed once; the second answer is HELD for the length of the lease, or
         CONFLICT when its payload differs. `owner` must be new for each process: a running job of the same owner is
-        claimed again, at the next attempt.
+        claimed again, at the next attempt. A job that `max_attempts` workers have died with is EXHAUSTED.
         """
         mine: dict[str, Claim] = {}
         chosen: dict[str, ClaimRequest] = {}
@@ -131,7 +141,7 @@ class JobStore:
         columns["segment"] = [one.segment or "" for one in requests]
         with self._database.single() as connection:
             rows = driver_of(connection).execute(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
-            return {job_id: _claimed(job_id, attempt, cancelled, max_attempts) for job_id, attempt, cancelled in rows}
+            return {job_id: _claimed(job_id, *found, max_attempts=max_attempts) for job_id, *found in rows}
 
     def _known(self, job_ids: Collection[str]) -> dict[str, Row[Any]]:
         """Rows that could not be claimed."""
@@ -161,16 +171,18 @@ class JobStore:
         return held
 
     def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
-        """Give jobs back that were not started, as if they had never been claimed; returns those that were held."""
+        """Give claims back: none counts as a crash, and anyone may claim the jobs at once. Returns the jobs held.
+
+        The attempt stays, so that nothing of this claim is taken for a later one's.
+        """
         if not attempts:
             return set()
         with self._database.begin() as connection:
             held = _lock_held(connection, attempts, owner)
-            connection.execute(delete(jobs).where(jobs.c.job_id == _any(held), jobs.c.attempt == 1))
             connection.execute(
                 update(jobs)
                 .where(jobs.c.job_id == _any(held))
-                .values(attempt=jobs.c.attempt - 1, lease_expires_at=func.clock_timestamp())
+                .values(owner=None, lease_expires_at=func.clock_timestamp())
             )
         return held
 
@@ -220,14 +232,17 @@ def _lock_held(connection: Connection, attempts: Mapping[str, int], owner: str) 
     return {job_id for job_id, attempt in connection.execute(query) if attempts[job_id] == attempt}
 
 
-def _claimed(job_id: str, attempt: int, is_cancelled: bool, max_attempts: int) -> Claim:
+def _claimed(
+    job_id: str, attempt: int, num_crashes: int, num_failures: int, is_cancelled: bool, *, max_attempts: int
+) -> Claim:
+    state = ClaimState.CLAIMED if num_crashes < max_attempts else ClaimState.EXHAUSTED
     if is_cancelled:
-        return Claim(job_id, ClaimState.CANCELLED, attempt)
-    return Claim(job_id, ClaimState.CLAIMED if attempt <= max_attempts else ClaimState.EXHAUSTED, attempt)
+        state = ClaimState.CANCELLED
+    return Claim(job_id, state, attempt, num_crashes=num_crashes, num_failures=num_failures)
 
 
 def _unclaimed(request: ClaimRequest, row: Row[Any] | None) -> Claim:
-    if row is None:  # it was given back after the claim had found it held
+    if row is None:  # retention deleted it after the claim had found it
         return Claim(request.job_id, ClaimState.HELD, 0, held_for_s=0.0)
     if row.payload_sha256 != request.payload_sha256:
         return Claim(request.job_id, ClaimState.CONFLICT, row.attempt)

@@ -38,8 +38,9 @@ STEPS = st.one_of(
 @dataclass
 class Row:
     payload: bytes
-    owner: str
+    owner: str | None = None
     attempt: int = 0
+    num_crashes: int = 0
     is_leased: bool = False
     outcome: bytes | None = None
 
@@ -54,7 +55,7 @@ class Model:
     def claim(self, owner: str, requests: list[tuple[str, bytes]]) -> list[tuple[ClaimState, bytes | None]]:
         answers, claimed = [], dict[str, ClaimState]()
         for job, payload in requests:
-            row = self.rows.setdefault(job, Row(payload, owner))
+            row = self.rows.setdefault(job, Row(payload))
             if row.payload != payload:
                 answers.append((ClaimState.CONFLICT, None))
             elif row.outcome is not None:
@@ -62,8 +63,9 @@ class Model:
             elif job in claimed or (row.is_leased and row.owner != owner):
                 answers.append((ClaimState.HELD, None))
             else:
+                row.num_crashes += row.owner not in (None, owner)
                 row.owner, row.is_leased, row.attempt = owner, True, row.attempt + 1
-                dead = ClaimState.EXHAUSTED if row.attempt > MAX_ATTEMPTS else ClaimState.CLAIMED
+                dead = ClaimState.EXHAUSTED if row.num_crashes >= MAX_ATTEMPTS else ClaimState.CLAIMED
                 claimed[job] = ClaimState.CANCELLED if job in self.cancelled else dead
                 answers.append((claimed[job], None))
         return answers
@@ -78,10 +80,7 @@ class Model:
     def release(self, owner: str, attempts: dict[str, int]) -> set[str]:
         held = self.held(owner, attempts)
         for job in held:
-            self.rows[job].attempt -= 1
-            self.rows[job].is_leased = False
-            if self.rows[job].attempt == 0:
-                del self.rows[job]
+            self.rows[job].owner, self.rows[job].is_leased = None, False
         return held
 
 
@@ -100,7 +99,8 @@ class Both:
         found = self.jobs.claim(asked, owner=owner, lease_s=3600.0, max_attempts=MAX_ATTEMPTS)
         assert [(answer.state, answer.outcome) for answer in found] == self.model.claim(owner, requests)
         for answer in found:
-            assert answer.state not in CLAIMS or answer.attempt == self.model.rows[answer.job_id].attempt
+            row = self.model.rows[answer.job_id]
+            assert answer.state not in CLAIMS or (answer.attempt, answer.num_crashes) == (row.attempt, row.num_crashes)
 
     def record(self, owner: str, tokens: list[tuple[str, int]]) -> None:
         run = decode_run(vanilla_counts(2), mode=Mode.VANILLA)

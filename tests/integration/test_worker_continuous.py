@@ -72,9 +72,15 @@ def results_of(client: Client, *job_ids: str) -> dict[str, Result]:
     return by_id(client.read([RESULTS], lambda records: set(job_ids) <= by_id(records).keys()))
 
 
-def num_running_rows(database: Database) -> int:
+def num_held(database: Database) -> int:
+    """Jobs that a worker holds."""
     with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE status = 'running'")).scalar_one())
+        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE owner IS NOT NULL")).scalar_one())
+
+
+def num_crashes(database: Database) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text("SELECT sum(num_crashes) FROM jobs")).scalar_one())
 
 
 def committed(settings: Settings, topic: str = "jobs.code") -> int | None:
@@ -180,20 +186,21 @@ def test_a_stop_decodes_what_runs_and_gives_back_what_was_claimed_ahead(
             engine.allow()
         started = engine.running
         wait_until_ready(running, 8)
-        assert num_running_rows(database) == 12
+        assert num_held(database) == 12
         running.stop.set()
     assert {name for round_ in engine.rounds for name in round_} == set(started) == set(names[:4])
     results = results_of(client, *started)
     assert {name: result.status for name, result in results.items()} == dict.fromkeys(started, Status.SUCCEEDED)
-    assert num_running_rows(database) == 0
+    assert num_held(database) == 0
     assert committed(worker_settings) == 4
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = results_of(client, *names)
-    assert {result.attempt for result in results.values()} == {1}
+    assert [results[name].attempt for name in names] == [1] * 4 + [2] * 8 + [1] * 18
+    assert num_crashes(database) == 0
     assert_counts_add_up(database, num_jobs=30)
 
 
-def test_in_a_hurry_everything_is_given_back_unburnt(worker_settings: Settings, database: Database) -> None:
+def test_in_a_hurry_all_is_given_back_and_no_crash_counted(worker_settings: Settings, database: Database) -> None:
     client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
     names = [f"job-{number}" for number in range(20)]
     client.send("code", [job(name, LONG) for name in names[:4]] + [job(name) for name in names[4:]], partition=0)
@@ -204,12 +211,12 @@ def test_in_a_hurry_everything_is_given_back_unburnt(worker_settings: Settings, 
         wait_until_ready(running, 8)
         running.stop.set()
         running.hurry.set()
-    assert num_running_rows(database) == 0
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 0
+    assert num_held(database) == 0
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = results_of(client, *names)
-    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
+    assert {result.status for result in results.values()} == {Status.SUCCEEDED}
+    assert [results[name].attempt for name in names] == [2] * 12 + [1] * 8
+    assert num_crashes(database) == 0
 
 
 def test_a_job_of_another_task_does_not_wait_for_the_backlog(worker_settings: Settings) -> None:

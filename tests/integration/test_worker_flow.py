@@ -220,7 +220,9 @@ def test_the_consumer_is_polled_while_a_step_takes_long(worker_settings: Setting
     assert max(ages) < 1.0
 
 
-def test_out_of_drain_time_the_batch_is_given_back_unburnt(worker_settings: Settings, database: Database) -> None:
+def test_out_of_drain_time_the_batch_is_given_back_and_no_crash_counted(
+    worker_settings: Settings, database: Database
+) -> None:
     is_stepping, may_go_on = threading.Event(), threading.Event()
 
     def step_slowly() -> None:
@@ -236,7 +238,9 @@ def test_out_of_drain_time_the_batch_is_given_back_unburnt(worker_settings: Sett
         may_go_on.set()
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = client.results(4)
-    assert {result.attempt for result in results} == {1}
+    assert {result.attempt for result in results} == {2}
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT sum(num_crashes) FROM jobs")).scalar_one() == 0
     assert_counts_add_up(database, num_jobs=4)
 
 

@@ -17,6 +17,8 @@ class ClaimedJob:
 
     ready: ReadyJob
     attempt: int
+    num_crashes: int = 0  #: earlier claims whose worker died or lost its lease
+    num_failures: int = 0  #: times that the job itself failed and was to be tried again
 
     @property
     def job_id(self) -> str:
@@ -78,7 +80,7 @@ class Claiming:
         return claims
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
-        claimed = ClaimedJob(ready, answer.attempt)
+        claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
         match answer.state:
             case ClaimState.ENDED:
                 claims.answered.append((ready, answer.outcome or b""))
@@ -90,7 +92,7 @@ class Claiming:
             case ClaimState.CANCELLED:
                 claims.ended.append(EndedUndecoded(claimed, Status.CANCELLED, cancelled()))
             case ClaimState.EXHAUSTED:
-                message = f"{answer.attempt - 1} attempts ended without an outcome: the worker died each time"
+                message = f"{answer.num_crashes} attempts ended without an outcome: the worker died each time"
                 claims.ended.append(
                     EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
                 )

@@ -60,7 +60,7 @@ class Stepped:
 class RunningJobs:
     """What the engine runs. One thread owns it.
 
-    A job whose earlier attempt died runs alone, so that it cannot take others down with it again. So does every job
+    A job with which a worker died runs alone, so that it cannot take others down with it again. So does every job
     that was in a step which failed, so that one bad job fails alone. While such a job waits or runs, no other starts.
     """
 

@@ -203,9 +203,9 @@ def test_a_job_that_the_engine_refuses_fails_alone() -> None:
     assert turning.feed.lanes.total() == 3, "each made room for one claim"
 
 
-def test_a_job_whose_attempt_died_runs_alone_after_what_runs_and_before_what_waits() -> None:
+def test_a_job_with_which_a_worker_died_runs_alone_after_what_runs_and_before_what_waits() -> None:
     engine = MemoryEngine(num_slots=4)
-    jobs = [claimed_job("a", max_tokens=3), claimed_job("again", attempt=2, max_tokens=3), claimed_job("b")]
+    jobs = [claimed_job("a", max_tokens=3), claimed_job("again", num_crashes=1, max_tokens=3), claimed_job("b")]
     turning = Turning(engine, jobs[0])
     turning.turn()
     turning.feed.ready.put(jobs[1:])
@@ -275,7 +275,7 @@ def test_in_a_hurry_what_runs_is_given_back_too() -> None:
     assert turning.released == [{"c": 1}, {"a": 1, "b": 1}]
 
 
-def test_a_fault_of_ours_burns_no_attempt_of_jobs_that_never_started() -> None:
+def test_a_fault_of_ours_counts_no_crash_of_jobs_that_never_started() -> None:
     class Tripping(FakeEngine):
         def step(self) -> Any:
             raise ZeroDivisionError

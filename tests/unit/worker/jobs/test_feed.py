@@ -243,7 +243,7 @@ def test_what_was_recorded_is_answered_what_conflicts_refused_and_what_ended_rec
         "recorded": Claim("recorded", ClaimState.ENDED, 1, outcome=b"the bytes"),
         "conflict": Claim("conflict", ClaimState.CONFLICT, 1),
         "cancelled": Claim("cancelled", ClaimState.CANCELLED, 1),
-        "exhausted": Claim("exhausted", ClaimState.EXHAUSTED, 4),
+        "exhausted": Claim("exhausted", ClaimState.EXHAUSTED, 4, num_crashes=3),
     }
     one.table.found = states
     one.send(*states, "fresh")

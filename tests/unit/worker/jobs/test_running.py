@@ -81,7 +81,7 @@ def test_a_job_that_fails_alone_has_failed() -> None:
 def test_a_job_that_is_to_run_alone_waits_for_an_empty_engine_and_keeps_others_out() -> None:
     running = RunningJobs(FakeEngine(num_slots=4))
     start(running, claimed_job("a", max_tokens=2))
-    running.run_alone_later([claimed_job("again", attempt=2)])
+    running.run_alone_later([claimed_job("again", num_crashes=1)])
     assert running.num_free() == 0
     assert running.next_alone() is None
     run_out(running)
@@ -95,7 +95,7 @@ def test_a_cancelled_job_leaves_whether_it_runs_or_waits_to_run_alone() -> None:
     engine = FakeEngine(num_slots=4)
     running = RunningJobs(engine)
     start(running, claimed_job("a"), claimed_job("b"))
-    running.run_alone_later([claimed_job("c", attempt=2), claimed_job("d", attempt=2)])
+    running.run_alone_later([claimed_job("c", num_crashes=1), claimed_job("d", num_crashes=1)])
     assert names(running.cancel({"a", "c", "somebody else's"})) == ["a", "c"]
     assert (list(running.by_id()), engine.load().num_running, running.num_to_run_alone) == (["b"], 1, 1)
     assert running.cancel({"a", "c"}) == []
@@ -122,7 +122,7 @@ def test_a_sequence_is_told_how_to_draft_only_when_that_changes() -> None:
 def test_what_waits_to_run_alone_can_be_taken_out_while_others_run_on() -> None:
     running = RunningJobs(FakeEngine())
     start(running, claimed_job("a"))
-    running.run_alone_later([claimed_job("b", attempt=2)])
+    running.run_alone_later([claimed_job("b", num_crashes=1)])
     assert names(running.take_waiting_alone()) == ["b"]
     assert running.take_waiting_alone() == []
     assert (len(running), running.num_to_run_alone) == (1, 0)
@@ -134,7 +134,7 @@ def test_giving_back_empties_everything_exactly_once(num_running: int) -> None:
     engine = FakeEngine(num_slots=4)
     running = RunningJobs(engine)
     start(running, *(claimed_job(f"r{number}") for number in range(num_running)))
-    running.run_alone_later([claimed_job("alone", attempt=2)])
+    running.run_alone_later([claimed_job("alone", num_crashes=1)])
     assert names(running.give_back()) == [*(f"r{number}" for number in range(num_running)), "alone"]
     assert (len(running), engine.load().num_running, running.num_to_run_alone) == (0, 0, 0)
     assert running.give_back() == []
@@ -155,7 +155,7 @@ def test_every_job_leaves_exactly_once_whatever_happens(acts: list[str], failing
             start(running, claimed_job(came[-1], max_tokens=3))
         elif act == "again":
             came.append(f"job-{len(came)}")
-            running.run_alone_later([claimed_job(came[-1], attempt=2)])
+            running.run_alone_later([claimed_job(came[-1], num_crashes=1)])
         elif act == "alone" and (alone := running.next_alone()):
             start(running, alone, alone=True)
         elif act == "cancel" and came:
