@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alphaloop.acceptance import Z95
@@ -11,7 +12,7 @@ from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
 from alphaloop.switchback.slices import Slice
 from alphaloop.switchback.speedup import Verdict, measured_speedup
-from benchmarks.switchback.world import TASK, Scenario, Text, Truth, World
+from benchmarks.switchback.world import TASK, Scenario, Truth, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def by_batches(scenario: Scenario, seed: int, design: SwitchbackDesign, num_roun
     share = design.control_share
     speedup = _usual_speedup(scenario)
     chance = share / (share + speedup * (1 - share))
-    ended: dict[bool, list[Text]] = {False: [], True: []}
+    ended: dict[bool, list[JobCost]] = {False: [], True: []}
     control_s, is_control = 0.0, False
     for _ in range(num_rounds):
         num_prompts = 0
@@ -62,9 +63,9 @@ def by_batches(scenario: Scenario, seed: int, design: SwitchbackDesign, num_roun
             num_prompts = world.admit()
             is_control = rng.random() < chance
         facts, texts = world.round(speculates=not is_control, num_prompts=num_prompts)
-        ended[is_control] += texts
+        ended[is_control] += [JobCost(text.num_tokens, text.device_s) for text in texts]
         control_s += facts.wall_s * is_control
-    low, ratio, high = _ratio_of_jobs(ended[False], ended[True])
+    low, ratio, high = ratio_of_jobs(ended[False], ended[True])
     verdict = Verdict.FASTER if low > 1 else Verdict.SLOWER if high < 1 else Verdict.NO_VERDICT_YET
     return Found(low, ratio, high, verdict, control_s / world.busy_s, world.truth)
 
@@ -77,15 +78,26 @@ def _usual_speedup(scenario: Scenario) -> float:
     return world.truth.speedup
 
 
-def _ratio_of_jobs(treated: list[Text], controls: list[Text]) -> tuple[float, float, float]:
-    """Tokens a device second of the first over the second: ratio estimators, jobs independent (Cochran 1977, §6.4)."""
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """What a job brought and took."""
+
+    num_tokens: int
+    device_s: float
+
+
+def ratio_of_jobs(treated: Sequence[JobCost], controls: Sequence[JobCost]) -> tuple[float, float, float]:
+    """Tokens a device second of the first over the second: ratio estimators, jobs independent (Cochran 1977, §6.4).
+
+    Lower bound, ratio, upper bound: 0, not a number and infinity where a side has fewer than two jobs.
+    """
     if min(len(treated), len(controls)) < 2:
         return 0.0, math.nan, math.inf
     rates, variance = [], 0.0
-    for texts in (treated, controls):
-        tokens, device_s = sum(text.num_tokens for text in texts), sum(text.device_s for text in texts)
+    for jobs in (treated, controls):
+        tokens, device_s = sum(job.num_tokens for job in jobs), sum(job.device_s for job in jobs)
         rates.append(tokens / device_s)
-        spread = sum((text.num_tokens / tokens - text.device_s / device_s) ** 2 for text in texts)
-        variance += spread * len(texts) / (len(texts) - 1)
+        spread = sum((job.num_tokens / tokens - job.device_s / device_s) ** 2 for job in jobs)
+        variance += spread * len(jobs) / (len(jobs) - 1)
     ratio, margin = rates[0] / rates[1], Z95 * math.sqrt(variance)
     return ratio * math.exp(-margin), ratio, ratio * math.exp(margin)
