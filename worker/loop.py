@@ -76,7 +76,7 @@ class Worker:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
 
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
-        2. cancel    running jobs whose cancellation came
+        2. drop      running jobs whose cancellation came or whose deadline passed
         3. start     claimed jobs that fit, decided lane by lane
         4. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
         5. step      one round of the engine
@@ -88,7 +88,7 @@ class Worker:
         """
         self._c.check()
         self._learn()
-        num_ended = self._cancel()
+        num_ended = self._drop_unwanted()
         num_started = self._start(0.0 if len(self._running) else timeout_s)
         if not len(self._running):
             return Turn(num_started, num_ended)
@@ -103,13 +103,16 @@ class Worker:
             self._c.decider.count_scored(recorded)
         self._c.costs.save_when_due()
 
-    def _cancel(self) -> int:
-        asked = self._c.leases.cancelled()
-        if not asked:
-            return 0
-        dropped = self._running.cancel(asked)
-        self._end([self._undecoded(claimed, Status.CANCELLED, cancelled()) for claimed in dropped])
-        return len(dropped)
+    def _drop_unwanted(self) -> int:
+        """End the jobs that nobody waits for any more, without a text; returns how many."""
+        if asked := self._c.leases.cancelled():
+            dropped = self._running.drop(asked)
+            self._end([self._undecoded(claimed, Status.CANCELLED, cancelled()) for claimed in dropped])
+        else:
+            dropped = []
+        overdue = self._running.drop(self._running.overdue(self._c.now()))
+        self._end([self._undecoded(claimed, Status.EXPIRED, outcomes.expired(claimed)) for claimed in overdue])
+        return len(dropped) + len(overdue)
 
     def _start(self, timeout_s: float) -> int:
         """Fill free slots in the order of the feed; a job that has to run alone starts when nothing else runs."""

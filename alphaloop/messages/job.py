@@ -50,7 +50,7 @@ class Job(BaseModel):
         0, ge=-100, le=100, description="Jobs of a task with a higher priority start first; waiting raises it."
     )
     deadline: Instant | None = Field(
-        None, description="ISO 8601 with offset; a job not started by then is reported as expired."
+        None, description="ISO 8601 with offset; a job that has not ended by then ends as expired, without a text."
     )
     decoding: Decoding = Field(Decoding.AUTO, strict=False)
     purpose: Purpose = Field(Purpose.TRAFFIC, strict=False)

@@ -162,7 +162,7 @@ class SchedulerSettings(Section):
     probe_num_draft_tokens: int = Field(3, ge=1)  #: k of a probe, no more than its drafter's longest
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
-    probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not started by then expires
+    probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not ended by then expires
     drift_false_alarm_jobs: int = Field(2000, ge=10)  #: average run length, in jobs, before a false alarm
     drift_min_jobs: int = Field(8, ge=2)  #: jobs of the reference before the test begins
     drift_window_days: float = Field(14.0, gt=0)  #: jobs that a run reads: tested for drift, and shown in the report

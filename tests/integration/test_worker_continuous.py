@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 
 import pytest
@@ -19,9 +22,11 @@ from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
+from tests.fixtures.claimed import NOW
 from tests.fixtures.stepping import SteppedEngine
 from tests.fixtures.worker import Client, RunningWorker, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
+from worker.loop import Worker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -367,3 +372,31 @@ def test_a_thread_that_dies_ends_the_worker(
     with pytest.raises(FatalBrokerError, match="fenced"):
         running.close()
     assert all(neighbour.end(0.0) for neighbour in parts.neighbours), "no thread is left"
+
+
+def test_a_running_job_ends_as_expired_in_the_round_after_its_deadline(
+    worker_settings: Settings, database: Database
+) -> None:
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=2)
+    deadline = datetime.now(UTC) + timedelta(days=1)
+    client.send("code", [job("late", LONG, deadline=deadline.isoformat()), job("free", LONG)], partition=0)
+    is_past = threading.Event()
+    running = RunningWorker(worker_settings, engine, seed=1)
+    running.worker = Worker(replace(running.components, now=lambda: deadline if is_past.is_set() else NOW))
+    running.start()
+    try:
+        while set(engine.wait_at_round()) != {"late", "free"}:
+            engine.allow()
+        is_past.set()
+        num_before = len(engine.rounds)
+        engine.allow()
+        assert engine.wait_at_round(lambda now: "late" not in now) == ("free",)
+        assert len(engine.rounds) - num_before <= 2
+        result = results_of(client, "late")["late"]
+        assert (result.status, result.text, result.error and result.error.code) == (Status.EXPIRED, None, "expired")
+    finally:
+        engine.run_freely()
+        running.close()
+    assert results_of(client, "free")["free"].status is Status.SUCCEEDED
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT array_agg(job_id) FROM decode_runs")).scalar_one() == ["free"]

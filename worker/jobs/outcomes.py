@@ -75,8 +75,8 @@ def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetim
 
 
 def expired(claimed: ClaimedJob) -> Failure:
-    """The failure in the result of a job that was not started by its deadline."""
-    return Failure(code="expired", message=f"not started by its deadline, {claimed.ready.job.deadline}")
+    """The failure in the result of a job that had not ended by its deadline."""
+    return Failure(code="expired", message=f"not ended by its deadline, {claimed.ready.job.deadline}")
 
 
 def failure_of(error: AlphaloopError) -> Failure:

@@ -122,7 +122,12 @@ class RunningJobs:
         finished = [(self._running.pop(generation.job_id), generation) for generation in step.finished]
         return Stepped(step, lanes, finished)
 
-    def cancel(self, job_ids: Collection[str]) -> list[ClaimedJob]:
+    def overdue(self, now: datetime) -> list[str]:
+        """Those of the jobs here whose deadline has passed."""
+        here = (*(job.claimed for job in self._running.values()), *self._to_run_alone)
+        return [claimed.job_id for claimed in here if claimed.ready.job.is_expired(now)]
+
+    def drop(self, job_ids: Collection[str]) -> list[ClaimedJob]:
         """Drop those of the jobs that are here; returns them."""
         dropped = []
         for job_id in [job_id for job_id in job_ids if job_id in self._running]:

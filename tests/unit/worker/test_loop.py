@@ -83,6 +83,7 @@ class Turning:
         self.released: list[dict[str, int]] = []
         self.asked_to_end: set[str] = set()
         self.release_error: Exception | None = None
+        self.now = NOW
         self.stop, self.hurry = threading.Event(), threading.Event()
         self.feed.ready.put(claimed)
         nothing = lambda *_, **__: None  # noqa: E731
@@ -115,7 +116,7 @@ class Turning:
             end_neighbours=nothing,
             stop=self.stop,
             hurry=self.hurry,
-            now=lambda: NOW,
+            now=lambda: self.now,
         )
         self.worker = Worker(parts)  # type: ignore[arg-type]
 
@@ -238,6 +239,35 @@ def test_a_cancelled_job_is_gone_before_the_next_round() -> None:
     assert (engine.running, turning.outcomes()) == (["b"], {"a": "cancelled"})
     turning.turn()
     assert turning.outcomes() == {"a": "cancelled"}
+
+
+def test_a_job_whose_deadline_passes_while_it_is_decoded_is_gone_before_the_next_round() -> None:
+    engine = MemoryEngine()
+    soon = (NOW + timedelta(seconds=10)).isoformat()
+    turning = Turning(engine, claimed_job("late", max_tokens=9, deadline=soon), claimed_job("free", max_tokens=9))
+    turning.turn()
+    turning.now = NOW + timedelta(seconds=9)
+    turning.turn()
+    assert engine.running == ["late", "free"]
+    turning.now = NOW + timedelta(seconds=10)
+    turning.turn()
+    assert (engine.running, turning.outcomes()) == (["free"], {"late": "expired"})
+    turning.turn(9)
+    assert turning.outcomes() == {"late": "expired", "free": "succeeded"}
+    assert turning.feed.lanes.total() == 2, "each made room for one claim"
+
+
+def test_a_deadline_that_passes_while_a_job_waits_to_run_alone_ends_it() -> None:
+    soon = (NOW + timedelta(seconds=10)).isoformat()
+    again = claimed_job("again", num_crashes=1, deadline=soon)
+    turning = Turning(MemoryEngine(), claimed_job("a", max_tokens=9))
+    turning.turn()
+    turning.feed.ready.put([again])
+    turning.turn()
+    assert turning.worker.num_waiting == 1
+    turning.now = NOW + timedelta(seconds=10)
+    turning.turn()
+    assert (turning.outcomes(), turning.worker.num_waiting) == ({"again": "expired"}, 0)
 
 
 def test_a_step_is_charged_to_the_tasks_in_it() -> None:

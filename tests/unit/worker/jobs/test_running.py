@@ -96,9 +96,9 @@ def test_a_cancelled_job_leaves_whether_it_runs_or_waits_to_run_alone() -> None:
     running = RunningJobs(engine)
     start(running, claimed_job("a"), claimed_job("b"))
     running.run_alone_later([claimed_job("c", num_crashes=1), claimed_job("d", num_crashes=1)])
-    assert names(running.cancel({"a", "c", "somebody else's"})) == ["a", "c"]
+    assert names(running.drop({"a", "c", "somebody else's"})) == ["a", "c"]
     assert (list(running.by_id()), engine.load().num_running, running.num_to_run_alone) == (["b"], 1, 1)
-    assert running.cancel({"a", "c"}) == []
+    assert running.drop({"a", "c"}) == []
     assert run_out(running) == ["b"]
 
 
@@ -159,7 +159,7 @@ def test_every_job_leaves_exactly_once_whatever_happens(acts: list[str], failing
         elif act == "alone" and (alone := running.next_alone()):
             start(running, alone, alone=True)
         elif act == "cancel" and came:
-            left += names(running.cancel(came[::2]))
+            left += names(running.drop(came[::2]))
         elif act == "step" and len(running):
             stepped = running.step()
             left += [job.job_id for job, _ in stepped.finished] + [job.job_id for job, _ in stepped.failed]

@@ -120,7 +120,7 @@ def test_sequences_draft_more_as_the_engine_empties_and_stop_when_it_fills() -> 
         world.start("code", decision)
         world.steering.steer(world.running)
         assert {job.setting for job in world.running.by_id().values()} == {settings[number]}
-    world.running.cancel(["1", "2"])
+    world.running.drop(["1", "2"])
     world.steering.steer(world.running)
     assert len(world.running) == 1
     assert {job.setting for job in world.running.by_id().values()} == {settings[0]}
