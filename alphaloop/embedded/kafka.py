@@ -200,6 +200,8 @@ class EmbeddedKafka:
             f"-Xms{min(128, self._heap_mb)}m",
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
+            # The second compiler takes as long as the whole start, beside a worker that computes on the same cores.
+            "-XX:TieredStopAtLevel=1",
             "-XX:+ExitOnOutOfMemoryError",
             "-Djava.awt.headless=true",
             f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
