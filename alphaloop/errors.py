@@ -16,6 +16,7 @@
     │   └── FatalBrokerError      the client cannot continue and must be replaced: the process exits
     ├── StoreError                Postgres refused
     │   ├── StoreUnavailable      no server answers at DATABASE_URL, or the connection broke
+    │   ├── LeadershipLost        another scheduler leads: what this one would write is refused
     │   └── SchemaMismatch        the database's revision is outside the range this code runs on
     ├── ModelError                a model or tokenizer
     │   ├── ModelNotFound         nothing to load at the given source
@@ -152,6 +153,12 @@ class StoreUnavailable(StoreError):
     """No Postgres answers, or the connection broke."""
 
     code = "store_unavailable"
+
+
+class LeadershipLost(StoreError):
+    """Another scheduler leads now, so this one may write nothing."""
+
+    code = "leadership_lost"
 
 
 class SchemaMismatch(StoreError):

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.schedule import AdvisoryLock
+from alphaloop.store.terms import Term
 from scheduler.leadership import Leadership
 from scheduler.loop import SCHEDULE_ID, Scheduler
 from scheduler.metrics import SchedulerMetrics
@@ -69,11 +70,14 @@ def _measure(settings: Settings, *, stay: bool) -> int:
         producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
         try:
             metrics = SchedulerMetrics()
-            scheduler = _scheduler(settings, database, producer, metrics, SCHEDULE_ID if stay else MANUAL_SCHEDULE_ID)
             if not stay:
-                scheduler.run_once(datetime.now(UTC))
+                _scheduler(settings, database, producer, metrics, MANUAL_SCHEDULE_ID).run_once(datetime.now(UTC))
                 return 0
-            return _stay(settings, scheduler, metrics, AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s))
+
+            def lead(term: Term) -> Scheduler:
+                return _scheduler(settings, database.guarded(term.check), producer, metrics, SCHEDULE_ID)
+
+            return _stay(settings, lead, metrics, AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s))
         finally:
             producer.close()
 
@@ -94,10 +98,14 @@ def _scheduler(
     )
 
 
-def _stay(settings: Settings, scheduler: Scheduler, metrics: SchedulerMetrics, lock: AdvisoryLock) -> int:
-    """Lead or stand by until SIGTERM or SIGINT; returns 1 when the Kafka client died, so that a supervisor restarts."""
+def _stay(settings: Settings, lead: Callable[[Term], Scheduler], metrics: SchedulerMetrics, lock: AdvisoryLock) -> int:
+    """Lead or stand by until SIGTERM or SIGINT; returns 1 when the Kafka client died, so that a supervisor restarts.
+
+    Each time that this process becomes the leader, `lead` makes the scheduler of that term.
+    """
     stop, died = threading.Event(), threading.Event()
     dials = settings.scheduler
+    ticker: Ticker | None = None
 
     def fatal() -> None:
         died.set()
@@ -108,23 +116,26 @@ def _stay(settings: Settings, scheduler: Scheduler, metrics: SchedulerMetrics, l
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
-    ticker = Ticker(
-        scheduler.run_once,
-        interval_s=dials.interval_s,
-        misfire_grace_s=dials.misfire_grace_s,
-        clock=lambda: datetime.now(UTC),
-        metrics=metrics,
-        fatal=fatal,
-    )
 
-    def promote() -> None:
+    def promote(term: Term) -> None:
+        nonlocal ticker
         metrics.set_leader(True)
+        ticker = Ticker(
+            lead(term).run_once,
+            interval_s=dials.interval_s,
+            misfire_grace_s=dials.misfire_grace_s,
+            clock=lambda: datetime.now(UTC),
+            metrics=metrics,
+            fatal=fatal,
+        )
         ticker.start()
 
     def demote() -> None:
         metrics.set_leader(False)
-        # A requested stop finishes the run under way first; a lost lock does not wait for it.
-        ticker.stop(wait=stop.is_set())
+        # A requested stop finishes the run under way first. A lost lock does not wait for it: whatever it still tries
+        # to write is refused, since its term has ended.
+        if ticker is not None:
+            ticker.stop(wait=stop.is_set())
 
     leadership = Leadership(lock, promote=promote, demote=demote)
 

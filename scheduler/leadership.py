@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from alphaloop.errors import StoreError
 from alphaloop.store.schedule import AdvisoryLock
+from alphaloop.store.terms import Term
 
 log = logging.getLogger(__name__)
 
@@ -15,10 +16,11 @@ log = logging.getLogger(__name__)
 class Leadership:
     """Takes the lock when it is free, and detects its loss. One thread uses it.
 
-    `promote` is called after the lock was taken, `demote` after it was found lost or given up.
+    `promote` is called after the lock was taken, with the term in which this process leads; `demote` after the lock was
+    found lost or given up.
     """
 
-    def __init__(self, lock: AdvisoryLock, *, promote: Callable[[], None], demote: Callable[[], None]) -> None:
+    def __init__(self, lock: AdvisoryLock, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
         self._lock, self._promote, self._demote = lock, promote, demote
         self._leads = False
         self._checked_at = time.monotonic()
@@ -38,12 +40,13 @@ class Leadership:
 
         A broken connection is a lost lock.
         """
-        held = self._lock.is_held() if self._leads else self._try()
-        if held and not self._leads:
-            self._leads = True
-            log.info("leading", extra={"action": "leader_elected"})
-            self._promote()
-        elif self._leads and not held:
+        if not self._leads:
+            term = self._try()
+            if term is not None:
+                self._leads = True
+                log.info("leading", extra={"action": "leader_elected", "term": term.number})
+                self._promote(term)
+        elif not self._lock.is_held():
             self._leads = False
             log.warning("lost the leader's lock", extra={"action": "leader_lost"})
             self._demote()
@@ -57,9 +60,9 @@ class Leadership:
             self._demote()
         self._lock.release()
 
-    def _try(self) -> bool:
+    def _try(self) -> Term | None:
         try:
-            return self._lock.try_acquire()
+            return self._lock.begin_term() if self._lock.try_acquire() else None
         except StoreError as error:
             log.warning("%s", error.message, extra={"action": "leader_check_failed", "code": error.code})
-            return False
+            return None

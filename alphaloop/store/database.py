@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
 from pydantic import SecretStr
-from sqlalchemy import Connection, create_engine, event, make_url, text
+from sqlalchemy import Connection, TextClause, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from alphaloop.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
 
-#: The revisions of migrations/ that this code can run on, oldest first. A rolling upgrade migrates first and then
-#: replaces the processes, so the range covers the newest revision and those before it that still have all we need.
+#: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
+#: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
+#: database, in code_revisions.
 SUPPORTED_REVISIONS: Final = ("0001",)
 
+_REVISION: Final = text("SELECT version_num FROM alembic_version")
+_SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
 _DRIVER: Final = "postgresql+psycopg"
 _UNDEFINED_TABLE: Final = "42P01"
 # 08: connection exceptions; 57P01 to 57P03: shut down, crashed, starting up; 53300: too many connections.
@@ -50,7 +54,14 @@ class Database:
             connect_args=self._connect_args,
         )
         event.listen(self._engine, "checkout", _refuse_if_cut)
+        self._guard: Callable[[Connection], None] | None = None
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def guarded(self, guard: Callable[[Connection], None]) -> Self:
+        """The same connections, but every transaction begins with `guard`, which refuses it by raising."""
+        guarded = copy(self)
+        guarded._guard = guard
+        return guarded
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -61,6 +72,8 @@ class Database:
         """
         try:
             with self._engine.begin() as connection:
+                if self._guard is not None:
+                    self._guard(connection)
                 yield connection
         except (SQLAlchemyError, psycopg.Error) as error:
             # Not chained, because the driver's text quotes rows, and rows hold prompts.
@@ -70,8 +83,12 @@ class Database:
     def single(self) -> Iterator[Connection]:
         """For one statement that is a transaction by itself: the server is spoken to once, not three times.
 
-        Raises as `begin` does.
+        With a guard it is one statement of a transaction. Raises as `begin` does.
         """
+        if self._guard is not None:
+            with self.begin() as connection:
+                yield connection
+            return
         try:
             with self._autocommit.connect() as connection:
                 yield connection
@@ -88,20 +105,28 @@ class Database:
 
     def check_revision(self) -> str:
         """The database's schema revision; raises SchemaMismatch unless this code can run on it."""
+        found = self._scalar(_REVISION)
+        if found in SUPPORTED_REVISIONS or (found and self.serves(SUPPORTED_REVISIONS[-1])):
+            return str(found)
+        raise SchemaMismatch(
+            f"expected schema revision {' or '.join(SUPPORTED_REVISIONS)}, or a later one that code of revision "
+            f"{SUPPORTED_REVISIONS[-1]} can run on, found {found or 'none'} in {self.redacted_url}",
+            hint="alphaloop migrate" if found is None else "alphaloop migrate; or run the release that migrated",
+        )
+
+    def serves(self, code_revision: str) -> bool:
+        """Whether code whose newest revision is `code_revision` can run on the schema as it is now."""
+        return self._scalar(_SERVES, revision=code_revision) is not None
+
+    def _scalar(self, query: TextClause, **parameters: str) -> Any:
+        """The first value; None where there is no row or no such table."""
         try:
             with self.begin() as connection:
-                found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+                return connection.execute(query, parameters).scalar()
         except StoreError as error:
             if _UNDEFINED_TABLE not in error.message:
                 raise
-            found = None
-        if found not in SUPPORTED_REVISIONS:
-            raise SchemaMismatch(
-                f"expected schema revision {' or '.join(SUPPORTED_REVISIONS)}, found {found or 'none'} "
-                f"in {self.redacted_url}",
-                hint="alphaloop migrate",
-            )
-        return str(found)
+            return None
 
     def close(self) -> None:
         """Close every connection."""

@@ -12,7 +12,9 @@ from pydantic import SecretStr
 from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from alphaloop.errors import StoreUnavailable
 from alphaloop.store.database import Database, parse_url, store_error
+from alphaloop.store.terms import Term, begin_term
 from alphaloop.tables import schedule_runs
 
 #: Any fixed number: every scheduler of this database takes the same lock.
@@ -70,14 +72,18 @@ class ScheduleStore:
 class AdvisoryLock:
     """A lock tied to a connection outside the pool: it ends with this process.
 
-    One thread uses it. Only `try_acquire` raises StoreUnavailable: a broken connection is a lost lock.
+    One thread uses it. Only `try_acquire` and `begin_term` raise: a broken connection is a lost lock.
     """
 
-    def __init__(self, url: SecretStr, key: int = LEADER_LOCK, *, connect_timeout_s: int = 10) -> None:
+    def __init__(
+        self, url: SecretStr, key: int = LEADER_LOCK, *, connect_timeout_s: int = 10, term_timeout_s: float = 5.0
+    ) -> None:
+        """`term_timeout_s`: how long `begin_term` waits for a transaction of the leader before."""
         parsed = parse_url(url)
         self._where = parsed.render_as_string(hide_password=True)
         self._conninfo = SecretStr(parsed.set(drivername="postgresql").render_as_string(hide_password=False))
         self._connect_timeout_s = connect_timeout_s
+        self._lock_timeout = f"{term_timeout_s * 1000:.0f}ms"
         self._key = key
         self._connection: psycopg.Connection[Any] | None = None
 
@@ -94,6 +100,20 @@ class AdvisoryLock:
             self.release()
             return False
         return True
+
+    def begin_term(self) -> Term:
+        """Number this leadership, so that what the leader before still tries to write is refused.
+
+        Raises StoreUnavailable, and StoreError while a transaction of that leader goes on; the lock is then released.
+        """
+        if self._connection is None:
+            raise StoreUnavailable(f"no connection to {self._where} holds the leader's lock")
+        try:
+            self._connection.execute("SELECT set_config('lock_timeout', %s, false)", (self._lock_timeout,))
+            return begin_term(self._connection)
+        except psycopg.Error as error:
+            self.release()
+            raise store_error(error, self._where) from None
 
     def is_held(self) -> bool:
         """Ask the server whether this connection still holds the lock."""

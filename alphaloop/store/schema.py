@@ -24,8 +24,11 @@ MIGRATIONS: Final = _BESIDE_THE_PACKAGE if _BESIDE_THE_PACKAGE.is_dir() else Pat
 def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRATIONS) -> None:
     """Bring the schema to `revision`. Safe to run from several processes at once: one migrates, the others wait.
 
+    Does nothing where a later release has migrated and this one can still run, so that it can be started again.
     Raises StoreUnavailable, StoreError, or SchemaMismatch when the database holds a revision that `migrations` lacks.
     """
+    if revision == "head" and _is_later(url, migrations):
+        return
     _run(command.upgrade, url, revision, migrations)
 
 
@@ -42,7 +45,7 @@ def current(url: SecretStr) -> str | None:
 
 def pending(url: SecretStr, *, migrations: Path = MIGRATIONS) -> bool:
     """Whether `upgrade` would change anything."""
-    return current(url) != ScriptDirectory.from_config(alembic_config(url, migrations)).get_current_head()
+    return current(url) != _scripts(url, migrations).get_current_head() and not _is_later(url, migrations)
 
 
 def alembic_config(url: SecretStr, migrations: Path = MIGRATIONS) -> Config:
@@ -56,6 +59,19 @@ def alembic_config(url: SecretStr, migrations: Path = MIGRATIONS) -> Config:
     config.set_main_option("script_location", str(migrations).replace("%", "%%"))
     config.attributes["url"] = url
     return config
+
+
+def _scripts(url: SecretStr, migrations: Path) -> ScriptDirectory:
+    return ScriptDirectory.from_config(alembic_config(url, migrations))
+
+
+def _is_later(url: SecretStr, migrations: Path) -> bool:
+    """Whether the schema is at a revision that `migrations` lacks, and that its code can run on."""
+    scripts, found = _scripts(url, migrations), current(url)
+    if found is None or found in {script.revision for script in scripts.walk_revisions()}:
+        return False
+    with Database(url, pool_size=1) as database:
+        return database.serves(str(scripts.get_current_head()))
 
 
 def _run(action: Callable[[Config, str], None], url: SecretStr, revision: str, migrations: Path) -> None:

@@ -64,6 +64,8 @@ TABLES = (
     "task_speedups",
     "decision_records",
     "decision_inputs",
+    "code_revisions",
+    "leader_terms",
 )
 
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
@@ -99,8 +101,10 @@ def upgrade() -> None:
     run_script("0001_measuring.sql")
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")
+    run_script("0001_running.sql")
     op.execute(FIRST_PARTITIONS)
     run_script("0001_views.sql")
+    op.execute(f"INSERT INTO code_revisions VALUES ('{revision}')")
 
 
 def downgrade() -> None:

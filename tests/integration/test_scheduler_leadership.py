@@ -21,7 +21,7 @@ class Process:
         self.told: list[str] = []
         self.lock = AdvisoryLock(url, connect_timeout_s=2)
         self.leadership = Leadership(
-            self.lock, promote=lambda: self.told.append("promoted"), demote=lambda: self.told.append("demoted")
+            self.lock, promote=lambda term: self.told.append("promoted"), demote=lambda: self.told.append("demoted")
         )
 
 

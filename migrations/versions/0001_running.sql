@@ -1,0 +1,21 @@
+-- What runs on this schema: which code may, and which scheduler leads.
+
+CREATE TABLE code_revisions (
+    revision TEXT NOT NULL,
+    CONSTRAINT pk_code_revisions PRIMARY KEY (revision)
+);
+COMMENT ON TABLE code_revisions IS
+    'Which releases can run on the schema as it is now; the oldest of them is the oldest code that can';
+COMMENT ON COLUMN code_revisions.revision IS 'The newest schema revision that such a release knows';
+
+CREATE TABLE leader_terms (
+    role TEXT NOT NULL,
+    term BIGINT NOT NULL,
+    began_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_leader_terms PRIMARY KEY (role)
+);
+COMMENT ON TABLE leader_terms IS
+    'Who leads now, by number: a leader of an earlier term can write nothing any more';
+COMMENT ON COLUMN leader_terms.role IS 'What is led: scheduler';
+COMMENT ON COLUMN leader_terms.term IS 'Number of the leader, from 1';
+COMMENT ON COLUMN leader_terms.began_at IS 'When it began to lead';

@@ -1,0 +1,162 @@
+"""A scheduler that lost the leader's lock writes nothing any more, however far its run had come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import select, text
+
+from alphaloop.errors import LeadershipLost
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.schedule import AdvisoryLock
+from alphaloop.store.terms import Term
+from alphaloop.tables import probe_runs, reports, schedule_runs
+from scheduler.leadership import Leadership
+from scheduler.loop import RunSummary, Scheduler
+from scheduler.metrics import SchedulerMetrics
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR = timedelta(hours=1)
+
+
+@dataclass
+class Broker:
+    """Acknowledges everything; `at_flush` happens while the first messages are waited for."""
+
+    at_flush: Callable[[], None] = lambda: None
+    sent: list[str] = field(default_factory=list)
+
+    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None:
+        self.sent.append(topic)
+
+    def flush(self, timeout_s: float) -> None:
+        at_flush, self.at_flush = self.at_flush, lambda: None
+        at_flush()
+
+
+class Process:
+    """A scheduler as `python -m scheduler run` puts it together, without the clock that calls it."""
+
+    def __init__(self, url: SecretStr, database: Database, folder: Path, name: str) -> None:
+        self.broker = Broker()
+        self.lock = AdvisoryLock(url, term_timeout_s=0.05)
+        self.terms: list[int] = []
+        self.guarded: Database | None = None
+        self._scheduler: Scheduler | None = None
+
+        def promote(term: Term) -> None:
+            self.terms.append(term.number)
+            self.guarded = database.guarded(term.check)
+            self._scheduler = Scheduler(
+                self.guarded,
+                self.broker,
+                SchedulerSettings(),
+                tasks={"code"},
+                report_folder=folder / name,
+                owner=name,
+                metrics=SchedulerMetrics(),
+            )
+
+        self.leadership = Leadership(self.lock, promote=promote, demote=lambda: None)
+
+    def run(self, now: datetime) -> RunSummary:
+        assert self._scheduler is not None
+        return self._scheduler.run_once(now)
+
+
+@pytest.fixture
+def two(database_url: SecretStr, database: Database, tmp_path: Path) -> Iterator[tuple[Process, Process]]:
+    DraftRegistry(database).register("lookup", "draft", "target")
+    ProbeStore(database).register("code", [{"prompt": "one"}], NOW)
+    processes = tuple(Process(database_url, database, tmp_path, name) for name in ("first", "second"))
+    yield processes[0], processes[1]
+    for process in processes:
+        process.lock.release()
+
+
+def cut(process: Process, url: SecretStr) -> None:
+    """End the connection that holds the lock, as a network would."""
+    with psycopg.connect(url.get_secret_value(), autocommit=True) as killer:
+        killer.execute("SELECT pg_terminate_backend(%s, 5000)", (process.lock.backend_pid,))
+
+
+def test_a_run_that_outlives_its_leadership_writes_nothing_more(
+    two: tuple[Process, Process], database_url: SecretStr, database: Database, tmp_path: Path
+) -> None:
+    first, second = two
+    assert first.leadership.check()
+
+    def lose_the_lock() -> None:
+        """The first has recorded its probes and waits for Kafka; it has not looked at its lock since."""
+        cut(first, database_url)
+        assert second.leadership.check()
+        assert first.leadership.leads
+        assert second.run(NOW + HOUR).claimed
+
+    first.broker.at_flush = lose_the_lock
+    with pytest.raises(LeadershipLost, match="term 1 of the scheduler has ended, term 2 has begun"):
+        first.run(NOW)
+    with database.begin() as connection:
+        of_runs = {row.owner: row.finished_at for row in connection.execute(select(schedule_runs))}
+        marked = {row.scheduled_for for row in connection.execute(select(probe_runs)) if row.sent_at}
+        reported = [row.covers_to for row in connection.execute(select(reports))]
+    assert of_runs == {"first": None, "second": NOW + HOUR}
+    assert marked <= {NOW + HOUR}
+    assert reported == [NOW + HOUR]
+    assert not (tmp_path / "first").exists(), "no report of the first"
+    assert "drift-reports" not in first.broker.sent
+
+
+def test_one_that_leads_again_leads_in_another_term(
+    two: tuple[Process, Process], database_url: SecretStr, database: Database
+) -> None:
+    """The run of its first term is still fenced, although the process leads."""
+    first, second = two
+    first.leadership.check()
+    of_first_term = first.guarded
+    assert of_first_term is not None
+    cut(first, database_url)
+    assert second.leadership.check()
+    second.leadership.resign()
+    assert not first.leadership.check()
+    assert first.leadership.check()
+    assert (first.terms, second.terms) == ([1, 3], [2])
+    with pytest.raises(LeadershipLost), of_first_term.begin() as connection:
+        connection.execute(text("DELETE FROM probe_sets"))
+    assert first.run(NOW).claimed
+
+
+def test_the_next_leader_waits_for_a_transaction_of_the_one_before(
+    two: tuple[Process, Process], database_url: SecretStr, database: Database
+) -> None:
+    """What began in a term is committed in it, or never."""
+    first, second = two
+    first.leadership.check()
+    assert first.guarded is not None
+    with first.guarded.begin() as connection:
+        connection.execute(text("UPDATE probe_sets SET is_active = false"))
+        cut(first, database_url)
+        assert not second.leadership.check(), "the transaction goes on"
+    assert second.leadership.check()
+    assert ProbeStore(database).active_sets() == {}
+
+
+def test_a_single_statement_is_guarded_too(two: tuple[Process, Process], database_url: SecretStr) -> None:
+    first, second = two
+    first.leadership.check()
+    cut(first, database_url)
+    second.leadership.check()
+    assert first.guarded is not None
+    with pytest.raises(LeadershipLost), first.guarded.single() as connection:
+        connection.execute(text("DELETE FROM probe_sets"))
