@@ -51,6 +51,14 @@ class AlphaloopError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
+def reason_of(error: BaseException) -> str:
+    """Why something failed, fit for logs and results: the message of our own error, of any other only the class.
+
+    The text of a foreign exception may quote a prompt.
+    """
+    return error.message if isinstance(error, AlphaloopError) else type(error).__name__
+
+
 class ConfigError(AlphaloopError):
     """A setting is missing, misspelt or out of range."""
 

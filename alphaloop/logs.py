@@ -5,7 +5,8 @@
 
 `action` is the event's stable machine name; the sentence may change, the action does not. Further fields of `extra`
 are counts, names and identifiers: one-line values of at most MAX_FIELD_CHARS. Prompt and output text never go into a
-log; fields under the names that carry it are withheld even if somebody passes them.
+log; fields under the names that carry it are withheld even if somebody passes them, and so is the text of an exception
+that is not alphaloop's own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, Final, Literal
+
+from alphaloop.errors import AlphaloopError
 
 OURS: Final = ("alphaloop", "worker", "scheduler", "__main__")
 MAX_FIELD_CHARS: Final = 300
@@ -35,6 +40,7 @@ def configure(level: str = "INFO", format: Literal["text", "json"] = "text") -> 
     if level != "DEBUG":
         handler.addFilter(_is_ours_or_grave)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    sys.excepthook = _log_unhandled
 
 
 class TextFormatter(logging.Formatter):
@@ -47,7 +53,7 @@ class TextFormatter(logging.Formatter):
         action = getattr(record, "action", None)
         parts = [time, record.levelname.lower(), *([action] if action else []), _one_line(record.getMessage()), *fields]
         line = " ".join(parts)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{_traceback_of(record)}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -65,7 +71,7 @@ class JsonFormatter(logging.Formatter):
         for name, value in event_fields(record).items():
             entry.setdefault(name, value)
         if record.exc_info:
-            entry["error"] = self.formatException(record.exc_info)
+            entry["error"] = _traceback_of(record)
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
@@ -73,6 +79,33 @@ def event_fields(record: logging.LogRecord) -> dict[str, Any]:
     """The fields that `extra` gave this record, cut to size, without `action`."""
     given = {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS and name != "action"}
     return {name: "withheld" if name in WITHHELD else _cut(value) for name, value in given.items()}
+
+
+def _traceback_of(record: logging.LogRecord) -> str:
+    """The frames and classes of an exception and its causes, the newest first, with the texts of our own only."""
+    error = record.exc_info[1] if record.exc_info else None
+    lines: list[str] = []
+    told: set[int] = set()
+    while error is not None and id(error) not in told:
+        told.add(id(error))
+        lines += [("caused by " if lines else "") + _named(error), *traceback.format_tb(error.__traceback__)]
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n".join(line.rstrip("\n") for line in lines)
+
+
+def _named(error: BaseException) -> str:
+    name = type(error).__name__
+    return f"{name}: {error.message}" if isinstance(error, AlphaloopError) else name
+
+
+def _log_unhandled(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What ends a process goes through the same formatter as everything else."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        logging.getLogger("alphaloop").critical(
+            "ended by an exception", exc_info=(kind, error, trace), extra={"action": "process_failed"}
+        )
 
 
 def _cut(value: Any) -> Any:

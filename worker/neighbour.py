@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from alphaloop.errors import AlphaloopError, WorkerThreadDied
+from alphaloop.errors import AlphaloopError, WorkerThreadDied, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Neighbour:
             self._fail(error)
         except Exception as error:
             log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
-            self._fail(WorkerThreadDied(f"the thread {self.name} ended: {type(error).__name__}: {error}"))
+            self._fail(WorkerThreadDied(f"the thread {self.name} ended: {reason_of(error)}"))
 
     def _fail(self, error: AlphaloopError) -> None:
         self._failure = error

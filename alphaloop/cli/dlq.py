@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import time
 import uuid
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, Final
 
 import typer
@@ -35,7 +37,7 @@ def list_letters(
 ) -> None:
     """List the newest dead letters: their times, topics and reasons."""
     kafka = connected_settings(context, database=False).kafka
-    letters = [letter_as_json(record, show_value=show_value) for record in _newest(kafka, task, limit)]
+    letters = _newest(kafka, task, limit, show_value=show_value)
     if as_json:
         print_json(letters)
         return
@@ -69,7 +71,8 @@ def letter_as_json(record: Record, *, show_value: bool) -> dict[str, Any]:
     return letter
 
 
-def _newest(kafka: KafkaSettings, task: str | None, limit: int) -> list[Record]:
+def _newest(kafka: KafkaSettings, task: str | None, limit: int, *, show_value: bool) -> list[dict[str, Any]]:
+    """The newest `limit` letters, oldest first. No more than `limit` are ever held, and none of their values."""
     wanted = None if task is None else jobs_topic(task)
     topics = [
         topic
@@ -79,9 +82,9 @@ def _newest(kafka: KafkaSettings, task: str | None, limit: int) -> list[Record]:
     if not topics:
         return []
     consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
-    records: list[Record] = []
+    newest: list[tuple[tuple[int, str, int, int], dict[str, Any]]] = []  # a heap, its oldest letter first
     with contextlib.closing(consumer):
-        consumer.assign_from(topics, at="earliest")
+        consumer.assign_from(topics, at="earliest", newest=limit)
         ends = {tp: consumer.watermarks(tp) for tp in consumer.assignment()}
         unread = {tp: high for tp, (low, high) in ends.items() if high > low}
         deadline = time.monotonic() + kafka.request_timeout_s
@@ -90,7 +93,9 @@ def _newest(kafka: KafkaSettings, task: str | None, limit: int) -> list[Record]:
             if record is None:
                 continue
             deadline = time.monotonic() + kafka.request_timeout_s
-            records.append(record)
+            keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
+            age = (record.timestamp_ms or 0, record.topic, record.partition, record.offset)
+            keep(newest, (age, letter_as_json(record, show_value=show_value)))
             if record.offset + 1 >= unread.get(record.topic_partition, 0):
                 unread.pop(record.topic_partition, None)
-    return sorted(records, key=lambda r: (r.timestamp_ms or 0, r.topic, r.partition, r.offset))[-limit:]
+    return [letter for _, letter in sorted(newest, key=itemgetter(0))]

@@ -107,10 +107,13 @@ class Consumer:
         with mapped("subscribing"):
             self._client.subscribe(list(patterns), on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
-    def assign_from(self, topics: Sequence[str], *, at: Literal["earliest", "latest"]) -> None:
+    def assign_from(
+        self, topics: Sequence[str], *, at: Literal["earliest", "latest"], newest: int | None = None
+    ) -> None:
         """Read whole topics without joining a group; `latest` means after what is there when this returns.
 
-        Raises BrokerError when a topic does not exist.
+        `earliest` with `newest` passes over all but so many of the last messages of each partition. Raises BrokerError
+        when a topic does not exist.
         """
         wanted = []
         for topic in topics:
@@ -120,6 +123,8 @@ class Consumer:
                 raise broker_error(found.error, f"reading {topic}")
             for number in found.partitions:
                 low, high = self.watermarks(TopicPartition(topic, number))
+                if newest is not None:
+                    low = max(low, high - newest)
                 wanted.append(ck.TopicPartition(topic, number, low if at == "earliest" else high))
         with mapped("assigning partitions"):
             self._client.assign(wanted)

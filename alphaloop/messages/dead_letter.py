@@ -14,6 +14,7 @@ from alphaloop.errors import MessageError
 
 PREFIX: Final = "__dlq.errors."
 MAX_REASON_CHARS: Final = 2000
+MAX_FIELD_CHARS: Final = 200  #: a field's path holds names that the sender chose
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -62,7 +63,7 @@ def dead_letter(
         "exception": error.code,
     }
     if error.field:
-        reason["field"] = error.field
+        reason["field"] = error.field[:MAX_FIELD_CHARS]
     kept = [(name, content) for name, content in headers if not name.startswith(PREFIX)]
     added = [(PREFIX + name, text.encode("utf-8", "replace")) for name, text in reason.items()]
     return DeadLetter(topic=f"{origin.topic}.dlq", key=key, value=value, headers=(*kept, *added))

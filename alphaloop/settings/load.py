@@ -195,6 +195,8 @@ def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
     path = []
     for part in map(str, place):
         sections = sections_of(annotation)
+        if part == "[key]":  # pydantic's mark behind the name of a wrong key
+            continue
         if typing.get_origin(annotation) is dict:
             annotation = typing.get_args(annotation)[1]
         elif len(sections) > 1:

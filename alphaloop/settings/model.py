@@ -12,6 +12,7 @@ from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.messages.job import Decoding
+from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section, Share
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -20,7 +21,7 @@ PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class KafkaSettings(Section):
-    """How to reach the broker; `extra` passes any librdkafka property through."""
+    """How to reach the broker; `extra` passes librdkafka's properties through, except those that promises rest on."""
 
     bootstrap_servers: str | None = None  #: unset: an embedded broker is started or found
     group_id: str = "alphaloop-workers"  #: consumer group that all workers share
@@ -40,7 +41,7 @@ class KafkaSettings(Section):
     num_partitions: int = Field(3, ge=1)  #: of topics that alphaloop creates
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
     request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
-    extra: dict[str, str | int | float | bool] = Field({})
+    extra: dict[ExtraProperty, str | int | float | bool] = Field({})
 
 
 class PostgresSettings(Section):

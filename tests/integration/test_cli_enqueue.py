@@ -212,6 +212,33 @@ def test_dead_letters_are_listed_without_their_prompts(cli: Cli, task: str, resp
     assert cli("dlq", "list", "--task", "nonesuch").out == ""
 
 
+def test_of_many_dead_letters_only_the_newest_are_read(
+    cli: Cli, task: str, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_topics(kafka_settings, [task])
+    error = InvalidField("expected something else", field="body.model")
+    with closing(Producer(kafka_settings)) as producer:
+        for number in range(300):
+            origin = Origin("c", jobs_topic(task), 0, number)
+            letter = dead_letter(error, origin, group="g", num_deliveries=1, key=None, value=b"x" * 10_000, headers=())
+            producer.send(letter.topic, key=b"k%d" % number, value=letter.value, headers=letter.headers)
+            if number == 296:
+                producer.flush(60)  # so that the last three are newer than all others
+        producer.flush(60)
+    read, poll = [], Consumer.poll
+
+    def counting(consumer: Consumer, timeout_s: float) -> Any:
+        record = poll(consumer, timeout_s)
+        read.append(record is not None)
+        return record
+
+    monkeypatch.setattr(Consumer, "poll", counting)
+    ran = cli("dlq", "list", "--task", task, "--limit", 3, "--json")
+    assert ran.code == 0
+    assert sorted(letter["offset"] for letter in ran.json) == ["297", "298", "299"]
+    assert sum(read) <= 3 * kafka_settings.num_partitions, "what is not shown is not read"
+
+
 def test_cancel_is_a_message_on_the_control_topic(cli: Cli, task: str, kafka_settings: KafkaSettings) -> None:
     ensure_topics(kafka_settings, [])
     with closing(Consumer(kafka_settings, group_id=f"control-{task}")) as consumer:

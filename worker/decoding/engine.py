@@ -16,7 +16,7 @@ import torch
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed, JobTooLarge
+from alphaloop.errors import DecodeFailed, JobTooLarge, reason_of
 from alphaloop.messages import Job
 from worker.decoding import measuring
 from worker.decoding.memory import available_bytes, pass_bytes
@@ -123,7 +123,7 @@ class TransformersEngine:
             elif is_out_of_memory(error) and len(batch) > 1:
                 self._make_room(batch)
             else:
-                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {error}") from error
+                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
         deltas = tuple(delta for sequence in batch if (delta := sequence.take_delta()))
         finished = [sequence for sequence in batch if sequence.finish_reason]
         for sequence in finished:

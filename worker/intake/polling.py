@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
-from alphaloop.errors import AlphaloopError, BrokerError
+from alphaloop.errors import AlphaloopError, BrokerError, reason_of
 from alphaloop.kafka.records import Record, TopicPartition
 from worker.intake.watermark import Watermark
 
@@ -186,7 +186,7 @@ class Intake:
         except AlphaloopError as error:
             self._fail(error)
         except Exception as error:
-            self._fail(BrokerError(f"the polling thread ended: {type(error).__name__}: {error}"))
+            self._fail(BrokerError(f"the polling thread ended: {reason_of(error)}"))
             log.exception("polling thread ended", extra={"action": "intake_failed"})
         finally:
             self._source.close()

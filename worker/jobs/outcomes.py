@@ -13,6 +13,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import DecodingReport, Failure, Mode, Result, Status, Timings, Usage
+from alphaloop.messages.trace_context import trace_context
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
@@ -115,11 +116,7 @@ def _outcome(
 
 def _headers(claimed: ClaimedJob) -> Mapping[str, str]:
     """The trace of the producer goes on in the result; everything else about the job is in the value."""
-    carried = {}
-    for name, value in claimed.ready.delivery.record.headers:
-        if name in ("traceparent", "tracestate"):
-            carried[name] = (value or b"").decode("utf-8", "replace")
-    return {"content-type": "application/json", **carried}
+    return {"content-type": "application/json", **trace_context(claimed.ready.delivery.record.headers)}
 
 
 def _run(

@@ -46,9 +46,11 @@ def test_secrets_are_unwrapped_and_unset_properties_left_out() -> None:
 
 
 def test_the_operators_properties_win_over_everything() -> None:
-    kafka = KafkaSettings(bootstrap_servers="b:1", extra={"acks": 1, "client.rack": "r1", "security.protocol": "SSL"})
+    kafka = KafkaSettings(
+        bootstrap_servers="b:1", extra={"linger.ms": 9, "client.rack": "r1", "security.protocol": "SSL"}
+    )
     config = client_config(kafka, {"acks": "all", "linger.ms": 5})
-    assert (config["acks"], config["linger.ms"], config["client.rack"]) == (1, 5, "r1")
+    assert (config["acks"], config["linger.ms"], config["client.rack"]) == ("all", 9, "r1")
     assert config["security.protocol"] == "SSL"
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from alphaloop.errors import ConfigError
 from alphaloop.logs import MAX_FIELD_CHARS, configure
 
 
 @pytest.fixture(autouse=True)
 def restored_root() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, hook = root.handlers[:], root.level, sys.excepthook
     yield
+    sys.excepthook = hook
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -63,7 +66,36 @@ def test_traceback_follows_the_line(capsys: pytest.CaptureFixture[str]) -> None:
         logging.getLogger("worker").exception("step failed", extra={"action": "step_failed"})
     lines = capsys.readouterr().err.splitlines()
     assert "error step_failed step failed" in lines[0]
-    assert lines[-1] == "ValueError: broken"
+    assert lines[1] == "ValueError"
+    assert "test_logs.py" in lines[2]
+
+
+PROMPT = "the secret of the prompt"
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_the_text_of_a_foreign_exception_is_withheld(capsys: pytest.CaptureFixture[str], format: str) -> None:
+    configure("INFO", format)  # type: ignore[arg-type]
+    try:
+        try:
+            raise KeyError(PROMPT)
+        except KeyError as cause:
+            raise ConfigError("three slots, expected two") from cause
+    except ConfigError:
+        logging.getLogger("worker").exception("failed", extra={"action": "failed"})
+    told = capsys.readouterr().err
+    assert PROMPT not in told
+    assert "ConfigError: three slots, expected two" in told
+    assert "caused by KeyError" in told
+
+
+def test_what_ends_a_process_is_logged_without_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("INFO", "json")
+    error = ValueError(PROMPT)
+    sys.excepthook(ValueError, error, error.__traceback__)
+    told = capsys.readouterr().err
+    assert json.loads(told)["action"] == "process_failed"
+    assert PROMPT not in told
 
 
 def test_other_libraries_are_heard_from_warning_up(capsys: pytest.CaptureFixture[str]) -> None:

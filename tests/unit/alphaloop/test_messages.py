@@ -375,6 +375,13 @@ def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
     }
 
 
+def test_a_senders_long_field_name_is_cut_in_the_letter() -> None:
+    error = InvalidField("expected a number", field="body.logit_bias." + "9" * 100_000)
+    letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=b"", headers=())
+    assert sum(len(name) + len(value) for name, value in letter.headers) < 4 * MAX_REASON_CHARS
+    assert dict(letter.headers)[PREFIX + "field"].startswith(b"body.logit_bias.999")
+
+
 def test_a_letter_sent_back_and_refused_again_carries_one_reason() -> None:
     first = dead_letter(
         MalformedMessage("x" * 9999), ORIGIN, group="g", num_deliveries=1, key=None, value=b"", headers=()

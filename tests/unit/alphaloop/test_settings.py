@@ -10,6 +10,7 @@ import pytest
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import PolicySettings, Settings, find_configs, load_settings, read_tasks
+from alphaloop.settings.kafka_properties import RESERVED
 from alphaloop.settings.reference import settings_reference
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -134,6 +135,19 @@ def test_secrets_are_never_shown(configs: Path, monkeypatch: pytest.MonkeyPatch)
     assert settings.postgres.url is not None
     assert settings.postgres.url.get_secret_value().startswith("postgresql://u:hunter2@")
     assert "hunter2" not in f"{settings!r} {settings} {settings.model_dump_json()}"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_a_property_that_promises_rest_on_is_refused_with_the_reason(configs: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^kafka\.extra\.{re.escape(name)}: ") as caught:
+        load_settings(configs, overrides={"kafka": {"extra": {name: "1", "sasl.password": "hunter2"}}})
+    assert RESERVED[name] in caught.value.message
+    assert "hunter2" not in str(caught.value)
+
+
+def test_other_properties_of_librdkafka_pass_through(configs: Path) -> None:
+    extra = {"client.rack": "r1", "linger.ms": 20}
+    assert load_settings(configs, overrides={"kafka": {"extra": extra}}).kafka.extra == extra
 
 
 def test_a_wrong_secret_is_not_quoted(configs: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from alphaloop.errors import DecodeFailed
 from worker.engine import Sampling
 
 # Tokens a block: large enough that the blocks' maxima are few, small enough that a block read in vain costs little.
@@ -117,9 +118,9 @@ def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
 
 
 def refuse_infinite(best: Tensor) -> None:
-    """Raise RuntimeError unless all are finite: what is drawn from other numbers means nothing."""
+    """Raise DecodeFailed unless all are finite: what is drawn from other numbers means nothing."""
     if not bool(best.isfinite().all()):
-        raise RuntimeError("the target returned logits that are not finite")
+        raise DecodeFailed("the target returned logits that are not finite")
 
 
 def in_blocks(values: Tensor) -> Tensor:

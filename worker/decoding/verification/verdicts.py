@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
+from alphaloop.errors import DecodeFailed
 from worker.decoding.proposal import Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.verification.block import verify_block
@@ -18,13 +19,13 @@ def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> li
     """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one behind the other.
 
     Most jobs are greedy with plain logits: their verdicts are computed together, with one wait for the device. Sampled
-    jobs with equal cuts share the computation of their distributions. Raises RuntimeError for logits that are not
+    jobs with equal cuts share the computation of their distributions. Raises DecodeFailed for logits that are not
     finite, because a choice from them has no meaning.
     """
     values, best = logits.max(dim=-1)
     is_finite, *best_tokens = torch.cat((values.isfinite().all()[None].to(best.dtype), best)).tolist()
     if not is_finite:
-        raise RuntimeError("the model returned logits that are not finite")
+        raise DecodeFailed("the model returned logits that are not finite")
     found: dict[int, Verdict] = {}
     sampled: dict[tuple[float, ...], dict[int, Tensor]] = {}
     begin = 0

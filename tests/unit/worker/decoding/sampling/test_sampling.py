@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from alphaloop.errors import DecodeFailed
 from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.sampling.distribution import BLOCK, probabilities
 from worker.decoding.sampling.randomness import key_of, uniforms
@@ -124,9 +125,9 @@ def test_scores_that_are_not_finite_are_refused(cut: dict[str, float], broken: f
     scores = torch.zeros(2, 10)
     scores[1, 3] = broken
     choice = TokenChooser("job", sampled(seed=1, **cut), 1)
-    with pytest.raises(RuntimeError, match="not finite"):
+    with pytest.raises(DecodeFailed, match="not finite"):
         choice.probabilities(scores)
-    with pytest.raises(RuntimeError, match="not finite"):
+    with pytest.raises(DecodeFailed, match="not finite"):
         choice.tokens(scores, [0, 1])
 
 
