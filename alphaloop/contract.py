@@ -15,7 +15,7 @@ from typing import Any, Final
 from alphaloop import __version__
 from alphaloop.messages import Job, Result
 from alphaloop.messages.body import UNSUPPORTED
-from alphaloop.messages.dead_letter import PREFIX
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
 from alphaloop.messages.job import SHORTHAND
 from alphaloop.settings.reference import settings_reference
 
@@ -31,6 +31,10 @@ _DEAD_LETTER_HEADERS: Final = {
     "message": "What was found and what was expected; never prompt text.",
     "exception": "Code of the error, docs/reference/errors.md.",
     "field": "Path of the wrong field; absent when the message as a whole is at fault.",
+}
+_FAILED_JOB_HEADERS: Final = {
+    JOB_ID: "The job's id, also where it was derived; only of a job that failed.",
+    OUTCOME: "The job's recorded status, failed; absent if the message could not become a job.",
 }
 
 
@@ -74,11 +78,14 @@ def dead_letter_headers_schema() -> dict[str, Any]:
     return {
         "$schema": DIALECT,
         "title": "DeadLetterHeaders",
-        "description": "Headers added to a refused message; its key, value and other headers are kept byte for byte.",
+        "description": "Headers added to the message of a dead letter; its key, value and other headers are kept.",
         "type": "object",
         "properties": {
-            PREFIX + name: {"type": "string", "description": description}
-            for name, description in _DEAD_LETTER_HEADERS.items()
+            name: {"type": "string", "description": description}
+            for name, description in {
+                **{PREFIX + name: description for name, description in _DEAD_LETTER_HEADERS.items()},
+                **_FAILED_JOB_HEADERS,
+            }.items()
         },
         "required": [PREFIX + name for name in _DEAD_LETTER_HEADERS if name != "field"],
     }
@@ -98,7 +105,9 @@ def asyncapi() -> dict[str, Any]:
         "defaultContentType": "application/json",
         "channels": {
             "jobs": _channel("jobs.{task}", "job", "Jobs of one task.", task),
-            "deadLetters": _channel("jobs.{task}.dlq", "deadLetter", "Messages that cannot become a job.", task),
+            "deadLetters": _channel(
+                "jobs.{task}.dlq", "deadLetter", "Messages that cannot become a job, and jobs that failed.", task
+            ),
             "results": _channel("results", "result", "One result for every job, keyed by job_id."),
             "tokens": _channel("tokens", "tokenChunk", "Text while it is decoded, of jobs with stream=true."),
             "control": _channel("control", "cancellation", "Requests to cancel a job that has not ended."),
@@ -131,7 +140,7 @@ def asyncapi() -> dict[str, Any]:
                 },
                 "driftReport": {"title": "A drift report as data", "contentType": "application/json"},
                 "deadLetter": {
-                    "title": "A refused message",
+                    "title": "A refused message, or the message of a job that failed",
                     "contentType": "application/octet-stream",
                     "headers": _schema("schemas/dead_letter_headers.json"),
                 },

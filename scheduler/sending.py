@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from alphaloop.kafka.topics import jobs_topic
 from alphaloop.messages import Purpose, encode_job
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.drafts import DraftRevision, DraftStatus
 from alphaloop.store.probes import ProbeRun, ProbeStore

@@ -11,17 +11,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.lengths_together import LengthsTogether
-from alphaloop.errors import ConfigError, MessageError
+from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, JOBS_PATTERN, cluster_id, ensure_dead_letter_topic, ensure_topics
-from alphaloop.messages import DeadLetter, dead_letter
+from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_dead_letter_topic, ensure_topics
+from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings, TaskSettings, read_tasks
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.budgets import BudgetStore
@@ -49,12 +48,13 @@ from worker.deciding.shared_budgets import SharedBudgets
 from worker.deciding.watch import Watch
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
-from worker.intake.polling import Delivery, Intake
+from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
 from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
+from worker.jobs.letters import Letters
 from worker.jobs.publishing import Publisher, PublishingQueue, Refused
 from worker.jobs.recording import Recorder
 from worker.jobs.slices import SliceRecorder
@@ -120,7 +120,7 @@ def assemble(
         producer,
         Outbox(database),
         metrics,
-        letter_of=partial(_dead_letter, validation, settings.kafka.group_id),
+        letters=Letters(validation, settings.kafka.group_id),
         ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic),
         retry=retry,
         relay_after_s=2 * limits.lease_s,
@@ -234,19 +234,6 @@ def _consume(settings: Settings, group_id: str, patterns: Sequence[str]) -> Inta
         max_buffered_bytes=limits.max_buffered_bytes,
         max_distance=limits.max_watermark_distance,
         commit_interval_s=limits.commit_interval_s,
-    )
-
-
-def _dead_letter(validation: Validation, group: str, delivery: Delivery, error: MessageError) -> DeadLetter:
-    record = delivery.record
-    return dead_letter(
-        error,
-        validation.origin(delivery),
-        group=group,
-        num_deliveries=1,
-        key=record.key,
-        value=record.value,
-        headers=record.headers,
     )
 
 

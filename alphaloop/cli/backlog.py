@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.topics import jobs_topic, list_topics, task_of
+from alphaloop.kafka.topics import list_topics
+from alphaloop.messages.topics import jobs_topic, task_of
 from alphaloop.settings import KafkaSettings
 
 

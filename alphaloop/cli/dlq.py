@@ -17,7 +17,8 @@ from alphaloop.cli.outcomes import dead_letter_reason
 from alphaloop.cli.screen import note, out, print_json, table
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record
-from alphaloop.kafka.topics import dlq_topic, jobs_topic, list_topics, task_of
+from alphaloop.kafka.topics import list_topics
+from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
 from alphaloop.settings import KafkaSettings
 
 EXAMPLE: Final = "alphaloop dlq list --task code --limit 20"

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record
-from alphaloop.kafka.topics import RESULTS, dlq_topic, ensure_topics, jobs_topic
+from alphaloop.kafka.topics import RESULTS, ensure_topics
 from alphaloop.messages import Result, Status
-from alphaloop.messages.dead_letter import PREFIX
+from alphaloop.messages.dead_letter import OUTCOME, PREFIX
+from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import KafkaSettings
 
 _POLL_S: Final = 0.2
@@ -85,7 +86,7 @@ class OutcomeReader:
 
 
 def read_outcome(record: Record) -> Outcome | None:
-    """A record of `results` or of a dead-letter topic; None for one that names no job."""
+    """A record of `results` or of a dead-letter topic; None for one that names no job, or a job with a result."""
     if record.topic != RESULTS:
         return _refusal(record)
     try:
@@ -114,6 +115,8 @@ def dead_letter_reason(record: Record) -> dict[str, str]:
 
 
 def _refusal(record: Record) -> Refusal | None:
+    if any(name == OUTCOME for name, _ in record.headers):
+        return None  # its result says more
     job_id = _job_id(record)
     if job_id is None:
         return None

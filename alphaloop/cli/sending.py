@@ -14,8 +14,9 @@ from alphaloop.cli.outcomes import Outcome, OutcomeReader, status_of
 from alphaloop.cli.screen import counts, note, progress
 from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics, jobs_topic
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Job, Result, encode_job
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 
 _MAX_SHOWN: Final = 20

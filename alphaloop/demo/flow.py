@@ -26,8 +26,8 @@ from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import jobs_topic
 from alphaloop.messages import Job, encode_job
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.integrity import check

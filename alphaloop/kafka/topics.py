@@ -1,8 +1,7 @@
-"""The topics of the contract: their names, and their creation where they are missing."""
+"""The topics of the contract, and their creation where they are missing."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, client_config
 from alphaloop.kafka.errors import broker_error, mapped
+from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import KafkaSettings
 
 RESULTS: Final = "results"
@@ -21,28 +21,8 @@ TOKENS: Final = "tokens"
 CONTROL: Final = "control"
 DRIFT_REPORTS: Final = "drift-reports"
 
-#: For `Consumer.subscribe`: exactly the jobs.<task> topics; a task has no dot, so .dlq and .retry.<delay> stay out.
-JOBS_PATTERN: Final = r"^jobs\.[a-z0-9][a-z0-9_-]*$"
-
-_TASK_OF: Final = re.compile(r"jobs\.([a-z0-9][a-z0-9_-]*)")
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
-
-
-def jobs_topic(task: str) -> str:
-    """The topic of a task's jobs."""
-    return f"jobs.{task}"
-
-
-def dlq_topic(topic: str) -> str:
-    """The dead-letter topic of `topic`."""
-    return f"{topic}.dlq"
-
-
-def task_of(topic: str) -> str | None:
-    """The task of a jobs.<task> topic; None for every other topic, dead letters and retries included."""
-    match = _TASK_OF.fullmatch(topic)
-    return match[1] if match else None
 
 
 def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""A dead letter: a message that cannot become a job, with the reason in its headers.
+"""A dead letter: a message that cannot become a job, or whose job failed, with the reason in its headers.
 
 Key, value and original headers are kept byte for byte, so that they can be sent again. The added headers have Kafka's
-names for share groups (KIP-1191); ours start with `alphaloop-`.
+names for share groups (KIP-1191); ours start with `alphaloop-`. Those name the job when its failure is recorded, too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.errors import MessageError
+from alphaloop.messages.result import Failure, Status
+from alphaloop.messages.topics import dlq_topic
 
 PREFIX: Final = "__dlq.errors."
+JOB_ID: Final = "alphaloop-job-id"  #: header of a job that failed
+OUTCOME: Final = "alphaloop-outcome"  #: header with the job's recorded status; absent from a message that is no job
 MAX_REASON_CHARS: Final = 2000
 MAX_FIELD_CHARS: Final = 200  #: a field's path holds names that the sender chose
 
@@ -40,7 +44,7 @@ class DeadLetter:
 
 
 def dead_letter(
-    error: MessageError,
+    error: MessageError | Failure,
     origin: Origin,
     *,
     group: str,
@@ -48,8 +52,9 @@ def dead_letter(
     key: bytes | None,
     value: bytes | None,
     headers: Headers,
+    job_id: str | None = None,
 ) -> DeadLetter:
-    """Build the dead letter of a refused message.
+    """Build the dead letter of a refused message, or of a job that failed: then with its `job_id`.
 
     Headers of an earlier refusal are replaced, so a letter sent back and refused again carries its latest reason.
     """
@@ -64,6 +69,13 @@ def dead_letter(
     }
     if error.field:
         reason["field"] = error.field[:MAX_FIELD_CHARS]
-    kept = [(name, content) for name, content in headers if not name.startswith(PREFIX)]
+    kept = [(name, content) for name, content in headers if not is_reason(name)]
     added = [(PREFIX + name, text.encode("utf-8", "replace")) for name, text in reason.items()]
-    return DeadLetter(topic=f"{origin.topic}.dlq", key=key, value=value, headers=(*kept, *added))
+    if job_id is not None:
+        added += [(JOB_ID, job_id.encode()), (OUTCOME, Status.FAILED.value.encode())]
+    return DeadLetter(topic=dlq_topic(origin.topic), key=key, value=value, headers=(*kept, *added))
+
+
+def is_reason(header: str) -> bool:
+    """Whether a header of this name was added to a dead letter, and is no header of its message."""
+    return header.startswith(PREFIX) or header in (JOB_ID, OUTCOME)

@@ -80,6 +80,9 @@ class Failure(_Part):
     field: str | None = None
     hint: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
 
 class Result(_Part):
     """What became of a job."""

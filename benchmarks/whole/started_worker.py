@@ -16,7 +16,8 @@ from alphaloop.cli.children import LogFollower, field_of
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS, jobs_topic
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from benchmarks.whole.checkout import check_imports
 from benchmarks.whole.jobs import PromptJob

@@ -17,7 +17,8 @@ from alphaloop.errors import BrokerError, BrokerUnavailable, DeliveryFailed, Sta
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import TopicPartition
-from alphaloop.kafka.topics import ensure_topics, is_reachable, jobs_topic
+from alphaloop.kafka.topics import ensure_topics, is_reachable
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import settings_for
 

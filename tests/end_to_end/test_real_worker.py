@@ -15,8 +15,9 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.kafka.topics import RESULTS, jobs_topic
+from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Body, Job, Mode, Result, Status, encode_job
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fixtures.missing import missing

@@ -15,8 +15,9 @@ import pytest
 from alphaloop.errors import InvalidField, MessageError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics, jobs_topic
+from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
 from alphaloop.messages import Job, Origin, Result, Status, Usage, dead_letter, parse_job
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.cli import Cli
 

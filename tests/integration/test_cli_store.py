@@ -18,8 +18,9 @@ from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics, jobs_topic
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Mode
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database

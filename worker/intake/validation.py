@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
-from alphaloop.kafka.topics import task_of
 from alphaloop.messages import Job, Origin, Purpose, parse_job, payload_digest
+from alphaloop.messages.topics import task_of
 from alphaloop.settings import TaskSettings, WorkerSettings
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake.polling import Delivery

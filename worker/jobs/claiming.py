@@ -79,6 +79,10 @@ class Claiming:
             self._sort(claims, ready, answer)
         return claims
 
+    def give_back(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Undo claims of jobs that were not started; none counts as a crash."""
+        self._store.release({one.job_id: one.attempt for one in claimed}, owner=self._owner)
+
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
         claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
         match answer.state:

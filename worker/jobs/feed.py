@@ -25,6 +25,7 @@ from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import AnswerAgain, PublishingQueue, Refused
 from worker.jobs.recording import Recorder, undecoded
+from worker.jobs.suspects import Suspects
 from worker.retry import Retry
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class JobFeed:
 
     Claims run ahead of the engine by no more than `ready` holds, so that another worker can still take a waiting job.
     The next are claimed when half of `ready` is used up, because a transaction costs the same for one job and for many.
+    While a job waits with which a worker died, only such jobs are claimed, one by one.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class JobFeed:
         self._clock = clock
         self._now = now
         self._held: list[tuple[float, ReadyJob]] = []
+        self._suspects = Suspects(claiming, leases, retry)
         self._assignment = -1
         self._lock = threading.Lock()  # of the queue and the counts below: the loop charges and ends, this thread asks
         self._charged: Counter[str] = Counter()
@@ -89,7 +92,7 @@ class JobFeed:
     def num_waiting(self) -> int:
         """Jobs taken from Kafka and not given to the engine."""
         with self._lock:
-            return len(self._queue) + len(self._held) + len(self.ready)
+            return self._num_unclaimed + len(self.ready)
 
     def waiting(self) -> Mapping[str, Waiting]:
         """By task, how many jobs wait unclaimed, and the age of the oldest."""
@@ -98,8 +101,8 @@ class JobFeed:
 
     def turn(self) -> None:
         """Take new deliveries, validate and order them, and claim the jobs that start next."""
-        num_bytes = self._queue.num_bytes + sum(job.num_bytes for _, job in self._held)
-        limit = max(0, self._max_waiting - len(self._queue) - len(self._held))
+        num_bytes = self._queue.num_bytes + sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes
+        limit = max(0, self._max_waiting - self._num_unclaimed)
         wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
         self._receive(self._intake.take(limit, wait_s, max_bytes=self._max_waiting_bytes - num_bytes))
         self._retry_held()
@@ -121,6 +124,10 @@ class JobFeed:
         """The loop took jobs from `ready`: there may be room for more claims."""
         if self._is_claiming_due():
             self._intake.wake()
+
+    @property
+    def _num_unclaimed(self) -> int:
+        return len(self._queue) + len(self._held) + len(self._suspects)
 
     def _receive(self, deliveries: Sequence[Delivery]) -> None:
         refused: list[tuple[Delivery, MessageError]] = []
@@ -169,6 +176,7 @@ class JobFeed:
             return
         self._assignment = self._intake.assignment_number
         self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
+        self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
         with self._lock:
             self._queue.discard(lambda job: not self._intake.is_current(job.delivery))
 
@@ -176,6 +184,19 @@ class JobFeed:
         return 2 * len(self.ready) <= self._num_ahead
 
     def _claim_ahead(self) -> None:
+        if self._suspects.come_first:
+            if (suspect := self._suspects.next()) is not None:
+                with self._lock:
+                    self._taken[suspect.lane] += 1
+                self._claim([suspect])
+        elif new := self._next_in_line():
+            self._claim(new)
+            # After a claim more may be claimable at once: the next turn does not wait for deliveries.
+            if len(self._queue) and self._is_claiming_due():
+                self._intake.wake()
+
+    def _next_in_line(self) -> list[ReadyJob]:
+        """Take the jobs that are claimed next out of the queue."""
         limit = min(self.ready.num_free, MOST_CLAIMED_AT_ONCE) if self._is_claiming_due() else 0
         with self._lock:
             self._queue.charge(self._charged)
@@ -186,15 +207,16 @@ class JobFeed:
             new = [ready for number, (_, ready) in enumerate(batch) if number not in again]
             self._taken.update(ready.lane for ready in new)
         self._held += [(self._clock(), batch[number][1]) for number in sorted(again)]
-        if not new:
-            return
-        claims = self._retry.until_done("claim", lambda: self._claiming.claim(new))
+        return new
+
+    def _claim(self, jobs: Sequence[ReadyJob]) -> None:
+        claims = self._retry.until_done("claim", lambda: self._claiming.claim(jobs))
         self._leases.hold(claims.attempts)
+        set_aside = self._suspects.set_aside(claims)
+        with self._lock:
+            self._taken.subtract(job.lane for job in set_aside)
         self._pass_on(claims)
         self.ready.put(claims.to_decode, give_up=self._is_ending)
-        # After a claim more may be claimable at once: the next turn does not wait for deliveries.
-        if len(self._queue) and self._is_claiming_due():
-            self._intake.wake()
 
     def _pass_on(self, claims: Claims) -> None:
         """Pass on jobs that need no decoding, and ask again later for jobs that could not be claimed."""

@@ -63,6 +63,11 @@ class LeaseKeeper:
         """Whether this worker has the claim, as far as it knows."""
         return job_id in self._held
 
+    @property
+    def num_held(self) -> int:
+        """Claims of this worker whose outcome is not recorded."""
+        return len(self._held)
+
     def cancelled(self) -> frozenset[str] | set[str]:
         """Held jobs whose cancellation was asked for."""
         if not self._cancelled:

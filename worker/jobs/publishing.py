@@ -19,6 +19,7 @@ from alphaloop.messages import DeadLetter
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from worker.intake.polling import Delivery, Intake
 from worker.jobs.bounded_queue import BoundedQueue
+from worker.jobs.letters import FailedJob, Letters, failed_job
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 
@@ -51,6 +52,7 @@ class Recorded:
     messages: tuple[OutboxMessage, ...]
     deliveries: tuple[Delivery, ...]
     intake: Intake
+    failed: tuple[FailedJob, ...] = ()  #: those that become dead letters, too
 
     @property
     def num_bytes(self) -> int:
@@ -66,6 +68,12 @@ class AnswerAgain:
     job_id: str
     outcome: bytes
     intake: Intake
+
+    @property
+    def failed(self) -> tuple[FailedJob, ...]:
+        """The job, if its outcome is that it failed."""
+        failed = failed_job(self.delivery, self.outcome)
+        return (failed,) if failed else ()
 
     @property
     def num_bytes(self) -> int:
@@ -137,7 +145,7 @@ class Publisher:
         outbox: Outbox,
         metrics: WorkerMetrics,
         *,
-        letter_of: Callable[[Delivery, MessageError], DeadLetter],
+        letters: Letters,
         ensure_dead_letter_topic: Callable[[str], None],
         retry: Retry,
         relay_after_s: float,
@@ -147,7 +155,7 @@ class Publisher:
         self._sender = sender
         self._outbox = outbox
         self._metrics = metrics
-        self._letter_of = letter_of
+        self._letters = letters
         self._ensure_dead_letter_topic = ensure_dead_letter_topic
         self._retry = retry
         self._relay_after_s = relay_after_s
@@ -181,7 +189,10 @@ class Publisher:
                     headers = (("content-type", b"application/json"),)
                     self._sender.send(RESULTS, key=one.job_id.encode(), value=one.outcome, headers=headers)
                 case Refused():
-                    self._send_letter(self._letter_of(one.delivery, one.error))
+                    self._send_letter(self._letters.of_message(one.delivery, one.error))
+            if not isinstance(one, Refused):
+                for failed in one.failed:
+                    self._send_letter(self._letters.of_job(failed))
         self._sender.flush(FLUSH_S)
 
     def _send_results(self, messages: Sequence[OutboxMessage]) -> None:
@@ -202,8 +213,12 @@ class Publisher:
         for one in publications:
             match one:
                 case Recorded():
+                    for failed in one.failed:
+                        self._metrics.refused(failed.failure.code)
                     one.intake.finish(one.deliveries)
                 case AnswerAgain():
+                    for failed in one.failed:
+                        self._metrics.refused(failed.failure.code)
                     self._metrics.answered_again(1)
                     one.intake.finish([one.delivery])
                 case Refused():

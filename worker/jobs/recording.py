@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from alphaloop.messages import Status
 from alphaloop.store.outcomes import Outcome, OutcomeStore
 from worker.intake.polling import Intake
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claims
 from worker.jobs.leases import LeaseKeeper
+from worker.jobs.letters import FailedJob, failed_job
 from worker.jobs.outcomes import ended
 from worker.jobs.publishing import PublishingQueue, Recorded
 from worker.metrics import WorkerMetrics
@@ -90,8 +92,9 @@ class Recorder:
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
+        failed = tuple(found for one in winners if (found := _failed(one)))
         self._publishing.put(
-            Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake)
+            Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake, failed)
         )
         self._count(winners)
         self._metrics.fenced(len(group) - len(won))
@@ -111,3 +114,8 @@ class Recorder:
         while self._recorded:
             taken.append(self._recorded.popleft())
         return taken
+
+
+def _failed(one: EndedJob) -> FailedJob | None:
+    is_failed = one.outcome.status == Status.FAILED.value
+    return failed_job(one.claimed.ready.delivery, one.outcome.result) if is_failed else None

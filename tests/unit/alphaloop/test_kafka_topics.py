@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from alphaloop.kafka.topics import JOBS_PATTERN, dlq_topic, jobs_topic, task_of
 from alphaloop.messages.text import TaskName
+from alphaloop.messages.topics import (
+    JOBS_PATTERN,
+    dlq_topic,
+    high_topic,
+    is_high,
+    jobs_topic,
+    retry_delay_s,
+    retry_topic,
+    task_of,
+)
 
 TASKS = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,99}", fullmatch=True)
 
@@ -22,10 +31,32 @@ def test_a_task_is_found_again_in_its_topic(task: str) -> None:
 
 
 @given(TASKS)
-def test_dead_letters_and_retries_are_nobodys_jobs(task: str) -> None:
-    for topic in (dlq_topic(jobs_topic(task)), f"{jobs_topic(task)}.retry.5m", task, f"x{jobs_topic(task)}"):
+def test_both_lanes_are_of_the_task_and_share_its_dead_letters(task: str) -> None:
+    assert task_of(high_topic(task)) == task
+    assert re.search(JOBS_PATTERN, high_topic(task))
+    assert dlq_topic(high_topic(task)) == dlq_topic(jobs_topic(task)) == f"jobs.{task}.dlq"
+    assert (is_high(high_topic(task)), is_high(jobs_topic(task))) == (True, False)
+
+
+@given(TASKS)
+def test_dead_letters_are_nobodys_jobs(task: str) -> None:
+    for topic in (dlq_topic(jobs_topic(task)), task, f"x{jobs_topic(task)}", f"{jobs_topic(task)}.retry.soon"):
         assert task_of(topic) is None
+        assert retry_delay_s(topic) is None
         assert not re.search(JOBS_PATTERN, topic)
+
+
+@given(TASKS, st.integers(1, 10**6))
+def test_a_retry_topic_names_its_delay_and_nobody_sends_jobs_there(task: str, delay_s: int) -> None:
+    topic = retry_topic(task, delay_s)
+    assert retry_delay_s(topic) == delay_s
+    assert re.search(JOBS_PATTERN, topic)
+    assert task_of(topic) is None
+
+
+def test_delays_are_named_in_their_largest_unit() -> None:
+    names = [retry_topic("code", delay_s) for delay_s in (10, 60, 90, 600, 7200)]
+    assert names == [f"jobs.code.retry.{delay}" for delay in ("10s", "1m", "90s", "10m", "2h")]
 
 
 @given(st.text(max_size=40))
@@ -41,3 +72,4 @@ def test_what_counts_as_a_task_is_what_the_settings_allow(text: str) -> None:
 @pytest.mark.parametrize("topic", ["jobs.", "jobs", "jobs.Code", "jobs.code\n", "jobs.-code", "results", "jobs.a.b"])
 def test_other_topics_have_no_task(topic: str) -> None:
     assert task_of(topic) is None
+    assert retry_delay_s(topic) is None

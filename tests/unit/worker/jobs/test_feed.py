@@ -59,6 +59,7 @@ class ClaimTable:
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
+        self.released: list[dict[str, int]] = []
         self.found: dict[str, Claim] = {}
         self.errors: list[Exception] = []
         self.before_claim: Callable[[], None] = lambda: None
@@ -70,6 +71,12 @@ class ClaimTable:
         self.calls.append([request.job_id for request in requests])
         claimed = ClaimState.CLAIMED
         return [self.found.get(r.job_id, Claim(r.job_id, claimed, attempt=1)) for r in requests]
+
+    def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.released.append(dict(attempts))
+        return set(attempts)
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
         return set(attempts)
@@ -410,3 +417,58 @@ def test_the_scrape_may_ask_for_what_waits_while_the_feed_turns() -> None:
     is_over.set()
     scraper.join(10)
     assert failures == []
+
+
+def test_a_job_with_which_a_worker_died_is_claimed_when_this_worker_has_no_other_claim() -> None:
+    feeding = Feeding(num_ahead=4)
+    for name in ("b", "d"):
+        feeding.table.found[name] = Claim(name, ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.send(*"abcde")
+    feeding.feed.turn()
+    assert feeding.table.calls == [["a", "b", "c", "d"]]
+    assert feeding.table.released == [{"b": 2, "d": 2}]
+    assert (feeding.leases.num_held, feeding.feed.num_waiting) == (2, 5)
+    first = feeding.start(2)
+    assert [one.job_id for one in first] == ["a", "c"]
+    feeding.feed.turn()
+    assert len(feeding.table.calls) == 1, "others run"
+    order: list[list[str]] = []
+    running = list(first)
+    while running:
+        feeding.end(running)
+        feeding.feed.turn()
+        running = feeding.start(4)
+        feeding.feed.turn()
+        order += [[one.job_id for one in running]]
+    assert order == [["b"], ["d"], ["e"], []], "one by one, and nobody beside them"
+    assert feeding.table.calls[1:] == [["b"], ["d"], ["e"]]
+    assert feeding.table.released == [{"b": 2, "d": 2}]
+    assert feeding.feed.num_waiting == 0
+
+
+def test_suspects_wait_for_the_database_and_leave_with_their_partition() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.table.before_claim = lambda: feeding.table.errors.append(StoreUnavailable("nobody answers"))
+    feeding.send("a", "b")
+    feeding.feed.turn()
+    assert feeding.table.released == [{"a": 2}], "given back once the database was there again"
+    assert feeding.feed.num_waiting == 2
+    feeding.intake.revoke()
+    feeding.end(feeding.start())
+    feeding.feed.turn()
+    assert (feeding.feed.num_waiting, feeding.table.calls) == (0, [["a", "b"]])
+
+
+def test_a_suspect_that_is_claimed_alone_stays_claimed_and_keeps_others_out() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.send("a")
+    feeding.feed.turn()
+    running = feeding.start()
+    feeding.send("b")
+    feeding.feed.turn()
+    assert (feeding.table.calls, feeding.table.released) == ([["a"]], [])
+    feeding.end(running)
+    feeding.feed.turn()
+    assert feeding.table.calls == [["a"], ["b"]]

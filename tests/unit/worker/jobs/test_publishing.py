@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import pytest
 
-from alphaloop.errors import DeliveryFailed, FatalBrokerError, InvalidField, MessageError, StoreUnavailable
+from alphaloop.errors import DeliveryFailed, FatalBrokerError, InvalidField, StoreUnavailable
 from alphaloop.kafka.topics import RESULTS, TOKENS
-from alphaloop.messages import DeadLetter, Origin, dead_letter
+from alphaloop.messages import Failure, Result, Status
 from alphaloop.store.outbox import OutboxMessage
-from tests.fixtures.claimed import FinishedDeliveries, delivery
-from worker.intake.polling import Delivery
+from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery, validation
+from worker.jobs.letters import Letters, failed_job
 from worker.jobs.publishing import AnswerAgain, Publisher, PublishingQueue, Recorded, Refused
 from worker.jobs.streaming import JobStream
 from worker.metrics import WorkerMetrics
@@ -24,6 +25,7 @@ class World:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.sent: list[tuple[str, bytes, Sequence[tuple[str, bytes]]]] = []
         self.flush_errors: list[Exception] = []
         self.send_errors: list[Exception] = []
         self.delete_errors: list[Exception] = []
@@ -36,6 +38,7 @@ class World:
         if self.send_errors:
             raise self.send_errors.pop(0)
         self.events.append(f"sent {topic} {(value or b'').decode()}")
+        self.sent.append((topic, value or b"", headers))
 
     def flush(self, timeout_s: float) -> None:
         if self.flush_errors:
@@ -75,7 +78,7 @@ class Publishing:
             self.world,
             self.world,  # type: ignore[arg-type]
             self.metrics,
-            letter_of=_letter,
+            letters=Letters(validation(), "g"),
             ensure_dead_letter_topic=lambda topic: self.world.events.append(f"ensured {topic}"),
             retry=Retry(self.hurry),
             relay_after_s=60.0,
@@ -86,20 +89,12 @@ class Publishing:
         messages = tuple(OutboxMessage(n, RESULTS, b"j%d" % n, b"result-%d" % n, {}) for n in numbers)
         return Recorded(messages, tuple(delivery(f"j{n}", offset=n) for n in numbers), self.intake)  # type: ignore[arg-type]
 
-    def again(self, number: int) -> AnswerAgain:
-        return AnswerAgain(delivery(f"j{number}", offset=number), f"j{number}", b"recorded", self.intake)  # type: ignore[arg-type]
+    def again(self, number: int, outcome: bytes = b"recorded") -> AnswerAgain:
+        return AnswerAgain(delivery(f"j{number}", offset=number), f"j{number}", outcome, self.intake)  # type: ignore[arg-type]
 
     def refused(self, offset: int) -> Refused:
         error = InvalidField("expected a number", field="body.max_tokens")
         return Refused(delivery("bad", offset=offset, value=b"?"), error, self.intake)  # type: ignore[arg-type]
-
-
-def _letter(refused: Delivery, error: MessageError) -> DeadLetter:
-    record = refused.record
-    origin = Origin("cluster", record.topic, record.partition, record.offset)
-    return dead_letter(
-        error, origin, group="g", num_deliveries=1, key=record.key, value=record.value, headers=record.headers
-    )
 
 
 def test_a_result_is_cleared_only_after_its_acknowledgement_and_finished_last() -> None:
@@ -117,6 +112,43 @@ def test_a_result_is_cleared_only_after_its_acknowledgement_and_finished_last() 
     assert len(one.queue) == 1, "what is in hand counts until the next turn"
     assert one.publisher.turn(0.0) == 0
     assert len(one.queue) == 0
+
+
+FAILED = Result(
+    job_id="j1",
+    status=Status.FAILED,
+    task="code",
+    error=Failure(code="decode_failed", message="no luck"),
+    attempt=4,
+    recorded_at=NOW,
+).encode()
+
+
+def test_a_failed_job_is_finished_when_result_and_dead_letter_are_acknowledged() -> None:
+    """Also when the outcome was recorded by a worker that died before it could publish the letter."""
+    one = Publishing()
+    failed = failed_job(delivery("j1", offset=1, value=b"asked"), FAILED)
+    assert failed is not None
+    one.world.flush_errors = [DeliveryFailed("1 refused")]
+    one.queue.put(replace(one.recorded(1), failed=(failed,)))
+    one.publisher.turn(0.0)
+    round_ = ["sent results result-1", "ensured jobs.code", "sent jobs.code.dlq asked"]
+    again = [event for event in round_ if not event.startswith("ensured")]
+    assert one.world.events == [*round_, "not acknowledged", *again, "acknowledged", "cleared [1]", "finished 1"]
+    one.world.events.clear()
+    one.queue.put(one.again(1, FAILED))
+    one.publisher.turn(0.0)
+    letter = one.world.sent[-1]
+    assert one.world.events[-3:] == ["sent jobs.code.dlq " + letter[1].decode(), "acknowledged", "finished 1"]
+    assert dict(letter[2])["__dlq.errors.exception"] == b"decode_failed"
+    assert dict(letter[2])["alphaloop-job-id"] == b"j1"
+    assert dict(letter[2])["alphaloop-outcome"] == b"failed"
+    assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_total", {"code": "decode_failed"}) == 2.0
+
+
+@pytest.mark.parametrize("outcome", [FAILED.replace(b"failed", b"expired", 1), b"?", b'"\\"status\\":\\"failed\\""'])
+def test_other_outcomes_have_no_dead_letter(outcome: bytes) -> None:
+    assert failed_job(delivery("j1"), outcome) is None
 
 
 def test_everything_that_waits_shares_one_acknowledgement() -> None:
