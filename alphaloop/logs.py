@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -73,6 +74,13 @@ def event_fields(record: logging.LogRecord) -> dict[str, Any]:
     """The fields that `extra` gave this record, cut to size, without `action`."""
     given = {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS and name != "action"}
     return {name: "withheld" if name in WITHHELD else _cut(value) for name, value in given.items()}
+
+
+def raised(error: BaseException) -> dict[str, str]:
+    """Fields that say which exception was raised and where, for one whose text may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
+    return {"error": type(error).__name__, "where": where}
 
 
 def _cut(value: Any) -> Any:

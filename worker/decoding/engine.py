@@ -117,13 +117,15 @@ class TransformersEngine:
         try:
             with torch.inference_mode():
                 round_.run()
-        except Exception as error:  # whatever it is, it must not end the worker
+        except Exception as error:
             if is_out_of_memory(error) and round_.proposing is not None:
                 self._open_drafters.do_without(round_.proposing, (*self._running, *self._parked))
             elif is_out_of_memory(error) and len(batch) > 1:
                 self._make_room(batch)
             else:
-                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {error}") from error
+                # Other exceptions than torch's own may quote the prompt.
+                told = str(error) if isinstance(error, RuntimeError | MemoryError) else type(error).__name__
+                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {told}") from error
         deltas = tuple(delta for sequence in batch if (delta := sequence.take_delta()))
         finished = [sequence for sequence in batch if sequence.finish_reason]
         for sequence in finished:

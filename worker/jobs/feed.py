@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
+from alphaloop.logs import raised
 from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import ReadyJob, Validation
 from worker.jobs.admission import AdmissionQueue, Waiting
@@ -216,7 +216,5 @@ def _unreadable(error: Exception) -> MalformedMessage:
 
     The exception's text is left out of log and dead letter: it may quote the prompt.
     """
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
-    log.error("a message could not be read", extra={"action": "validation_failed", **fields})
+    log.error("a message could not be read", extra={"action": "validation_failed", **raised(error)})
     return MalformedMessage(f"could not be read: {type(error).__name__}")
