@@ -22,7 +22,8 @@
     │   ├── ModelNotFound         nothing to load at the given source
     │   ├── UnsupportedModel      loaded, but not decodable exactly here
     │   ├── IncompatiblePair      a draft model that cannot or should not draft for this target
-    │   └── DecodeFailed          a step failed for a reason that is not the job's
+    │   ├── DecodeFailed          the engine could not decode a job; a self-test says whose fault that is
+    │   └── EngineSick            the engine fails whatever it decodes: the process exits, its jobs are given back
     ├── EmbeddedError             the broker or database that alphaloop starts itself
     │   ├── InstallFailed         a download was refused, interrupted, or differs from its checksum
     │   └── StartFailed           a child process did not start
@@ -200,9 +201,15 @@ class IncompatiblePair(ModelError):
 
 
 class DecodeFailed(ModelError):
-    """A decoding step failed for a reason that is not the job's."""
+    """The engine could not decode a job."""
 
     code = "decode_failed"
+
+
+class EngineSick(ModelError):
+    """The engine fails whatever it decodes, so the process exits and gives its jobs back."""
+
+    code = "engine_sick"
 
 
 class EmbeddedError(AlphaloopError):

@@ -17,7 +17,8 @@ from types import FrameType
 from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.endpoint import Endpoint
-from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
+from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
@@ -31,7 +32,7 @@ MAX_POLL_AGE_S = 30.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one worker; 0 after a drained stop, 1 after an error that a person must see to."""
+    """Run one worker; returns why it ended, one of alphaloop.exit_codes."""
     options = _options(argv)
     try:
         settings = with_running_stack(load_settings(options.configs, profile=options.profile))
@@ -39,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _serve(settings, options.configs, random.Random(options.seed))
     except AlphaloopError as error:
         log.error("%s", error.message, extra={"action": "worker_failed", "code": error.code, "hint": error.hint or ""})
-        return 1
-    return 0
+        return ExitCode.ENGINE_SICK if isinstance(error, EngineSick) else ExitCode.FAILED
+    return ExitCode.STOPPED
 
 
 def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None:
@@ -68,7 +69,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         settings.worker.http_port,
         components.metrics.registry,
         healthy=lambda: _unhealthy(components),
-        ready=lambda: _unready(components),
+        ready=lambda: _unready(worker, components),
     )
     # Models, kernels and modules stay as long as the process: a full collection that looks at them takes .3 s.
     gc.collect()
@@ -89,7 +90,9 @@ def _unhealthy(components: Components) -> str | None:
     return f"the consumer was last polled {age_s:.0f} s ago" if age_s > MAX_POLL_AGE_S else None
 
 
-def _unready(components: Components) -> str | None:
+def _unready(worker: Worker, components: Components) -> str | None:
+    if worker.ends_because is not None:
+        return f"ending, jobs are given back: {worker.ends_because}"
     if components.stop.is_set():
         return "draining"
     return None if components.intake.is_assigned else "no partitions assigned yet"

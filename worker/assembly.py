@@ -222,6 +222,7 @@ def assemble(
         background_thread=Neighbour("background", write_in_background, on_failure=tell),
         stop=stop,
         hurry=hurry,
+        drain_s=limits.drain_s,
     )
 
 

@@ -62,6 +62,7 @@ class Components:
     background_thread: Neighbour
     stop: threading.Event  #: take nothing new, finish what runs
     hurry: threading.Event  #: give back what runs, between two rounds
+    drain_s: float  #: most time for what is left to do at the end
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 

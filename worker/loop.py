@@ -10,27 +10,27 @@ from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Final
-from uuid import UUID, uuid4
+from uuid import uuid4
 
-from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed, StoreError
+from alphaloop.errors import DecodeFailed, EngineSick
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import Outcome
 from worker.components import Components
+from worker.ending import Ending
 from worker.engine import Generation
 from worker.jobs import outcomes
 from worker.jobs.claiming import ClaimedJob, cancelled
 from worker.jobs.lanes import LaneKey
 from worker.jobs.recording import EndedJob
 from worker.jobs.running import RunningJob, RunningJobs, Stepped
+from worker.jobs.self_test import SelfTest
 from worker.jobs.steering import TaskSlice
 from worker.jobs.streaming import JobStream
+from worker.lane_decisions import decide_lane
 
 log = logging.getLogger(__name__)
 
 _IDLE_WAIT_S: Final = 0.2
-#: How long a drained worker waits for its last outcomes to be recorded and published.
-_DRAIN_WAIT_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,13 @@ class Worker:
     def __init__(self, components: Components) -> None:
         self._c = components
         self._running = RunningJobs(components.engine)
+        self._self_test = SelfTest(components.engine)
+        self._ending = Ending(components, self._running)
+
+    @property
+    def ends_because(self) -> str | None:
+        """Why the worker ends by itself, while it does."""
+        return self._ending.reason
 
     @property
     def num_waiting(self) -> int:
@@ -55,22 +62,25 @@ class Worker:
         return self._c.feed.num_waiting + self._running.num_to_run_alone
 
     def run(self) -> None:
-        """Turn until told to stop; then decode running jobs to their end and give back all others."""
+        """Turn until told to stop; then decode running jobs to their end and give back all others.
+
+        Raises EngineSick after every job was given back, none of them counted as tried.
+        """
         self._c.start()
         try:
             while not self._c.stop.is_set():
                 self.run_once()
-            self._drain()
+            self._ending.drain(lambda: self.run_once(0.0))
+        except EngineSick as error:
+            self._ending.give_up(error.message)
+            raise
         except BaseException:
             # A running job may have caused this, so its claim is left to count as a crash; a job that never started
             # did not.
-            self._release(self._c.feed.ready.take_all())
+            self._ending.release(self._c.feed.ready.take_all())
             raise
         finally:
-            self._c.costs.save()
-            self._c.decider.save()
-            self._c.background.put("decisions", self._c.store_decisions)
-            self._c.background.turn(0.0)  # what these have written in the background, whose thread may have ended
+            self._ending.save()
 
     def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
@@ -87,6 +97,7 @@ class Worker:
         messages again: a recorded outcome is then published again, and any other job is decoded again.
         """
         self._c.check()
+        self._self_test.check()
         self._learn()
         num_ended = self._drop_unwanted()
         num_started = self._start(0.0 if len(self._running) else timeout_s)
@@ -155,13 +166,14 @@ class Worker:
     def _start_lane(self, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
         """Decide for jobs of one lane together and start them until memory is short; returns how many wait no longer.
 
-        A job that the engine refuses fails and waits no longer either. An empty engine is not asked for room, because a
-        job that does not fit there never fits.
+        A job that the engine refuses waits no longer either: beside others it runs alone later, alone it has failed. An
+        empty engine is not asked for room, because a job that does not fit there never fits.
         """
         if len(self._running) and not self._running.has_room(jobs[0]):
             return 0
         decided_together = uuid4()
-        decisions = self._decide(jobs[0].ready.lane, jobs, decided_together)
+        num_running = len(self._running) + len(jobs)
+        decisions = decide_lane(self._c, jobs, num_running=num_running, decision_id=decided_together)
         started_at = self._c.now()
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
             if len(self._running) and not self._running.has_room(claimed):
@@ -171,19 +183,11 @@ class Worker:
             try:
                 self._running.start(job, alone=alone)
             except DecodeFailed as error:
-                self._end([self._undecoded(claimed, Status.FAILED, outcomes.failure_of(error))])
+                if len(self._running):
+                    self._running.run_alone_later([claimed])
+                else:
+                    self._end(self._blamed([(job, error)]))
         return len(jobs)
-
-    def _decide(self, lane: LaneKey, jobs: Sequence[ClaimedJob], decision_id: UUID) -> Sequence[Decision]:
-        prepared = [claimed.ready.prepared for claimed in jobs]
-        task = self._c.validation.task(lane.task)
-        num_running = len(self._running) + len(jobs)
-        decisions = self._c.retry.until_done(
-            "decide",
-            lambda: self._c.decider.decide_each(lane, prepared, task, num_running=num_running, decision_id=decision_id),
-        )
-        self._c.metrics.decided(lane.task, max(decisions, key=decisions.count))
-        return decisions
 
     def _hand_over(self, stepped: Stepped) -> int:
         """Hand over the step's outcomes, texts, times and slices; returns how many jobs ended."""
@@ -196,12 +200,22 @@ class Worker:
             self._stream(stepped)
         else:
             self._keep(self._c.steering.close())
+        for job, _ in stepped.finished:
+            self._self_test.worked(job.claimed.ready.prepared)
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
-        ended += [
-            self._undecoded(job.claimed, Status.FAILED, outcomes.failure_of(error)) for job, error in stepped.failed
-        ]
+        ended += self._blamed(stepped.failed)
         self._end(ended)
         return len(ended)
+
+    def _blamed(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[EndedJob]:
+        """The jobs that failed alone by their own fault. Others run again later, because the engine was at fault."""
+        blamed = []
+        for job, error in failed:
+            if self._self_test.is_job_to_blame(job.job_id, job.setting):
+                blamed.append(self._undecoded(job.claimed, Status.FAILED, outcomes.failure_of(error)))
+            else:
+                self._running.run_alone_later([job.claimed])
+        return blamed
 
     def _keep(self, slices: Sequence[TaskSlice]) -> None:
         if slices:
@@ -241,31 +255,3 @@ class Worker:
             decode_batch_id=job.decided_together,
         )
         return EndedJob(job.claimed, outcome)
-
-    def _drain(self) -> None:
-        """Decode running jobs to their end, or give them back in a hurry; then wait until outcomes are published."""
-        self._c.intake.stop_taking()
-        self._c.feed_thread.end(_IDLE_WAIT_S * 10)
-        self._release(self._c.feed.ready.take_all() + self._running.take_waiting_alone())
-        while len(self._running) and not self._c.hurry.is_set():
-            self.run_once(0.0)
-        self._release(self._running.give_back())
-        while not self._c.hurry.is_set() and (len(self._c.recorder) or len(self._c.publishing)):
-            self._c.check()
-            self._c.hurry.wait(_DRAIN_WAIT_S)
-        self._keep(self._c.steering.close())
-        while not self._c.hurry.is_set() and len(self._c.background):
-            self._c.hurry.wait(_DRAIN_WAIT_S)
-        self._c.end_neighbours()
-        self._release(self._c.feed.ready.take_all())  # claimed by a feed that was slow to end
-        self._learn()
-
-    def _release(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Undo the claims of these jobs; if the database is away their leases run out instead."""
-        if not claimed:
-            return
-        try:
-            self._c.jobs.release({one.job_id: one.attempt for one in claimed}, owner=self._c.owner)
-        except StoreError as error:
-            log.warning("%d jobs not released: %s", len(claimed), error.message, extra={"action": "release_failed"})
-        self._c.leases.let_go(one.job_id for one in claimed)

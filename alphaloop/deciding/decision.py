@@ -36,6 +36,7 @@ class Reason(StrEnum):
     NO_MEMORY = "no_memory"  #: the draft's keys and values do not fit beside the target's
     FIRST_TOKENS = "first_tokens"  #: reading the prompt for drafts would delay a stream's first token too long
     SHORT_OUTPUT = "short_output"  #: too few tokens to gain anything
+    UNDECIDED = "undecided"  #: deciding itself failed, so the job is decoded vanilla: a bug, please report it
 
 
 #: Decisions for these reasons do not say what the policy would choose for the task's jobs.
@@ -50,6 +51,7 @@ NOT_A_CHOICE: Final = frozenset(
         Reason.NO_MEMORY,
         Reason.FIRST_TOKENS,
         Reason.CANNOT_SERVE,
+        Reason.UNDECIDED,
     }
 )
 

@@ -31,7 +31,14 @@ from alphaloop.messages import Decoding, Purpose
 PAIR_LASTS: Final = timedelta(minutes=10)
 #: Reasons that follow from the job or from the engine's state, which history does not record.
 _GIVEN: Final = frozenset(
-    {Reason.PROBE, Reason.SWITCHED_OFF, Reason.NO_MEMORY, Reason.FIRST_TOKENS, Reason.CANNOT_SERVE}
+    {
+        Reason.PROBE,
+        Reason.SWITCHED_OFF,
+        Reason.NO_MEMORY,
+        Reason.FIRST_TOKENS,
+        Reason.CANNOT_SERVE,
+        Reason.UNDECIDED,
+    }
 )
 
 

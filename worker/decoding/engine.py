@@ -117,7 +117,7 @@ class TransformersEngine:
         try:
             with torch.inference_mode():
                 round_.run()
-        except Exception as error:  # whatever it is, it must not end the worker
+        except Exception as error:
             if is_out_of_memory(error) and round_.proposing is not None:
                 self._open_drafters.do_without(round_.proposing, (*self._running, *self._parked))
             elif is_out_of_memory(error) and len(batch) > 1:

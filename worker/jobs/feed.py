@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -236,9 +235,7 @@ class JobFeed:
 def _unreadable(error: Exception) -> MalformedMessage:
     """The refusal of a message on which our own code raised, so that it does not stop its partition.
 
-    The exception's text is left out of log and dead letter: it may quote the prompt.
+    The exception's text is left out of the dead letter, because it may quote the prompt. The log leaves it out too.
     """
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
-    log.error("a message could not be read", extra={"action": "validation_failed", **fields})
+    log.error("a message could not be read", exc_info=error, extra={"action": "validation_failed"})
     return MalformedMessage(f"could not be read: {type(error).__name__}")

@@ -62,6 +62,8 @@ class RunningJobs:
 
     A job with which a worker died runs alone, so that it cannot take others down with it again. So does every job
     that was in a step which failed, so that one bad job fails alone. While such a job waits or runs, no other starts.
+
+    Whatever an engine raises, the jobs in it have failed to decode, and the worker goes on.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -69,6 +71,7 @@ class RunningJobs:
         self._running: dict[str, RunningJob] = {}
         self._to_run_alone: deque[ClaimedJob] = deque()
         self._is_alone = False
+        self._redraft_failure: DecodeFailed | None = None
 
     def __len__(self) -> int:
         return len(self._running)
@@ -99,26 +102,36 @@ class RunningJobs:
         return self._engine.has_room(claimed.ready.prepared)
 
     def start(self, job: RunningJob, *, alone: bool = False) -> None:
-        """Give a job to the engine, which has room for it."""
-        self._engine.admit(job.claimed.ready.prepared, job.decision)
+        """Give a job to the engine, which has room for it. Raises DecodeFailed."""
+        try:
+            self._engine.admit(job.claimed.ready.prepared, job.decision)
+        except Exception as error:
+            raise _decode_failed("admitting a job", error) from error
         self._running[job.job_id] = job
         self._is_alone = alone
 
     def redraft(self, setting_of: Callable[[RunningJob], DraftSetting]) -> None:
-        """Have every sequence draft as `setting_of` says from its next round on."""
+        """Have every sequence draft as `setting_of` says from its next round on. A failure fails the next step."""
         for job in self._running.values():
             setting = setting_of(job)
-            if setting != job.setting:
+            if setting == job.setting:
+                continue
+            try:
                 self._engine.redraft(job.job_id, setting.drafter, setting.num_draft_tokens)
-                job.setting = setting
+            except Exception as error:
+                self._redraft_failure = _decode_failed("changing how a job drafts", error)
+                return
+            job.setting = setting
 
     def step(self) -> Stepped:
         """One round of everything that runs. A failed step empties the engine; its jobs run alone later."""
         lanes = tuple(job.lane for job in self._running.values())
+        if (failure := self._redraft_failure) is not None:
+            return self._after_failure(failure, lanes)
         try:
             step = self._engine.step()
-        except DecodeFailed as error:
-            return self._after_failure(error, lanes)
+        except Exception as error:
+            return self._after_failure(_decode_failed(f"a step over {len(lanes)} jobs", error), lanes)
         finished = [(self._running.pop(generation.job_id), generation) for generation in step.finished]
         return Stepped(step, lanes, finished)
 
@@ -140,7 +153,7 @@ class RunningJobs:
 
     def give_back(self) -> list[ClaimedJob]:
         """Empty the engine; returns every job that was here."""
-        self._engine.abandon()
+        self._abandon()
         left = [job.claimed for job in self._running.values()]
         self._running.clear()
         return left + self.take_waiting_alone()
@@ -156,7 +169,8 @@ class RunningJobs:
         return self._running
 
     def _after_failure(self, error: DecodeFailed, lanes: tuple[LaneKey, ...]) -> Stepped:
-        self._engine.abandon()
+        self._redraft_failure = None
+        self._abandon()
         jobs = list(self._running.values())
         self._running.clear()
         if len(jobs) == 1:
@@ -166,3 +180,21 @@ class RunningJobs:
         )
         self._to_run_alone.extend(job.claimed for job in jobs)
         return Stepped(None, lanes)
+
+    def _abandon(self) -> None:
+        """Empty the engine. One that cannot even be emptied fails the next test of it, so that is only logged."""
+        try:
+            self._engine.abandon()
+        except Exception as error:
+            _decode_failed("emptying the engine", error)
+
+
+def _decode_failed(doing: str, error: Exception) -> DecodeFailed:
+    """The failure to report for whatever an engine raised.
+
+    The text of a foreign exception is left out, because it may quote the prompt. The log leaves it out too.
+    """
+    if isinstance(error, DecodeFailed):
+        return error
+    log.error("%s failed", doing, exc_info=error, extra={"action": "engine_raised"})
+    return DecodeFailed(f"{doing} failed: {type(error).__name__}")

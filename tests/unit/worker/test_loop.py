@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +16,16 @@ import pytest
 
 from alphaloop.cost import CostTable
 from alphaloop.deciding.lengths_together import LengthsTogether
-from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed, StoreUnavailable
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.errors import DecodeFailed, EngineSick, StoreUnavailable
+from alphaloop.messages import Mode
 from alphaloop.settings import TaskSettings
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
 from worker.background import BackgroundWrites
-from worker.engine import PreparedJob
+from worker.engine import PreparedJob, Step
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import LaneKey
@@ -82,6 +85,7 @@ class Turning:
         self.decided: list[int] = []
         self.released: list[dict[str, int]] = []
         self.asked_to_end: set[str] = set()
+        self.decision = VANILLA
         self.release_error: Exception | None = None
         self.now = NOW
         self.stop, self.hurry = threading.Event(), threading.Event()
@@ -116,8 +120,11 @@ class Turning:
             end_neighbours=nothing,
             stop=self.stop,
             hurry=self.hurry,
+            drain_s=1.0,
+            clock=time.monotonic,
             now=lambda: self.now,
         )
+        self.parts = parts
         self.worker = Worker(parts)  # type: ignore[arg-type]
 
     def turn(self, num_turns: int = 1) -> None:
@@ -136,7 +143,7 @@ class Turning:
 
     def _decide(self, lane: object, jobs: Sequence[object], *_: object, **__: object) -> list[Decision]:
         self.decided.append(len(jobs))
-        return [VANILLA for _ in jobs]
+        return [self.decision for _ in jobs]
 
     def _release(self, attempts: Mapping[str, int], *, owner: str) -> None:
         if self.release_error:
@@ -191,7 +198,7 @@ def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
 
 
 def test_a_job_that_has_no_room_in_an_empty_engine_fails() -> None:
-    turning = Turning(MemoryEngine(5), claimed_job("large", max_tokens=6), claimed_job("small", max_tokens=2))
+    turning = Turning(MemoryEngine(20), claimed_job("large", max_tokens=21), claimed_job("small", max_tokens=2))
     turning.turn(2)
     assert turning.outcomes() == {"large": "failed", "small": "succeeded"}
 
@@ -305,12 +312,111 @@ def test_in_a_hurry_what_runs_is_given_back_too() -> None:
     assert turning.released == [{"c": 1}, {"a": 1, "b": 1}]
 
 
-def test_a_fault_of_ours_counts_no_crash_of_jobs_that_never_started() -> None:
-    class Tripping(FakeEngine):
-        def step(self) -> Any:
-            raise ZeroDivisionError
+def test_a_fault_of_the_loop_counts_no_crash_of_jobs_that_never_started() -> None:
+    turning = Turning(FakeEngine(num_slots=1), claimed_job("a"), claimed_job("b"))
 
-    turning = Turning(Tripping(num_slots=1), claimed_job("a"), claimed_job("b"))
+    def trip(step: object) -> None:
+        raise ZeroDivisionError
+
+    turning.parts.costs.observe = trip
     with pytest.raises(ZeroDivisionError):
         turning.worker.run()
     assert turning.released == [{"b": 1}]
+
+
+class FailingEngine(FakeEngine):
+    """Raises what `fails` returns for the jobs of a step."""
+
+    def __init__(self, fails: Callable[[list[str]], Exception | None], **given: Any) -> None:
+        super().__init__(**given)
+        self._fails = fails
+        self.steps: list[list[str]] = []
+
+    def step(self) -> Step:
+        jobs = [sequence.prepared.job.job_id for sequence in self._running]
+        self.steps.append(jobs)
+        if (error := self._fails(jobs)) is not None:
+            raise error
+        return super().step()
+
+
+def is_sick(jobs: list[str]) -> Exception | None:
+    return RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("num_slots", [1, 4], ids=["alone", "together"])
+@pytest.mark.parametrize("num_jobs", [1, 2, 20])
+def test_a_sick_engine_fails_no_job_and_ends_the_worker_with_every_job_given_back(
+    num_slots: int, num_jobs: int
+) -> None:
+    names = [f"job-{number}" for number in range(num_jobs)]
+    turning = Turning(FailingEngine(is_sick, num_slots=num_slots), *map(claimed_job, names))
+    with pytest.raises(EngineSick, match="3 jobs in a row failed"):
+        turning.worker.run()
+    assert turning.outcomes() == {}
+    released = [job_id for group in turning.released for job_id in group]
+    assert sorted(released) == sorted(names), "each job is given back once"
+    assert turning.worker.ends_because is not None
+
+
+def test_an_engine_that_cannot_even_be_emptied_or_admit_is_sick_too() -> None:
+    class Dead(FakeEngine):
+        def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+            raise RuntimeError("CUDA error")
+
+        def abandon(self) -> None:
+            raise RuntimeError("CUDA error")
+
+    turning = Turning(Dead(num_slots=2), *map(claimed_job, "abcd"))
+    with pytest.raises(EngineSick):
+        turning.worker.run()
+    assert turning.outcomes() == {}
+    assert sorted(job_id for group in turning.released for job_id in group) == list("abcd")
+
+
+def test_bad_jobs_in_a_row_fail_by_their_own_fault_while_the_engine_decodes_other_texts() -> None:
+    """Were five bad jobs taken for a sick engine, no worker could ever pass them."""
+    bad = [f"bad-{number}" for number in range(5)]
+    engine = FailingEngine(lambda jobs: ValueError("secret prompt") if {*bad} & {*jobs} else None, num_slots=2)
+    turning = Turning(engine, *(claimed_job(name, max_tokens=2) for name in (*bad, "good")))
+    turning.turn(40)
+    assert turning.outcomes() == {**dict.fromkeys(bad, "failed"), "good": "succeeded"}
+    told = b"".join(one.outcome.result for one in turning.ended)
+    assert b"ValueError" in told
+    assert b"secret" not in told, "the text of a foreign exception may quote the prompt"
+
+
+def test_a_job_that_failed_while_the_engine_was_ill_for_a_moment_is_decoded() -> None:
+    left = iter([True] * 4)  # the step of both jobs, the first job alone, the test, the second job alone
+    engine = FailingEngine(lambda jobs: RuntimeError("away") if next(left, False) else None, num_slots=2)
+    turning = Turning(engine, claimed_job("a", max_tokens=2), claimed_job("b", max_tokens=2))
+    turning.turn(20)
+    assert turning.outcomes() == {"a": "succeeded", "b": "failed"}
+
+
+def test_the_engine_is_tested_with_the_drafter_of_the_failed_job() -> None:
+    """A draft model that fails in every round would otherwise fail each job that it drafts for."""
+
+    class BrokenDrafter(FakeEngine):
+        def step(self) -> Step:
+            if any(sequence.drafting for sequence in self._running):
+                raise RuntimeError("the draft model is broken")
+            return super().step()
+
+    turning = Turning(BrokenDrafter(num_slots=2), *map(claimed_job, "abcd"))
+    turning.decision = Decision(Mode.SPECULATIVE, "lookup", "fake-1", 3, Reason.FORCED, "a test")
+    with pytest.raises(EngineSick):
+        turning.worker.run()
+    assert turning.outcomes() == {}
+
+
+def test_a_job_that_cannot_be_decided_is_decoded_vanilla() -> None:
+    turning = Turning(FakeEngine(), claimed_job("a", max_tokens=2))
+
+    def trip(*_: object, **__: object) -> list[Decision]:
+        raise OverflowError("a clock far away")
+
+    turning.parts.decider.decide_each = trip
+    turning.turn(3)
+    assert turning.outcomes() == {"a": "succeeded"}
+    assert json.loads(turning.ended[0].outcome.result)["decoding"]["reason"] == "undecided"

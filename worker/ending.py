@@ -1,0 +1,88 @@
+"""How a worker ends: jobs come to their end or go back, outcomes are published, threads end."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from alphaloop.errors import StoreError
+from worker.components import Components
+from worker.jobs.claiming import ClaimedJob
+from worker.jobs.running import RunningJobs
+
+log = logging.getLogger(__name__)
+
+#: How long the threads beside the loop may take for their turn in hand.
+_TURN_S: Final = 2.0
+#: Between two looks at what is still to be recorded and published.
+_WAIT_S: Final = 0.05
+
+
+class Ending:
+    """The ways in which the loop ends. One thread uses it, the loop's."""
+
+    def __init__(self, components: Components, running: RunningJobs) -> None:
+        self._c = components
+        self._running = running
+        self._until = math.inf
+        self.reason: str | None = None  #: why the worker ends by itself
+
+    def drain(self, run_once: Callable[[], object]) -> None:
+        """Decode running jobs to their end, or give them back in a hurry; then wait until outcomes are published."""
+        self._take_no_more()
+        self.release(self._c.feed.ready.take_all() + self._running.take_waiting_alone())
+        while len(self._running) and not self._c.hurry.is_set():
+            run_once()
+        self._leave()
+
+    def give_up(self, reason: str) -> None:
+        """Give every job back at once, because the engine cannot decode; `/readyz` shows `reason` meanwhile.
+
+        What was decoded before is still recorded and published, as far as that takes no longer than `drain_s`.
+        """
+        log.error("giving every job back: %s", reason, extra={"action": "engine_sick"})
+        self.reason = reason
+        self._until = self._c.clock() + self._c.drain_s
+        self._c.stop.set()
+        self._take_no_more()
+        self.release(self._c.feed.ready.take_all())
+        self._leave()
+
+    def release(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Undo the claims of these jobs; if the database is away their leases run out instead."""
+        if not claimed:
+            return
+        try:
+            self._c.jobs.release({one.job_id: one.attempt for one in claimed}, owner=self._c.owner)
+        except StoreError as error:
+            log.warning("%d jobs not released: %s", len(claimed), error.message, extra={"action": "release_failed"})
+        self._c.leases.let_go(one.job_id for one in claimed)
+
+    def save(self) -> None:
+        """Write down what the worker learnt: costs, budgets, decisions."""
+        self._c.costs.save()
+        self._c.decider.save()
+        self._c.background.put("decisions", self._c.store_decisions)
+        self._c.background.turn(0.0)  # what these have written in the background, whose thread may have ended
+
+    def _take_no_more(self) -> None:
+        self._c.intake.stop_taking()
+        self._c.feed_thread.end(_TURN_S)
+
+    def _leave(self) -> None:
+        self.release(self._running.give_back())
+        self._wait_until(lambda: not len(self._c.recorder) and not len(self._c.publishing))
+        if slices := self._c.steering.close():
+            self._c.background.put("switchback slices", lambda: self._c.store_slices(slices))
+        self._wait_until(lambda: not len(self._c.background))
+        self._c.end_neighbours()
+        self.release(self._c.feed.ready.take_all())  # claimed by a feed that was slow to end
+        if recorded := self._c.recorder.take_recorded():
+            self._c.decider.count_scored(recorded)
+
+    def _wait_until(self, is_done: Callable[[], bool]) -> None:
+        while not self._c.hurry.is_set() and not is_done() and self._c.clock() < self._until:
+            self._c.check()
+            self._c.hurry.wait(_WAIT_S)
