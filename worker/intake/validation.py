@@ -60,7 +60,7 @@ class Validation:
     def origin(self, delivery: Delivery) -> Origin:
         """Where a delivery came from."""
         record = delivery.record
-        return Origin(self._cluster, record.topic, record.partition, record.offset)
+        return Origin(self._cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
 
     def read(self, delivery: Delivery) -> ReadyJob:
         """Raises the MessageError that goes into the dead letter."""
