@@ -78,9 +78,7 @@ def test_offsets_that_begin_again_give_other_ids() -> None:
 def test_another_payload_is_never_a_conflict_of_derived_ids() -> None:
     # A sender may set the timestamps of its records, to 0 for example.
     replayed = Origin("cluster", "jobs.code", 0, 0, 0)
-    one, other = (
-        parse_job(b'{"prompt": "' + text + b'"}', replayed, task="code") for text in (b"first", b"second")
-    )
+    one, other = (parse_job(b'{"prompt": "' + text + b'"}', replayed, task="code") for text in (b"first", b"second"))
     assert one.job_id != other.job_id
 
 
