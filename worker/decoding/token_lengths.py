@@ -21,7 +21,7 @@ def longest_token_chars(tokenizer: Any) -> int | None:
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer.get_vocab()
     is_of_bytes = "ByteLevel" in _kinds(content["pre_tokenizer"]) and vocabulary.keys() >= set(
-        bytes_to_unicode().values()
+        bytes_to_unicode().values()  # type: ignore[no-untyped-call]
     )
     has_all_bytes = is_of_bytes or content["model"].get("byte_fallback")
     takes_white_space = any(token["lstrip"] or token["rstrip"] for token in content["added_tokens"])
