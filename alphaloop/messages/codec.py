@@ -38,7 +38,7 @@ def parse_job(
     """Read one job.
 
     `task` is the topic's; the message may repeat it but not contradict it. A message without `job_id` gets one derived
-    from its `origin`, so that a redelivery is the same job.
+    from its record, so that a redelivery is the same job.
 
     Raises MalformedMessage for anything that is not a UTF-8 JSON object of at most `max_bytes` bytes and `max_depth`
     levels, InvalidField for a wrong field.
@@ -51,16 +51,23 @@ def parse_job(
             hint="send the job to the topic of its task, or leave the field out",
         )
     if "job_id" not in fields:
-        fields["job_id"] = derived_job_id(origin)
+        fields["job_id"] = derived_job_id(origin, value or b"")
     try:
         return Job.model_validate(fields)
     except ValidationError as error:
         raise _first_invalid_field(error) from None
 
 
-def derived_job_id(origin: Origin) -> str:
-    """The job_id of a message without one: the same for every delivery of the same record."""
-    return str(uuid.uuid5(_NAMESPACE, f"{origin.cluster}/{origin.topic}/{origin.partition}/{origin.offset}"))
+def derived_job_id(origin: Origin, value: bytes) -> str:
+    """The job_id of a message without one: the same for every delivery of the same record.
+
+    A place alone is not enough, because offsets begin again in a topic that was made anew, and in a broker that keeps
+    nothing. The timestamp tells those records apart. The digest of the value sees to it that another payload always
+    gets another id, also where a sender sets timestamps itself. A record keeps all of this when its topic is compacted
+    or its partition moves to another broker. A copy in another topic or cluster is another job.
+    """
+    where = (origin.cluster, origin.topic, origin.partition, origin.offset, origin.timestamp_ms)
+    return str(uuid.uuid5(_NAMESPACE, "/".join((*map(str, where), hashlib.sha256(value).hexdigest()))))
 
 
 def payload_digest(job: Job) -> bytes:

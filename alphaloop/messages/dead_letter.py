@@ -25,12 +25,13 @@ Headers = Sequence[tuple[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a message came from."""
+    """Where a message came from, and the timestamp of its record in milliseconds since 1970, if it has one."""
 
     cluster: str
     topic: str
     partition: int
     offset: int
+    timestamp_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,9 @@ class Job(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
-    job_id: Identifier = Field(description="The producer's, or derived from cluster, topic, partition and offset.")
+    job_id: Identifier = Field(
+        description="The producer's, or derived from cluster, topic, partition, offset, timestamp and value."
+    )
     task: TaskName = Field(description="Kind of prompt; the topic's, if left out.")
     body: Body
     custom_id: Label | None = Field(None, description="The caller's own name for the job, echoed in the result.")

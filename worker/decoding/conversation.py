@@ -15,16 +15,18 @@ import jinja2
 
 from alphaloop.errors import InvalidField
 from alphaloop.messages import ChatMessage
+from worker.decoding.token_lengths import refuse_longer
 
 
-def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage]) -> list[int]:
+def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], *, max_chars: int | None = None) -> list[int]:
     """The prompt that the target answers to: its template's, or the contents one below the other without a template.
 
     Raises InvalidField where the template refuses the conversation, or where it does something else with a message
-    because of a control token's string in it.
+    because of a control token's string in it, PromptTooLong where the whole text has more than `max_chars`.
     """
     contents = [message.content for message in messages]
     text = _render(tokenizer, messages, contents)
+    refuse_longer(tokenizer, text, max_chars, field="body.messages")
     # A template writes the token that begins a text itself.
     options = {"add_special_tokens": not tokenizer.chat_template}
     control = re.compile("|".join(map(re.escape, _control_strings(tokenizer))) or "(?!)")

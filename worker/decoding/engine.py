@@ -61,8 +61,15 @@ class TransformersEngine:
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job cannot be decoded here."""
-        identity = self._target.identity
-        prepared = prepare_job(self._target.tokenizer, identity.target, identity.context_length, job, sampling)
+        target, identity = self._target, self._target.identity
+        prepared = prepare_job(
+            target.tokenizer,
+            identity.target,
+            identity.context_length,
+            job,
+            sampling,
+            longest_token_chars=target.longest_token_chars,
+        )
         needed = self._cache.num_bytes_with(1, _num_positions(prepared))
         if needed > self._max_cache_bytes:
             raise JobTooLarge(

@@ -8,20 +8,32 @@ from typing import Any
 from alphaloop.errors import InvalidField, PromptTooLong
 from alphaloop.messages import Job
 from worker.decoding.conversation import encode_conversation
+from worker.decoding.token_lengths import refuse_longer
 from worker.engine import PreparedJob, Sampling
 
 
-def prepare_job(tokenizer: Any, target: str, context_length: int, job: Job, sampling: Sampling) -> PreparedJob:
+def prepare_job(
+    tokenizer: Any,
+    target: str,
+    context_length: int,
+    job: Job,
+    sampling: Sampling,
+    *,
+    longest_token_chars: int | None = None,
+) -> PreparedJob:
     """Tokenize and check. A chat model's template is applied to `messages`; `prompt` is continued as it stands.
 
     Control tokens may be written in a `prompt`; in a message their strings are text
     (docs/decisions/0005-special-tokens.md). `max_tokens` is lowered to what the context leaves behind the prompt; a
-    prompt that leaves nothing is refused, and so are token ids that the tokenizer does not have.
+    prompt that leaves nothing is refused, and so are token ids that the tokenizer does not have. A prompt with more
+    characters than the context's tokens could stand for is refused before it is tokenized, because that takes seconds
+    for a megabyte; `longest_token_chars` is of token_lengths.py.
     """
     if job.body.model not in (None, target):
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
     _refuse_unknown_tokens(sampling, len(tokenizer))
-    token_ids = tuple(_tokenize(tokenizer, job))
+    max_chars = None if longest_token_chars is None else context_length * longest_token_chars
+    token_ids = tuple(_tokenize(tokenizer, job, max_chars))
     if not token_ids:
         raise InvalidField("expected a prompt of at least one token, found none", field="body")
     return fit_job(job, token_ids, sampling, context_length)
@@ -49,7 +61,8 @@ def _refuse_unknown_tokens(sampling: Sampling, num_tokens: int) -> None:
             raise InvalidField(f"expected token ids below {num_tokens}, found {highest}", field=field)
 
 
-def _tokenize(tokenizer: Any, job: Job) -> list[int]:
+def _tokenize(tokenizer: Any, job: Job, max_chars: int | None) -> list[int]:
     if job.body.prompt is not None:
+        refuse_longer(tokenizer, job.body.prompt, max_chars, field="body.prompt")
         return list(tokenizer(job.body.prompt)["input_ids"])
-    return encode_conversation(tokenizer, job.body.messages or ())
+    return encode_conversation(tokenizer, job.body.messages or (), max_chars=max_chars)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.token_lengths import longest_token_chars
 from worker.engine import EngineIdentity
 
 
@@ -21,6 +23,11 @@ class Target:
         self.tokenizer = tokenizer
         self.identity = identity
         self.end_tokens = end_tokens
+
+    @cached_property
+    def longest_token_chars(self) -> int | None:
+        """The most characters that one token stands for; None where there is no such limit."""
+        return longest_token_chars(self.tokenizer)
 
     @property
     def device(self) -> torch.device:

@@ -14,46 +14,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol
+from typing import Final
 
 from alphaloop.errors import AlphaloopError, BrokerError, reason_of
 from alphaloop.kafka.records import Record, TopicPartition
+from worker.intake.delivery import Delivery, RecordSource
 from worker.intake.watermark import Watermark
+
+__all__ = ["Delivery", "Intake", "RecordSource"]
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A message, and the assignment under which it came: completions of an earlier assignment are void."""
-
-    record: Record
-    epoch: int
-
-    @property
-    def partition(self) -> TopicPartition:
-        """Where it lies."""
-        return TopicPartition(self.record.topic, self.record.partition)
-
-
-class RecordSource(Protocol):
-    """What the intake needs of alphaloop.kafka.consumer.Consumer."""
-
-    def subscribe(
-        self,
-        patterns: Sequence[str],
-        *,
-        on_assign: Callable[[Sequence[TopicPartition]], None],
-        on_revoke: Callable[[Sequence[TopicPartition]], None],
-        on_lost: Callable[[Sequence[TopicPartition]], None],
-    ) -> None: ...
-    def poll(self, timeout_s: float) -> Record | None: ...
-    def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
-    def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
-    def commit(self, offsets: dict[TopicPartition, int]) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -118,8 +90,8 @@ class Intake:
             taken: list[Delivery] = []
             while self._buffer and len(taken) < limit and room > 0:
                 taken.append(self._buffer.popleft())
-                room -= _num_bytes(taken[-1])
-            self._buffered_bytes -= sum(map(_num_bytes, taken))
+                room -= taken[-1].num_bytes
+            self._buffered_bytes -= sum(delivery.num_bytes for delivery in taken)
             return taken
 
     def wake(self) -> None:
@@ -204,13 +176,17 @@ class Intake:
 
     def _deliver(self, record: Record) -> None:
         held = self._partitions.get(TopicPartition(record.topic, record.partition))
-        if held is None or not held.watermark.deliver(record.offset):
+        if held is None:
             return
+        number, went_back = held.watermark.deliver(record.offset)
+        if went_back:
+            where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+            log.warning("offsets went back: the topic was made anew or cut", extra={"action": "log_went_back", **where})
         with self._changed:
             if self._is_taking:
-                delivery = Delivery(record, held.epoch)
+                delivery = Delivery(record, held.epoch, number)
                 self._buffer.append(delivery)
-                self._buffered_bytes += _num_bytes(delivery)
+                self._buffered_bytes += delivery.num_bytes
                 self._changed.notify_all()
 
     def _drain_finished(self) -> None:
@@ -220,7 +196,7 @@ class Intake:
             except Empty:
                 return
             if self.is_current(delivery):
-                self._partitions[delivery.partition].watermark.finish(delivery.record.offset)
+                self._partitions[delivery.partition].watermark.finish(delivery.number)
 
     def _balance(self) -> None:
         num, num_bytes = len(self._buffer), self._buffered_bytes
@@ -280,7 +256,7 @@ class Intake:
         self._assignment_number += 1
         with self._changed:
             self._buffer = deque(delivery for delivery in self._buffer if delivery.partition not in gone)
-            self._buffered_bytes = sum(map(_num_bytes, self._buffer))
+            self._buffered_bytes = sum(delivery.num_bytes for delivery in self._buffer)
 
     def _has_news(self) -> bool:
         return bool(self._buffer) or self._is_urgent()
@@ -292,7 +268,3 @@ class Intake:
         with self._changed:
             self._failure = error
             self._changed.notify_all()
-
-
-def _num_bytes(delivery: Delivery) -> int:
-    return len(delivery.record.value or b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
 from alphaloop.messages import Job, Origin, Purpose, parse_job, payload_digest
@@ -16,6 +16,9 @@ from worker.intake.prompt_patterns import PromptPatterns
 from worker.jobs.lanes import LaneKey, lane_of
 
 Value = TypeVar("Value", int, float)
+
+#: A number of Python and its place in a tuple.
+_TOKEN_BYTES: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,9 @@ class ReadyJob:
 
     @property
     def num_bytes(self) -> int:
-        """Size of its message."""
-        return len(self.delivery.record.value or b"")
+        """About what it takes in memory: its message, the text that was read from it, and the prompt's tokens."""
+        text = len(self.delivery.record.value or b"")
+        return self.delivery.num_bytes + text + _TOKEN_BYTES * len(self.prepared.token_ids)
 
 
 class Validation:
@@ -60,7 +64,7 @@ class Validation:
     def origin(self, delivery: Delivery) -> Origin:
         """Where a delivery came from."""
         record = delivery.record
-        return Origin(self._cluster, record.topic, record.partition, record.offset)
+        return Origin(self._cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
 
     def read(self, delivery: Delivery) -> ReadyJob:
         """Raises the MessageError that goes into the dead letter."""

@@ -2,52 +2,89 @@
 
 The offset that may be committed is that of the oldest unfinished message: everything below it is finished. Offsets
 advance by what was delivered, not by counting, since compaction and transaction markers leave holes.
+
+An offset that is not above the one before means that the log went back: the topic was made anew, or a leader that
+lacked the last records was elected. What was delivered at that offset and above is then no longer in the log, and other
+messages stand there. So they are delivered, and the watermark goes back with the log. Messages below that offset are
+still in the log and still hold the watermark. Should the same messages come again instead, they are handled twice:
+their jobs are known by their ids and answered from the record.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Delivered(NamedTuple):
+    """The answer to a delivery."""
+
+    number: int  #: names the delivery in `finish`, because an offset may be delivered again
+    went_back: bool  #: whether the log went back to this offset
+
+
+@dataclass(slots=True)
+class _InFlight:
+    number: int
+    offset: int
+    is_finished: bool = False
 
 
 class Watermark:
-    """One partition during one assignment. Offsets are delivered in ascending order."""
+    """One partition during one assignment."""
 
     def __init__(self) -> None:
-        self._delivered: deque[int] = deque()
-        self._finished: set[int] = set()
+        self._in_order: deque[_InFlight] = deque()  # by offset and by number, from the oldest unfinished on
+        self._by_number: dict[int, _InFlight] = {}
+        self._num_unfinished = 0
+        self._num_delivered = 0
         self._next: int | None = None
         self._newest: int | None = None
 
-    def deliver(self, offset: int) -> bool:
-        """Note a delivered message; False when this or a later one was delivered before (a repeat)."""
-        if self._newest is not None and offset <= self._newest:
-            return False
-        if not self._delivered:
-            self._next = offset
+    def deliver(self, offset: int) -> Delivered:
+        """Note a delivered message."""
+        went_back = self._newest is not None and offset <= self._newest
+        if went_back:
+            self._forget_from(offset)
+        one = _InFlight(self._num_delivered, offset)
+        self._num_delivered += 1
+        self._num_unfinished += 1
         self._newest = offset
-        self._delivered.append(offset)
-        return True
+        self._in_order.append(one)
+        self._by_number[one.number] = one
+        self._next = self._in_order[0].offset
+        return Delivered(one.number, went_back)
 
-    def finish(self, offset: int) -> None:
-        """Note a finished message. An offset that is not in flight changes nothing."""
-        if self._delivered and self._delivered[0] <= offset and offset not in self._finished:
-            self._finished.add(offset)
-        while self._delivered and self._delivered[0] in self._finished:
-            self._finished.discard(self._delivered.popleft())
+    def finish(self, number: int) -> None:
+        """Note a finished message. A delivery that the watermark does not wait for changes nothing."""
+        one = self._by_number.pop(number, None)
+        if one is None:
+            return
+        one.is_finished = True
+        self._num_unfinished -= 1
+        while self._in_order and self._in_order[0].is_finished:
+            self._in_order.popleft()
         if self._newest is not None:
-            self._next = self._delivered[0] if self._delivered else self._newest + 1
+            self._next = self._in_order[0].offset if self._in_order else self._newest + 1
 
     @property
     def committable(self) -> int | None:
-        """Next offset to read after a restart; None before the first delivery. Never falls."""
+        """Next offset to read after a restart; None before the first delivery. It falls only when the log goes back."""
         return self._next
 
     @property
     def num_in_flight(self) -> int:
-        """Delivered and not finished."""
-        return len(self._delivered) - len(self._finished)
+        """Delivered, not finished, and still in the log."""
+        return self._num_unfinished
 
     @property
     def distance(self) -> int:
         """Offsets from the oldest unfinished message to the newest delivered; what a restart would read again."""
         return 0 if self._next is None or self._newest is None else self._newest + 1 - self._next
+
+    def _forget_from(self, offset: int) -> None:
+        while self._in_order and self._in_order[-1].offset >= offset:
+            gone = self._in_order.pop()
+            if self._by_number.pop(gone.number, None) is not None:
+                self._num_unfinished -= 1

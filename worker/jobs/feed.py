@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
+from alphaloop.errors import MessageError
 from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import ReadyJob, Validation
 from worker.jobs.admission import AdmissionQueue, Waiting
@@ -23,6 +23,7 @@ from worker.jobs.claiming import ClaimedJob, Claiming, Claims
 from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import AnswerAgain, PublishingQueue, Refused
+from worker.jobs.reading import Reading
 from worker.jobs.recording import Recorder, undecoded
 from worker.jobs.suspects import Suspects
 from worker.retry import Retry
@@ -64,7 +65,6 @@ class JobFeed:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._intake = intake
-        self._validation = validation
         self._queue = queue
         self._claiming = claiming
         self._leases = leases
@@ -77,6 +77,7 @@ class JobFeed:
         self._max_waiting_bytes = max_waiting_bytes
         self._clock = clock
         self._now = now
+        self._reading = Reading(validation, clock)
         self._held: list[tuple[float, ReadyJob]] = []
         self._suspects = Suspects(claiming, leases, retry)
         self._assignment = -1
@@ -100,10 +101,12 @@ class JobFeed:
 
     def turn(self) -> None:
         """Take new deliveries, validate and order them, and claim the jobs that start next."""
-        num_bytes = self._queue.num_bytes + sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes
         limit = max(0, self._max_waiting - self._num_unclaimed)
-        wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
-        self._receive(self._intake.take(limit, wait_s, max_bytes=self._max_waiting_bytes - num_bytes))
+        num_bytes = self._num_bytes + self._reading.num_bytes
+        may_read = len(self._reading) > 0 and self._num_bytes < self._max_waiting_bytes
+        wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
+        self._reading.add(self._intake.take(limit, wait_s, max_bytes=self._max_waiting_bytes - num_bytes))
+        self._receive()
         self._retry_held()
         self._discard_revoked()
         self._claim_ahead()
@@ -126,22 +129,18 @@ class JobFeed:
 
     @property
     def _num_unclaimed(self) -> int:
-        return len(self._queue) + len(self._held) + len(self._suspects)
+        return len(self._reading) + len(self._queue) + len(self._held) + len(self._suspects)
 
-    def _receive(self, deliveries: Sequence[Delivery]) -> None:
-        refused: list[tuple[Delivery, MessageError]] = []
+    @property
+    def _num_bytes(self) -> int:
+        """Of the jobs that wait; more than of their messages, because a prompt is held as text and as tokens too."""
+        return self._queue.num_bytes + sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes
+
+    def _receive(self) -> None:
         now = self._clock()
-        for delivery in deliveries:
-            try:
-                ready = self._validation.read(delivery)
-            except MessageError as error:
-                refused.append((delivery, error))
-            except AlphaloopError:
-                raise
-            except Exception as error:
-                refused.append((delivery, _unreadable(error)))
-            else:
-                self._wait_in_line(ready, now)
+        ready, refused = self._reading.read(self._max_waiting_bytes - self._num_bytes)
+        for job in ready:
+            self._wait_in_line(job, now)
         self._refuse(refused)
 
     def _wait_in_line(self, ready: ReadyJob, now: float) -> None:
@@ -174,6 +173,7 @@ class JobFeed:
         if self._intake.assignment_number == self._assignment:
             return
         self._assignment = self._intake.assignment_number
+        self._reading.discard(lambda delivery: not self._intake.is_current(delivery))
         self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
         self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
         with self._lock:
@@ -230,12 +230,3 @@ class JobFeed:
         gone += [ended.claimed.ready for ended in claims.ended]
         with self._lock:
             self._taken.subtract(job.lane for job in gone)
-
-
-def _unreadable(error: Exception) -> MalformedMessage:
-    """The refusal of a message on which our own code raised, so that it does not stop its partition.
-
-    The exception's text is left out of the dead letter, because it may quote the prompt. The log leaves it out too.
-    """
-    log.error("a message could not be read", exc_info=error, extra={"action": "validation_failed"})
-    return MalformedMessage(f"could not be read: {type(error).__name__}")

@@ -92,7 +92,7 @@ class Refused:
     @property
     def num_bytes(self) -> int:
         """Size of the message."""
-        return len(self.delivery.record.value or b"")
+        return self.delivery.num_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_the_smallest_job_is_a_chat_of_one_user_message() -> None:
     assert job.body.messages == (ChatMessage(role="user", content="def f():"),)
     assert job.body.prompt is None
     assert (job.task, job.decoding, job.purpose) == ("code", Decoding.AUTO, Purpose.TRAFFIC)
-    assert job.job_id == derived_job_id(ORIGIN)
+    assert job.job_id == derived_job_id(ORIGIN, b'{"task": "code", "prompt": "def f():"}')
 
 
 def test_a_raw_completion_stays_raw() -> None:
@@ -50,14 +51,35 @@ def test_a_raw_completion_stays_raw() -> None:
 
 
 def test_a_derived_id_names_the_record_and_nothing_else() -> None:
-    same = derived_job_id(Origin("cluster", "jobs.code", 2, 41))
+    record = Origin("cluster", "jobs.code", 2, 41, 1_700_000_000_000)
     others = {
-        derived_job_id(Origin(*place))
-        for place in [("other", "jobs.code", 2, 41), ("cluster", "jobs.sql", 2, 41), ("cluster", "jobs.code", 1, 41)]
+        derived_job_id(replace(record, **change), b"{}")
+        for change in (
+            {"cluster": "other"},
+            {"topic": "jobs.sql"},
+            {"partition": 1},
+            {"offset": 42},
+            {"timestamp_ms": 1_700_000_000_001},
+            {"timestamp_ms": None},
+        )
     }
-    assert derived_job_id(ORIGIN) == same
+    same = derived_job_id(record, b"{}")
+    assert derived_job_id(replace(record), b"{}") == same, "a redelivery is the same job"
     assert same not in others
-    assert len(others) == 3
+    assert len(others) == 6
+
+
+def test_offsets_that_begin_again_give_other_ids() -> None:
+    first = Origin("cluster", "jobs.code", 0, 0, 1_700_000_000_000)
+    after_a_restart = replace(first, timestamp_ms=1_700_000_060_000)
+    assert derived_job_id(first, b"{}") != derived_job_id(after_a_restart, b"{}")
+
+
+def test_another_payload_is_never_a_conflict_of_derived_ids() -> None:
+    # A sender may set the timestamps of its records, to 0 for example.
+    replayed = Origin("cluster", "jobs.code", 0, 0, 0)
+    one, other = (parse_job(b'{"prompt": "' + text + b'"}', replayed, task="code") for text in (b"first", b"second"))
+    assert one.job_id != other.job_id
 
 
 def test_unknown_fields_are_allowed_everywhere() -> None:

@@ -114,7 +114,9 @@ def _bound(best: Tensor, share: Tensor | float, sampling: Sampling) -> Tensor:
 
 def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
     # Row by row: a row's float64 numbers fit into a core's cache, those of all rows need fresh memory.
-    return scores.to(torch.float64, copy=True).div_(sampling.temperature).softmax(dim=-1)
+    # Less the best score first, because a score over a temperature near 0 has no float64.
+    row = scores.to(torch.float64, copy=True)
+    return row.sub_(row.amax(dim=-1, keepdim=True)).div_(sampling.temperature).softmax(dim=-1)
 
 
 def refuse_infinite(best: Tensor) -> None:

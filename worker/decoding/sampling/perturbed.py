@@ -43,16 +43,18 @@ def perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) ->
         block = tokens.div(BLOCK, rounding_mode="floor")
         best = (p.log() + token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
         return tokens.gather(-1, best).squeeze(-1)
-    # log p is score / temperature up to a constant of the row.
+    # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
+    # temperature near 0 would have no float64.
     inside = in_blocks(scores)
     block = torch.arange(inside.shape[-2], device=scores.device)
-    peaks = inside.amax(dim=-1).double() / sampling.temperature
-    bounds = peaks + _largest_noise(key, block, _sizes(block, vocabulary))
+    peaks = inside.amax(dim=-1).double()
+    top = peaks.amax(dim=-1)
+    bounds = (peaks - top[:, None]) / sampling.temperature + _largest_noise(key, block, _sizes(block, vocabulary))
     lanes = torch.arange(BLOCK, device=scores.device)
 
     def sums(row: Tensor, block: Tensor) -> Tensor:
         noise = token_noise(key[row], block[:, None], lanes, vocabulary)
-        return inside[row, block].double() / sampling.temperature + noise
+        return (inside[row, block].double() - top[row, None]) / sampling.temperature + noise
 
     reached = sums(torch.arange(len(scores), device=scores.device), bounds.argmax(dim=-1)).amax(dim=-1, keepdim=True)
     refuse_infinite(reached)

@@ -73,8 +73,8 @@ class ScriptedSource:
         assert done.wait(WAIT_S)
 
 
-def record(partition: TopicPartition, offset: int) -> Record:
-    return Record(partition.topic, partition.partition, offset, None, b"{}", (), None)
+def record(partition: TopicPartition, offset: int, headers: tuple[tuple[str, bytes], ...] = ()) -> Record:
+    return Record(partition.topic, partition.partition, offset, None, b"{}", headers, None)
 
 
 @pytest.fixture
@@ -120,6 +120,40 @@ def test_a_full_buffer_pauses_and_room_resumes(source: ScriptedSource, intake: I
     source.wait_for(lambda: source.paused == {P0, P1})
     take_all(intake, 3)
     source.wait_for(lambda: not source.paused)
+
+
+def test_messages_of_headers_alone_fill_the_buffer(source: ScriptedSource, intake: Intake) -> None:
+    source.script.put(record(P0, 0, headers=(("flood", b"x" * (1 << 20)),)))
+    source.wait_for(lambda: source.paused == {P0, P1})
+    take_all(intake, 1)
+    source.wait_for(lambda: not source.paused)
+
+
+def test_many_small_headers_fill_the_buffer(source: ScriptedSource, intake: Intake) -> None:
+    source.script.put(record(P0, 0, headers=(("h", b""),) * 6_000))
+    source.wait_for(lambda: source.paused == {P0, P1})
+
+
+def test_a_log_that_goes_back_is_delivered_and_committed_again(
+    source: ScriptedSource, intake: Intake, caplog: pytest.LogCaptureFixture
+) -> None:
+    for offset in range(3):
+        source.script.put(record(P0, offset))
+    lost, *others = take_all(intake, 3)
+    intake.finish(others)
+    source.script.put(record(P0, 0))
+    source.script.put(record(P0, 1))
+    first, second = take_all(intake, 2)
+    assert [one.record.offset for one in (first, second)] == [0, 1]
+    assert intake.is_current(lost), "a job of the old log is decoded to its end"
+    intake.finish([lost])
+    intake.finish([second])
+    source.settle()
+    source.settle()
+    assert source.commits[-1] == {P0: 0}
+    intake.finish([first])
+    source.wait_for(lambda: source.commits[-1] == {P0: 2})
+    assert [one.action for one in caplog.records if one.levelname == "WARNING"] == ["log_went_back"]  # type: ignore[attr-defined]
 
 
 def test_one_stuck_job_pauses_its_partition_only(source: ScriptedSource, intake: Intake) -> None:

@@ -1,6 +1,9 @@
-"""The watermark against a naive model: never past an unfinished offset, never backwards."""
+"""The watermark against a naive model of a log: never past an unfinished message that the log still has."""
 
 from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,28 +11,61 @@ from hypothesis import strategies as st
 from worker.intake.watermark import Watermark
 
 
-@given(st.sets(st.integers(0, 200), max_size=40), st.randoms(use_true_random=False))
-def test_committable_is_the_oldest_unfinished(offsets: set[int], random) -> None:
-    watermark, delivered, finished, committed = Watermark(), [], set(), -1
-    waiting = sorted(offsets)
-    while waiting or len(finished) < len(delivered):
-        if waiting and random.random() < 0.5:
-            offset = waiting.pop(0)
-            assert watermark.deliver(offset)
-            delivered.append(offset)
-        elif unfinished := [offset for offset in delivered if offset not in finished]:
-            offset = random.choice(unfinished)
-            finished.add(offset)
-            watermark.finish(offset)
-        if not delivered:
+@dataclass
+class Log:
+    """A partition that can be cut and written again; `delivered` are the messages that it still has, oldest first."""
+
+    next_offset: int = 0
+    delivered: list[tuple[int, int]] = field(default_factory=list)  # offset and number of delivery
+
+    def cut(self, offset: int) -> None:
+        """Lose everything from an offset on."""
+        self.next_offset = offset
+        self.delivered = [one for one in self.delivered if one[0] < offset]
+
+    def unfinished(self, finished: set[int]) -> list[int]:
+        """Offsets of messages that were delivered and are not finished."""
+        return [offset for offset, number in self.delivered if number not in finished]
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 80), st.booleans())
+def test_nothing_that_the_log_has_is_committed_past(chance: random.Random, num_acts: int, may_go_back: bool) -> None:
+    watermark, log = Watermark(), Log()
+    numbers: list[int] = []
+    finished: set[int] = set()
+    committed = -1
+    for _ in range(num_acts):
+        act = chance.random()
+        went_back = False
+        if act < 0.1 and may_go_back and log.delivered:
+            log.cut(chance.choice([0, *(offset for offset, _ in log.delivered)]))
+            # The consumer notices with the next message.
+            act = 0.2
+            went_back = True
+        if act < 0.55:
+            offset = log.next_offset + chance.choice([0, 0, 0, 1, 5])
+            if went_back:
+                offset = log.next_offset
+            answer = watermark.deliver(offset)
+            assert answer.went_back == went_back
+            assert answer.number not in numbers
+            log.delivered.append((offset, answer.number))
+            log.next_offset = offset + 1
+            numbers.append(answer.number)
+        elif numbers:
+            # Any delivery may end at any time, also one that the log lost, and also twice.
+            number = chance.choice(numbers)
+            finished.add(number)
+            watermark.finish(number)
+        if not numbers:
+            assert watermark.committable is None
             continue
-        unfinished = [offset for offset in delivered if offset not in finished]
-        expected = min(unfinished) if unfinished else delivered[-1] + 1
-        assert watermark.committable == expected
+        unfinished = log.unfinished(finished)
+        assert watermark.committable == min(unfinished, default=log.next_offset)
         assert watermark.num_in_flight == len(unfinished)
-        assert watermark.distance == delivered[-1] + 1 - expected
-        assert expected >= committed
-        committed = expected
+        assert watermark.distance == log.next_offset - watermark.committable
+        assert went_back or watermark.committable >= committed, "it falls only when the log goes back"
+        committed = watermark.committable
 
 
 def test_nothing_to_commit_before_the_first_delivery() -> None:
@@ -39,20 +75,52 @@ def test_nothing_to_commit_before_the_first_delivery() -> None:
     assert watermark.committable is None
 
 
-def test_a_repeat_is_not_delivered_twice() -> None:
+def test_a_log_that_begins_again_is_read_again() -> None:
     watermark = Watermark()
-    assert watermark.deliver(5)
-    assert not watermark.deliver(5)
-    assert not watermark.deliver(4)
-    watermark.finish(5)
-    watermark.finish(5)
+    old = [watermark.deliver(offset).number for offset in range(100)]
+    for number in old:
+        watermark.finish(number)
+    assert watermark.committable == 100
+    new = [watermark.deliver(offset) for offset in range(50)]
+    assert [one.went_back for one in new] == [True] + 49 * [False]
+    assert watermark.committable == 0, "a restart reads the new messages"
+    for one in new:
+        watermark.finish(one.number)
+    assert watermark.committable == 50
+
+
+def test_a_message_below_the_cut_holds_the_watermark() -> None:
+    watermark = Watermark()
+    third, _, fifth = (watermark.deliver(offset).number for offset in (3, 4, 5))
+    again = watermark.deliver(4).number
+    watermark.finish(fifth)
+    watermark.finish(again)
+    assert watermark.committable == 3
+    assert watermark.num_in_flight == 1
+    watermark.finish(third)
+    assert watermark.committable == 5
+
+
+def test_a_message_that_the_log_lost_finishes_nothing_else() -> None:
+    watermark = Watermark()
+    lost = watermark.deliver(0).number
+    watermark.deliver(0)
+    watermark.finish(lost)
+    assert watermark.committable == 0
+    assert watermark.num_in_flight == 1
+
+
+def test_a_second_finish_changes_nothing() -> None:
+    watermark = Watermark()
+    number = watermark.deliver(5).number
+    watermark.finish(number)
+    watermark.finish(number)
     assert watermark.committable == 6
     assert watermark.num_in_flight == 0
 
 
 def test_holes_are_stepped_over() -> None:
     watermark = Watermark()
-    for offset in (3, 9, 10):
-        watermark.deliver(offset)
-    watermark.finish(3)
+    first, *_ = (watermark.deliver(offset).number for offset in (3, 9, 10))
+    watermark.finish(first)
     assert watermark.committable == 9

@@ -41,7 +41,7 @@ class Buffer(FinishedDeliveries):
         taken: list[Delivery] = []
         while self.waiting and len(taken) < limit and max_bytes > 0:
             taken.append(self.waiting.popleft())
-            max_bytes -= len(taken[-1].record.value or b"")
+            max_bytes -= taken[-1].num_bytes
         return taken
 
     def is_current(self, one: Delivery) -> bool:
@@ -342,23 +342,52 @@ def test_a_database_that_is_away_is_waited_for() -> None:
         one.feed.turn()
 
 
-@pytest.mark.parametrize("bounds", [{"max_waiting": 3}, {"max_bytes": 190}], ids=["count", "bytes"])
+@pytest.mark.parametrize("bounds", [{"max_waiting": 3}, {"max_bytes": 3000}], ids=["count", "bytes"])
 def test_what_waits_unclaimed_is_bounded_in_count_and_in_bytes(bounds: dict[str, int]) -> None:
     one = Feeding(num_ahead=1, **bounds)
     one.table.found = {"held": Claim("held", ClaimState.HELD, 1, held_for_s=5.0)}
     one.send("held")
     one.send(*(f"job-{number}" for number in range(50)))
-    size = len(one.intake.waiting[0].record.value or b"")
-    most = 0
+    most, most_bytes = 0, 0
     for _ in range(10):
         one.feed.turn()
         most = max(most, one.feed.num_waiting - len(one.feed.ready))
+        most_bytes = max(most_bytes, one.feed._num_bytes)
     assert most == 3
     if "max_bytes" in bounds:
-        assert 2 * size < bounds["max_bytes"] <= 3 * size, "one message past the bound, and no more"
+        size = max(ready.num_bytes for _, ready in one.feed._held)
+        assert bounds["max_bytes"] < most_bytes <= bounds["max_bytes"] + size, "one job past the bound, and no more"
     one.now = 100.0
     one.table.found = {}
     assert len(one.decode_all()) == 51
+
+
+def test_jobs_are_claimed_between_prompts_that_take_long_to_read() -> None:
+    class Slow(FakeEngine):
+        def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+            one.now += 3.0
+            return super().prepare(job, sampling)
+
+    one = Feeding(num_ahead=2, engine=Slow())
+    one.send("a", "b", "c")
+    one.feed.turn()
+    assert [claimed.job_id for claimed in one.start(9)] == ["a"], "the device does not wait for the other prompts"
+    assert one.feed.num_waiting == 2
+    assert one.decode_all() == ["b", "c"]
+
+
+def test_unread_messages_of_a_revoked_partition_are_the_other_workers() -> None:
+    class Slow(FakeEngine):
+        def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+            one.now += 3.0
+            return super().prepare(job, sampling)
+
+    one = Feeding(num_ahead=1, engine=Slow())
+    one.send("a", "b", "c")
+    one.feed.turn()
+    one.intake.revoke()
+    one.feed.turn()
+    assert one.feed.num_waiting == len(one.feed.ready) == 1
 
 
 def test_tasks_share_the_device_by_its_time_and_not_by_who_came_first() -> None:

@@ -109,6 +109,21 @@ def test_a_row_is_the_same_to_the_bit_beside_any_others(cut: dict[str, float], r
     assert torch.equal(choice.probabilities(scores), alone)
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-308, 5e-324])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_least_temperatures_choose_as_greedy_does(
+    temperature: float, cut: dict[str, float], dtype: torch.dtype, rng: random.Random
+) -> None:
+    scores = torch.tensor([[rng.gauss(0, 9) for _ in range(2 * BLOCK)] for _ in range(4)]).to(dtype)
+    scores[torch.arange(4), torch.tensor([5, 70, 127, 64])] = 40.0
+    sampling = sampled(temperature=temperature, seed=11, **cut)
+    choice, greedy = TokenChooser("job", sampling, 1), TokenChooser("job", sampled(temperature=0.0), 1)
+    expected = greedy.tokens(scores, range(4))
+    assert choice.tokens(scores, range(4)).tolist() == expected.tolist() == [5, 70, 127, 64]
+    assert choice.probabilities(scores).gather(-1, expected[:, None]).flatten().tolist() == [1.0] * 4
+
+
 def test_of_equally_likely_tokens_the_lower_ids_are_kept() -> None:
     p = probabilities(torch.zeros(1, 4 * BLOCK), sampled(top_p=0.25))
     assert (p > 0).nonzero()[:, 1].tolist() == list(range(BLOCK))

@@ -1,0 +1,123 @@
+"""A topic that is deleted and made again under a running consumer: every message of the new topic is delivered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from alphaloop.kafka.config import client_config
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.records import TopicPartition
+from alphaloop.settings import KafkaSettings
+from worker.intake.polling import Delivery, Intake
+
+pytestmark = pytest.mark.kafka
+
+WAIT_S = 60.0
+NUM_BEFORE, NUM_AFTER = 100, 50
+
+
+class Topic:
+    """A topic of one partition that can be made anew."""
+
+    def __init__(self, kafka: KafkaSettings, name: str) -> None:
+        self.name = name
+        self.partition = TopicPartition(name, 0)
+        self._kafka = kafka
+        self._admin = AdminClient(client_config(kafka))
+        self.create()
+
+    def create(self) -> None:
+        """Make it; a topic of that name may still be going."""
+        deadline = time.monotonic() + WAIT_S
+        while (
+            error := self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name].exception(WAIT_S)
+        ) is not None:
+            assert time.monotonic() < deadline, error
+
+    def _create(self) -> BaseException | None:
+        answer = self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name]
+        return answer.exception(WAIT_S)
+
+    def make_anew(self) -> None:
+        """Delete it and make it again, as fast as the broker does it."""
+        self._admin.delete_topics([self.name])[self.name].result(WAIT_S)
+        self.create()
+
+    def send(self, values: list[bytes]) -> None:
+        """Send messages and wait until the broker has them."""
+        producer = Producer(self._kafka)
+        for value in values:
+            producer.send(self.name, key=None, value=value)
+        producer.flush(WAIT_S)
+        producer.close()
+
+    def committed(self) -> int | None:
+        """The offset that the group named like the topic has committed."""
+        reader = Consumer(self._kafka, group_id=self.name)
+        try:
+            return reader.committed([self.partition])[self.partition]
+        finally:
+            reader.close()
+
+
+@pytest.fixture
+def patient(kafka_settings: KafkaSettings) -> KafkaSettings:
+    """Settings with which a client asks for topics seldom, so that a deletion that is soon made good goes unnoticed."""
+    return kafka_settings.model_copy(update={"metadata_refresh_ms": 60_000})
+
+
+@pytest.fixture
+def topic(patient: KafkaSettings, fresh_prefix: str) -> Topic:
+    return Topic(patient, f"jobs.{fresh_prefix}")
+
+
+@pytest.fixture
+def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
+    intake = Intake(
+        Consumer(patient, group_id=topic.name),
+        [topic.name],
+        max_buffered=1000,
+        max_buffered_bytes=1 << 20,
+        max_distance=10_000,
+        commit_interval_s=0.1,
+    )
+    intake.start()
+    yield intake
+    intake.close(WAIT_S)
+
+
+def take(intake: Intake, wanted: set[bytes]) -> list[Delivery]:
+    """Deliveries until these values have all come."""
+    deadline = time.monotonic() + WAIT_S
+    taken: list[Delivery] = []
+    while wanted - {one.record.value for one in taken}:
+        taken += intake.take(100, 1.0)
+        assert time.monotonic() < deadline, f"{len(taken)} came"
+    return taken
+
+
+def wait_until_committed(topic: Topic, offset: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while (found := topic.committed()) != offset:
+        assert time.monotonic() < deadline, f"committed: {found}"
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning(topic: Topic, intake: Intake) -> None:
+    old = [b"old %d" % number for number in range(NUM_BEFORE)]
+    topic.send(old)
+    intake.finish(take(intake, set(old)))
+    wait_until_committed(topic, NUM_BEFORE)
+    topic.make_anew()
+    new = [b"new %d" % number for number in range(NUM_AFTER)]
+    topic.send(new)
+    deliveries = take(intake, set(new))
+    intake.finish(deliveries[:10])
+    wait_until_committed(topic, 10)
+    intake.finish(deliveries[10:])
+    wait_until_committed(topic, NUM_AFTER)

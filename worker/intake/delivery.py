@@ -1,0 +1,46 @@
+"""A message as the intake hands it out, and what the intake reads messages from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from alphaloop.kafka.records import Record, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message, and the assignment under which it came: completions of an earlier assignment are void."""
+
+    record: Record
+    epoch: int
+    number: int = 0  #: of the deliveries of its partition in this assignment
+
+    @property
+    def partition(self) -> TopicPartition:
+        """Where it lies."""
+        return self.record.topic_partition
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in a buffer."""
+        return self.record.num_bytes
+
+
+class RecordSource(Protocol):
+    """What the intake needs of alphaloop.kafka.consumer.Consumer."""
+
+    def subscribe(
+        self,
+        patterns: Sequence[str],
+        *,
+        on_assign: Callable[[Sequence[TopicPartition]], None],
+        on_revoke: Callable[[Sequence[TopicPartition]], None],
+        on_lost: Callable[[Sequence[TopicPartition]], None],
+    ) -> None: ...
+    def poll(self, timeout_s: float) -> Record | None: ...
+    def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
+    def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
+    def commit(self, offsets: dict[TopicPartition, int]) -> None: ...
+    def close(self) -> None: ...
