@@ -13,29 +13,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from alphaloop import __version__
+from alphaloop.contract_headers import (
+    DIALECT,
+    chunk_headers_schema,
+    dead_letter_headers_schema,
+    job_headers_schema,
+    result_headers_schema,
+)
 from alphaloop.messages import Job, Result
 from alphaloop.messages.body import UNSUPPORTED
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
+from alphaloop.messages.chunk import ChunkBody
 from alphaloop.messages.job import SHORTHAND
 from alphaloop.settings.reference import settings_reference
 
 REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-
-_DEAD_LETTER_HEADERS: Final = {
-    "topic": "Topic the message was read from.",
-    "partition": "Its partition, in digits.",
-    "offset": "Its offset, in digits.",
-    "group": "Consumer group that refused it.",
-    "delivery.count": "How often it was tried, in digits.",
-    "message": "What was found and what was expected; never prompt text.",
-    "exception": "Code of the error, docs/reference/errors.md.",
-    "field": "Path of the wrong field; absent when the message as a whole is at fault.",
-}
-_FAILED_JOB_HEADERS: Final = {
-    JOB_ID: "The job's id, also where it was derived; only of a job that failed.",
-    OUTCOME: "The job's recorded status, failed; absent if the message could not become a job.",
-}
 
 
 def job_schema() -> dict[str, Any]:
@@ -73,22 +64,9 @@ def result_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, **Result.model_json_schema(mode="serialization")}
 
 
-def dead_letter_headers_schema() -> dict[str, Any]:
-    """JSON Schema of a dead letter's own headers, each UTF-8 text; key, value and other headers are the message's."""
-    return {
-        "$schema": DIALECT,
-        "title": "DeadLetterHeaders",
-        "description": "Headers added to the message of a dead letter; its key, value and other headers are kept.",
-        "type": "object",
-        "properties": {
-            name: {"type": "string", "description": description}
-            for name, description in {
-                **{PREFIX + name: description for name, description in _DEAD_LETTER_HEADERS.items()},
-                **_FAILED_JOB_HEADERS,
-            }.items()
-        },
-        "required": [PREFIX + name for name in _DEAD_LETTER_HEADERS if name != "field"],
-    }
+def chunk_schema() -> dict[str, Any]:
+    """JSON Schema of a chunk's value: OpenAI's chat.completion.chunk with one choice."""
+    return {"$schema": DIALECT, **ChunkBody.model_json_schema(mode="validation"), "title": "Chunk"}
 
 
 def asyncapi() -> dict[str, Any]:
@@ -123,12 +101,13 @@ def asyncapi() -> dict[str, Any]:
         },
         "components": {
             "messages": {
-                "job": _message("A text to generate", "schemas/job.json"),
-                "result": _message("What became of a job", "schemas/result.json"),
-                "tokenChunk": {
-                    "title": "OpenAI's chat.completion.chunk; headers job_id, attempt, seq and final order the chunks",
-                    "contentType": "application/json",
-                },
+                "job": _message("A text to generate", "schemas/job.json", "schemas/job_headers.json"),
+                "result": _message("What became of a job", "schemas/result.json", "schemas/result_headers.json"),
+                "tokenChunk": _message(
+                    "OpenAI's chat.completion.chunk; headers attempt, seq and final order the chunks of a job",
+                    "schemas/chunk.json",
+                    "schemas/chunk_headers.json",
+                ),
                 "cancellation": {
                     "title": "A request to cancel a job",
                     "contentType": "application/json",
@@ -154,6 +133,10 @@ def documents() -> dict[str, str]:
     data = {
         "schemas/job.json": job_schema(),
         "schemas/result.json": result_schema(),
+        "schemas/job_headers.json": job_headers_schema(),
+        "schemas/result_headers.json": result_headers_schema(),
+        "schemas/chunk.json": chunk_schema(),
+        "schemas/chunk_headers.json": chunk_headers_schema(),
         "schemas/dead_letter_headers.json": dead_letter_headers_schema(),
         "asyncapi.json": asyncapi(),
     }
@@ -210,8 +193,13 @@ def _schema(path: str) -> dict[str, Any]:
     return {"schemaFormat": "application/schema+json;version=draft-2020-12", "schema": {"$ref": path}}
 
 
-def _message(title: str, path: str) -> dict[str, Any]:
-    return {"title": title, "contentType": "application/json", "payload": _schema(path)}
+def _message(title: str, path: str, headers_path: str) -> dict[str, Any]:
+    return {
+        "title": title,
+        "contentType": "application/json",
+        "headers": _schema(headers_path),
+        "payload": _schema(path),
+    }
 
 
 def _channel(

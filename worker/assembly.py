@@ -52,6 +52,7 @@ from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
+from worker.jobs.decoding_again import DecodingAgain
 from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import Letters
@@ -122,6 +123,7 @@ def assemble(
         metrics,
         letters=Letters(validation, settings.kafka.group_id),
         ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic),
+        model=engine.identity.target,
         retry=retry,
         relay_after_s=2 * limits.lease_s,
     )
@@ -137,6 +139,7 @@ def assemble(
         max_bytes=limits.max_buffered_bytes,
         is_hurried=gives_up,
     )
+    claiming = Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts)
     feed = JobFeed(
         intake,
         validation,
@@ -148,7 +151,7 @@ def assemble(
             read_s=deciding.costs.read_s,
             most_slack_s=limits.shared_beginning_slack_s,
         ),
-        Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts),
+        claiming,
         leases,
         publishing,
         recorder,
@@ -195,6 +198,7 @@ def assemble(
         control_intake=control_intake,
         validation=validation,
         feed=feed,
+        decoding_again=DecodingAgain(claiming, leases, retry),
         decider=deciding.decider,
         evidence_cache=deciding.evidence_cache,
         watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),

@@ -19,6 +19,7 @@ from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
+from worker.jobs.decoding_again import DecodingAgain
 from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue
@@ -39,6 +40,7 @@ class Components:
     control_intake: Intake
     validation: Validation
     feed: JobFeed
+    decoding_again: DecodingAgain
     decider: Decider
     evidence_cache: EvidenceCache
     watch: Watch

@@ -19,13 +19,12 @@ from worker.components import Components
 from worker.ending import Ending
 from worker.engine import Generation
 from worker.jobs import outcomes
-from worker.jobs.claiming import ClaimedJob, cancelled
+from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
 from worker.jobs.lanes import LaneKey
 from worker.jobs.recording import EndedJob
 from worker.jobs.running import RunningJob, RunningJobs, Stepped
 from worker.jobs.self_test import SelfTest
 from worker.jobs.steering import TaskSlice
-from worker.jobs.streaming import JobStream
 from worker.lane_decisions import decide_lane
 
 log = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class Worker:
     def _start(self, timeout_s: float) -> int:
         """Fill free slots in the order of the feed; a job that has to run alone starts when nothing else runs."""
         if (alone := self._running.next_alone()) is not None:
-            return self._start_lane([alone], alone=True)
+            return self._start_alone(alone)
         limit = self._running.num_free()
         taken = self._c.feed.ready.take(limit, timeout_s) if limit else []
         if not taken:
@@ -146,6 +145,14 @@ class Worker:
         self._c.feed.ready.put_back(startable[num_started:])
         self._c.feed.started()
         return num_started
+
+    def _start_alone(self, claimed: ClaimedJob) -> int:
+        match self._c.decoding_again.claim(claimed):
+            case ClaimedJob() as ours:
+                return self._start_lane([ours], alone=True)
+            case EndedUndecoded() as gone:
+                self._end([self._undecoded(gone.claimed, gone.status, gone.failure)])
+                return 0
 
     def _startable(self, taken: Sequence[ClaimedJob]) -> list[ClaimedJob]:
         """The jobs that are not cancelled or expired and may share the engine."""
@@ -178,8 +185,7 @@ class Worker:
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
             if len(self._running) and not self._running.has_room(claimed):
                 return number
-            stream = JobStream(claimed.job_id, claimed.attempt) if claimed.ready.job.body.stream else None
-            job = RunningJob(claimed, decision, decided_together, started_at, decision.setting, stream)
+            job = RunningJob(claimed, decision, decided_together, started_at, decision.setting)
             try:
                 self._running.start(job, alone=alone)
             except DecodeFailed as error:
@@ -230,11 +236,9 @@ class Worker:
         ended = {job.job_id: job for job, _ in stepped.finished}
         for delta in stepped.step.deltas if stepped.step else ():
             job = ended.get(delta.job_id) or self._running.by_id()[delta.job_id]
-            if stream := job.stream:
-                self._c.publishing.put(stream.delta(delta.text))
-        for job, generation in stepped.finished:
-            if job.stream:
-                self._c.publishing.put(job.stream.final(generation.finish_reason))
+            if stream := job.claimed.stream:
+                created, model = int(job.started_at.timestamp()), self._c.engine.identity.target
+                self._c.publishing.put(stream.add(delta.text, created=created, model=model))
 
     def _end(self, ended: Sequence[EndedJob]) -> None:
         if ended:

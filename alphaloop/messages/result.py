@@ -102,6 +102,9 @@ class Result(_Part):
     decoding: DecodingReport | None = None
     error: Failure | None = None
     attempt: int = Field(ge=1)
+    num_chunks: int | None = Field(
+        None, ge=0, description="Of a streamed job: chunks of this attempt on `tokens` before the final one."
+    )
     recorded_at: AwareDatetime
 
     def encode(self) -> bytes:

@@ -8,7 +8,7 @@ job ever share one. Two other numbers bound how often a job is tried: `num_crash
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -78,13 +78,15 @@ class ClaimRequest:
 class Claim:
     """The answer to one request. `outcome` is the recorded Result, byte for byte, when the job ended.
 
-    `num_crashes` and `num_failures` are known of jobs that are claimed.
+    `headers` are those that the job's message handed on to that result. `num_crashes` and `num_failures` are known of
+    jobs that are claimed.
     """
 
     job_id: str
     state: ClaimState
     attempt: int
     outcome: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     held_for_s: float | None = None
     num_crashes: int = 0  #: claims that ended without an outcome and were not given back
     num_failures: int = 0  #: times that the job itself failed and was to be tried again
@@ -154,6 +156,7 @@ class JobStore:
             columns.status,
             columns.attempt,
             cast(columns.outcome, Text).label("outcome"),
+            columns.headers,
             extract("epoch", columns.lease_expires_at - func.clock_timestamp()).label("lease_s"),
         ).where(columns.job_id == _any(job_ids))
         with self._database.begin() as connection:
@@ -247,7 +250,9 @@ def _unclaimed(request: ClaimRequest, row: Row[Any] | None) -> Claim:
     if row.payload_sha256 != request.payload_sha256:
         return Claim(request.job_id, ClaimState.CONFLICT, row.attempt)
     if row.status != _RUNNING:
-        return Claim(request.job_id, ClaimState.ENDED, row.attempt, outcome=row.outcome.encode())
+        return Claim(
+            request.job_id, ClaimState.ENDED, row.attempt, outcome=row.outcome.encode(), headers=row.headers or {}
+        )
     return Claim(request.job_id, ClaimState.HELD, row.attempt, held_for_s=max(0.0, float(row.lease_s)))
 
 

@@ -7,7 +7,6 @@ acknowledged together; their bytes are in `jobs`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,14 +19,17 @@ from alphaloop.store.exchange import driver_of
 from alphaloop.tables import jobs, outbox
 
 _ENQUEUE: Final = """
-    INSERT INTO outbox (topic, job_ids, headers, owner)
-    VALUES (%(topic)s, %(job_ids)b::text[], CAST(%(headers)s AS json), %(owner)s) RETURNING id
+    INSERT INTO outbox (topic, job_ids, owner)
+    VALUES (%(topic)s, %(job_ids)b::text[], %(owner)s) RETURNING id
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """A Kafka message to be published; `id` is its row, which messages of one transaction share."""
+    """A result to be published; `id` is its row, which messages of one transaction share.
+
+    `headers` are those that the job's message hands on to it.
+    """
 
     id: int
     topic: str
@@ -36,13 +38,12 @@ class OutboxMessage:
     headers: Mapping[str, str]
 
 
-def enqueue(connection: Connection, topic: str, headers: Mapping[str, Mapping[str, str]], owner: str) -> int:
-    """Add the outcomes of jobs (job_id → headers) to what must be published, in the caller's transaction.
+def enqueue(connection: Connection, topic: str, job_ids: Sequence[str], owner: str) -> int:
+    """Add the outcomes of jobs to what must be published, in the caller's transaction.
 
     Returns the id of the row.
     """
-    written = json.dumps([dict(of_one) for of_one in headers.values()])
-    row = {"topic": topic, "job_ids": list(headers), "headers": written, "owner": owner}
+    row = {"topic": topic, "job_ids": list(job_ids), "owner": owner}
     (row_id,) = driver_of(connection).execute(_ENQUEUE, row).fetchone() or (0,)
     return int(row_id)
 
@@ -67,7 +68,7 @@ class Outbox:
         that another process is relaying are passed over.
         """
         query = (
-            select(outbox.c.id, outbox.c.topic, outbox.c.job_ids, outbox.c.headers)
+            select(outbox.c.id, outbox.c.topic, outbox.c.job_ids)
             .where(outbox.c.created_at <= func.now() - timedelta(seconds=older_than_s))
             .order_by(outbox.c.id)
             .limit(limit)
@@ -77,9 +78,9 @@ class Outbox:
             rows = connection.execute(query).all()
             values = _outcomes(connection, [job_id for row in rows for job_id in row.job_ids])
             messages = [
-                OutboxMessage(row.id, row.topic, job_id.encode(), values[job_id], headers)
+                OutboxMessage(row.id, row.topic, job_id.encode(), *values[job_id])
                 for row in rows
-                for job_id, headers in zip(row.job_ids, row.headers, strict=True)
+                for job_id in row.job_ids
                 if job_id in values  # else retention has deleted the job
             ]
             if rows:
@@ -94,8 +95,9 @@ class Outbox:
             return int(connection.execute(query).scalar_one())
 
 
-def _outcomes(connection: Connection, job_ids: Sequence[str]) -> dict[str, bytes]:
-    query = select(jobs.c.job_id, cast(jobs.c.outcome, Text)).where(
+def _outcomes(connection: Connection, job_ids: Sequence[str]) -> dict[str, tuple[bytes, dict[str, str]]]:
+    """Result and headers of each job."""
+    query = select(jobs.c.job_id, cast(jobs.c.outcome, Text), jobs.c.headers).where(
         jobs.c.job_id == func.any(bindparam("job_ids", list(job_ids), ARRAY(Text)))
     )
-    return {job_id: outcome.encode() for job_id, outcome in connection.execute(query)}
+    return {job_id: (outcome.encode(), headers or {}) for job_id, outcome, headers in connection.execute(query)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,7 +25,10 @@ __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a claimed job ended. `result` is the Result message's JSON; `run` is None when nothing was decoded."""
+    """How a claimed job ended. `result` is the Result message's JSON; `run` is None when nothing was decoded.
+
+    `headers` are those that the job's message hands on to the result.
+    """
 
     job_id: str
     attempt: int
@@ -101,6 +105,7 @@ def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -
             name: [getattr(outcome, name) for outcome in asked] for name in ("job_id", "attempt", "status")
         }
         columns["result"] = [one.result.decode() for one in asked]
+        columns["headers"] = [json.dumps(dict(one.headers)) if one.headers else None for one in asked]
         with one_exchange(connection) as driver:  # with the BEGIN
             answer = driver.execute(_END_JOBS, {**columns, "owner": owner})
         found = answer.fetchall()
@@ -111,10 +116,10 @@ def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -
 
 
 def _enqueue(connection: Connection, winners: Sequence[Outcome], owner: str) -> list[OutboxMessage]:
-    by_topic: dict[str, dict[str, Mapping[str, str]]] = {}
+    by_topic: dict[str, list[str]] = {}
     for won in winners:
-        by_topic.setdefault(won.topic, {})[won.job_id] = won.headers
-    ids = {topic: enqueue(connection, topic, headers, owner) for topic, headers in by_topic.items()}
+        by_topic.setdefault(won.topic, []).append(won.job_id)
+    ids = {topic: enqueue(connection, topic, job_ids, owner) for topic, job_ids in by_topic.items()}
     return [
         OutboxMessage(ids[won.topic], won.topic, won.job_id.encode(), won.result, dict(won.headers)) for won in winners
     ]
@@ -126,13 +131,14 @@ def _enqueue(connection: Connection, winners: Sequence[Outcome], owner: str) -> 
 #: for a row that was not there is deleted again by the caller. A later request to cancel finds a job that ended.
 _END_JOBS: Final = """
     WITH ended AS (
-        INSERT INTO jobs AS claimed (job_id, attempt, status, outcome, owner, payload_sha256, task, purpose)
-        SELECT given.job_id, given.attempt, given.status, CAST(given.result AS json), %(owner)s, '', '', ''
-        FROM unnest(%(job_id)b::text[], %(attempt)b::int[], %(status)b::text[], %(result)b::text[])
-            AS given(job_id, attempt, status, result)
+        INSERT INTO jobs AS claimed (job_id, attempt, status, outcome, headers, owner, payload_sha256, task, purpose)
+        SELECT given.job_id, given.attempt, given.status, CAST(given.result AS json),
+            CAST(given.headers AS json), %(owner)s, '', '', ''
+        FROM unnest(%(job_id)b::text[], %(attempt)b::int[], %(status)b::text[], %(result)b::text[],
+            %(headers)b::text[]) AS given(job_id, attempt, status, result, headers)
         ORDER BY given.job_id COLLATE "C"
-        ON CONFLICT (job_id) DO UPDATE SET status = excluded.status, outcome = excluded.outcome, owner = NULL,
-            lease_expires_at = NULL, finished_at = now()
+        ON CONFLICT (job_id) DO UPDATE SET status = excluded.status, outcome = excluded.outcome,
+            headers = excluded.headers, owner = NULL, lease_expires_at = NULL, finished_at = now()
         WHERE claimed.status = 'running' AND claimed.attempt = excluded.attempt AND claimed.owner = excluded.owner
         RETURNING job_id, owner IS NOT NULL AS is_unknown
     ), too_late AS (

@@ -54,6 +54,11 @@ jobs: Final = Table(
     instant("finished_at", "When the outcome was recorded", nullable=True),
     # json, not jsonb: the recorded bytes are re-emitted as they are, and a text may hold the character NUL.
     Column("outcome", JSON, comment="The Result message, byte for byte as published"),
+    Column(
+        "headers",
+        JSON,
+        comment="Headers that the job's message hands on to its result; null before the outcome and without any",
+    ),
     CheckConstraint("status IN ('running','succeeded','failed','expired','cancelled')", name="status"),
     CheckConstraint("(status = 'running') = (outcome IS NULL)", name="outcome_when_ended"),
     Index("ix_jobs_task_created_at", "task", "created_at"),
@@ -74,10 +79,8 @@ outbox: Final = Table(
         "job_ids",
         ARRAY(Text),
         nullable=False,
-        comment="The jobs of one transaction: Kafka keys; jobs.outcome has the values",
+        comment="The jobs of one transaction: Kafka keys; their rows have the values",
     ),
-    # json, because headers may repeat a producer's NUL.
-    Column("headers", JSON, nullable=False, comment="Kafka headers of each job, text to text, in the order of job_ids"),
     Column("owner", Text, comment="Worker that recorded them and publishes them first"),
     instant("created_at", "When they were recorded", server_default=NOW),
     comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that "

@@ -164,6 +164,11 @@ def create_jobs() -> None:
         Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="First claim"),
         Column("finished_at", INSTANT, comment="When the outcome was recorded"),
         Column("outcome", JSON(), comment="The Result message, byte for byte as published"),
+        Column(
+            "headers",
+            JSON(),
+            comment="Headers that the job's message hands on to its result; null before the outcome and without any",
+        ),
         CheckConstraint("(status = 'running') = (outcome IS NULL)", name=op.f("ck_jobs_outcome_when_ended")),
         CheckConstraint(
             "status IN ('running','succeeded','failed','expired','cancelled')", name=op.f("ck_jobs_status")
@@ -182,13 +187,7 @@ def create_jobs() -> None:
             "job_ids",
             ARRAY(Text()),
             nullable=False,
-            comment="The jobs of one transaction: Kafka keys; jobs.outcome has the values",
-        ),
-        Column(
-            "headers",
-            JSON(),
-            nullable=False,
-            comment="Kafka headers of each job, text to text, in the order of job_ids",
+            comment="The jobs of one transaction: Kafka keys; their rows have the values",
         ),
         Column("owner", Text(), comment="Worker that recorded them and publishes them first"),
         Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When they were recorded"),

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
 from alphaloop.messages import Job, Origin, Purpose, parse_job, payload_digest
+from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import TaskSettings, WorkerSettings
 from worker.engine import Engine, PreparedJob, Sampling
@@ -71,6 +72,7 @@ class Validation:
         topic = delivery.record.topic
         task = task_of(topic) or topic
         settings = self._settings_of(task)
+        refuse_envelope(delivery.record.headers)
         job = parse_job(
             delivery.record.value,
             self.origin(delivery),

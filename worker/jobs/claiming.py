@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from alphaloop.errors import JobConflict
-from alphaloop.messages import Failure, Status
+from alphaloop.messages import Failure, Status, carried_headers
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.intake.validation import ReadyJob
+from worker.jobs.streaming import JobStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,21 @@ class ClaimedJob:
     attempt: int
     num_crashes: int = 0  #: earlier claims whose worker died or lost its lease
     num_failures: int = 0  #: times that the job itself failed and was to be tried again
+    stream: JobStream | None = field(init=False, compare=False)  #: of a job whose text is streamed
+
+    def __post_init__(self) -> None:
+        stream = JobStream(self.job_id, self.attempt, self.carried) if self.ready.job.body.stream else None
+        object.__setattr__(self, "stream", stream)
 
     @property
     def job_id(self) -> str:
         """The job's."""
         return self.ready.job.job_id
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """The headers that the job's message hands on to its result and chunks."""
+        return carried_headers(self.ready.delivery.record.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ class Claims:
 
     to_decode: list[ClaimedJob] = field(default_factory=list)
     ended: list[EndedUndecoded] = field(default_factory=list)
-    answered: list[tuple[ReadyJob, bytes]] = field(default_factory=list)  #: recorded before; emit these bytes again
+    answered: list[tuple[ReadyJob, Claim]] = field(default_factory=list)  #: recorded before; emit that outcome again
     conflicts: list[tuple[ReadyJob, JobConflict]] = field(default_factory=list)
     held: list[tuple[ReadyJob, float]] = field(
         default_factory=list
@@ -87,7 +98,7 @@ class Claiming:
         claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
         match answer.state:
             case ClaimState.ENDED:
-                claims.answered.append((ready, answer.outcome or b""))
+                claims.answered.append((ready, answer))
             case ClaimState.CONFLICT:
                 hint = "give another job another job_id; the same payload again is answered from the record"
                 claims.conflicts.append((ready, JobConflict(field="job_id", hint=hint)))

@@ -222,8 +222,9 @@ class JobFeed:
         now = self._clock()
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
         self._refuse([(job.delivery, error) for job, error in claims.conflicts])
-        for job, outcome in claims.answered:
-            self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, self._intake))
+        for job, known in claims.answered:
+            outcome = known.outcome or b""
+            self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, known.headers, self._intake))
         if claims.ended:
             self._recorder.put(undecoded(claims, self._now()))
         gone = [job for job, _ in (*claims.held, *claims.conflicts, *claims.answered)]

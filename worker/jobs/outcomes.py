@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -13,7 +12,6 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import DecodingReport, Failure, Mode, Result, Status, Timings, Usage
-from alphaloop.messages.trace_context import trace_context
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
@@ -95,6 +93,7 @@ def _addressed(claimed: ClaimedJob, now: datetime) -> dict[str, Any]:
         "segment": job.segment,
         "purpose": job.purpose,
         "attempt": claimed.attempt,
+        "num_chunks": claimed.stream.num_chunks if claimed.stream else None,
         "recorded_at": now,
     }
 
@@ -108,15 +107,10 @@ def _outcome(
         status=result.status.value,
         result=result.encode(),
         topic=RESULTS,
-        headers=_headers(claimed),
+        headers=claimed.carried,
         run=run,
         shadows=shadows,
     )
-
-
-def _headers(claimed: ClaimedJob) -> Mapping[str, str]:
-    """The trace of the producer goes on in the result; everything else about the job is in the value."""
-    return {"content-type": "application/json", **trace_context(claimed.ready.delivery.record.headers)}
 
 
 def _run(

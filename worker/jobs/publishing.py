@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
 from alphaloop.errors import MessageError
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import DeadLetter
+from alphaloop.messages import DeadLetter, result_headers
+from alphaloop.messages.headers import encoded
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from worker.intake.polling import Delivery, Intake
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.letters import FailedJob, Letters, failed_job
+from worker.jobs.streaming import ChunkMessage, final_message
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 
@@ -62,11 +64,12 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class AnswerAgain:
-    """A job that was delivered again: its recorded outcome, byte for byte."""
+    """A job that was delivered again: its recorded outcome, byte for byte, and the headers handed on to it."""
 
     delivery: Delivery
     job_id: str
     outcome: bytes
+    headers: Mapping[str, str]
     intake: Intake
 
     @property
@@ -95,22 +98,8 @@ class Refused:
         return self.delivery.num_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Text of a streamed job; it is not waited for, because the result that follows holds the whole text."""
-
-    key: bytes
-    value: bytes
-    headers: tuple[tuple[str, bytes], ...]
-    topic: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the message."""
-        return len(self.value)
-
-
-Publication = Recorded | AnswerAgain | Refused | Chunk
+#: Chunks with text are not waited for, because the result that follows holds the whole text.
+Publication = Recorded | AnswerAgain | Refused | ChunkMessage
 
 
 class PublishingQueue:
@@ -147,6 +136,7 @@ class Publisher:
         *,
         letters: Letters,
         ensure_dead_letter_topic: Callable[[str], None],
+        model: str,
         retry: Retry,
         relay_after_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -157,6 +147,7 @@ class Publisher:
         self._metrics = metrics
         self._letters = letters
         self._ensure_dead_letter_topic = ensure_dead_letter_topic
+        self._model = model
         self._retry = retry
         self._relay_after_s = relay_after_s
         self._clock = clock
@@ -167,16 +158,16 @@ class Publisher:
         """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
         self._relay_overdue()
         publications = self._queue.take(timeout_s)
-        awaited = [one for one in publications if not isinstance(one, Chunk)]
+        awaited = [one for one in publications if not isinstance(one, ChunkMessage)]
         for chunk in publications:
-            if isinstance(chunk, Chunk):
+            if isinstance(chunk, ChunkMessage):
                 self._retry.until_done("stream", partial(self._send_chunk, chunk))
         if awaited:
             self._retry.until_done("publish", lambda: self._publish(awaited))
             self._settle(awaited)
         return len(publications)
 
-    def _send_chunk(self, chunk: Chunk) -> None:
+    def _send_chunk(self, chunk: ChunkMessage) -> None:
         self._sender.send(chunk.topic, key=chunk.key, value=chunk.value, headers=chunk.headers)
 
     def _publish(self, publications: Sequence[Recorded | AnswerAgain | Refused]) -> None:
@@ -186,8 +177,7 @@ class Publisher:
                 case Recorded():
                     self._send_results(one.messages)
                 case AnswerAgain():
-                    headers = (("content-type", b"application/json"),)
-                    self._sender.send(RESULTS, key=one.job_id.encode(), value=one.outcome, headers=headers)
+                    self._send_result(RESULTS, one.job_id, one.outcome, one.headers)
                 case Refused():
                     self._send_letter(self._letters.of_message(one.delivery, one.error))
             if not isinstance(one, Refused):
@@ -197,8 +187,14 @@ class Publisher:
 
     def _send_results(self, messages: Sequence[OutboxMessage]) -> None:
         for message in messages:
-            headers = tuple((name, value.encode()) for name, value in message.headers.items())
-            self._sender.send(message.topic, key=message.key, value=message.value, headers=headers)
+            self._send_result(message.topic, (message.key or b"").decode(), message.value, message.headers)
+
+    def _send_result(self, topic: str, job_id: str, result: bytes, carried: Mapping[str, str]) -> None:
+        """A recorded result, and before it the chunk that ends the job's stream, if it has one."""
+        if final := final_message(result, carried, self._model):
+            self._send_chunk(final)
+        headers = encoded(result_headers(job_id, carried))
+        self._sender.send(topic, key=job_id.encode(), value=result, headers=headers)
 
     def _send_letter(self, letter: DeadLetter) -> None:
         if letter.topic not in self._ensured:

@@ -14,7 +14,6 @@ from alphaloop.errors import DecodeFailed
 from worker.engine import Engine, Generation, Step
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import LaneKey
-from worker.jobs.streaming import JobStream
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,6 @@ class RunningJob:
     decided_together: UUID  #: the same for jobs that one decision was about
     started_at: datetime
     setting: DraftSetting  #: how it drafts now
-    stream: JobStream | None = None
 
     @property
     def job_id(self) -> str:

@@ -1,47 +1,60 @@
-"""Tokens while they are decoded, on the `tokens` topic: OpenAI's chat.completion.chunk, one a delta."""
+"""Texts while they are decoded, on the `tokens` topic; what a chunk is, alphaloop.messages.chunk says."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from alphaloop.kafka.topics import TOKENS
-from worker.jobs.publishing import Chunk
+from alphaloop.messages import Chunk, Result, chunk_headers, final_chunk, text_chunk
+from alphaloop.messages.headers import encoded
+
+#: Stands in the JSON of every streamed job's result and of no other: inside a string its quotes would be escaped.
+_IS_STREAMED = b'"num_chunks":'
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMessage:
+    """A chunk to be published."""
+
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+    topic: str = TOKENS
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the message."""
+        return len(self.value)
 
 
 class JobStream:
-    """The chunks of one attempt of one job.
+    """The chunks with text of one attempt of one job, numbered from 0. The loop owns it.
 
-    Headers `job_id`, `attempt` and `seq` order the chunks, `final` marks the last one; a reader drops chunks of a lower
-    attempt and repeats of a seq.
+    The final chunk is made from the recorded result (`final_message`), because only the claim that recorded the outcome
+    may end the stream, and because a worker that died may have left that to the relay.
     """
 
-    def __init__(self, job_id: str, attempt: int) -> None:
+    def __init__(self, job_id: str, attempt: int, carried: Mapping[str, str]) -> None:
+        self.num_chunks = 0  #: with text, so far
         self._job_id = job_id
         self._attempt = attempt
-        self._next_seq = 0
+        self._carried = carried
 
-    def delta(self, text: str) -> Chunk:
-        """Text that one step added."""
-        return self._chunk(text, None)
+    def add(self, text: str, *, created: int, model: str) -> ChunkMessage:
+        """The chunk with the text that one step added; `created` in seconds since 1970."""
+        chunk = Chunk(self._job_id, self._attempt, self.num_chunks, text)
+        self.num_chunks += 1
+        return _message(chunk, text_chunk(chunk, created=created, model=model), self._carried)
 
-    def final(self, finish_reason: str) -> Chunk:
-        """The end of the text."""
-        return self._chunk("", finish_reason)
 
-    def _chunk(self, text: str, finish_reason: str | None) -> Chunk:
-        seq = self._next_seq
-        self._next_seq += 1
-        choice = {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish_reason}
-        chunk = {"id": self._job_id, "object": "chat.completion.chunk", "choices": [choice]}
-        headers = {
-            "job_id": self._job_id,
-            "attempt": self._attempt,
-            "seq": seq,
-            "final": int(finish_reason is not None),
-        }
-        return Chunk(
-            key=self._job_id.encode(),
-            value=json.dumps(chunk, ensure_ascii=False).encode(),
-            headers=tuple((name, str(value).encode()) for name, value in headers.items()),
-            topic=TOKENS,
-        )
+def final_message(result: bytes, carried: Mapping[str, str], model: str) -> ChunkMessage | None:
+    """The chunk that ends the stream of the job with this recorded result; None for a job that was not streamed."""
+    if _IS_STREAMED not in result:
+        return None
+    final = final_chunk(Result.decode(result), model=model)
+    return _message(*final, carried) if final else None
+
+
+def _message(chunk: Chunk, value: bytes, carried: Mapping[str, str]) -> ChunkMessage:
+    return ChunkMessage(chunk.job_id.encode(), value, encoded(chunk_headers(chunk, carried)))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from alphaloop.cost import CostTable
 from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import DecodeFailed, EngineSick, StoreUnavailable
-from alphaloop.messages import Mode
+from alphaloop.messages import Failure, Mode, Status
 from alphaloop.settings import TaskSettings
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
@@ -27,10 +28,11 @@ from tests.fixtures.claimed import NOW, VANILLA, claimed_job
 from worker.background import BackgroundWrites
 from worker.engine import PreparedJob, Step
 from worker.jobs.bounded_queue import BoundedQueue
-from worker.jobs.claiming import ClaimedJob
+from worker.jobs.claiming import ClaimedJob, EndedUndecoded
 from worker.jobs.lanes import LaneKey
 from worker.jobs.recording import EndedJob
 from worker.jobs.steering import Steering
+from worker.jobs.streaming import ChunkMessage
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
@@ -84,6 +86,8 @@ class Turning:
         self.ended: list[EndedJob] = []
         self.decided: list[int] = []
         self.released: list[dict[str, int]] = []
+        self.claimed_again: list[tuple[str, int]] = []
+        self.lost: set[str] = set()
         self.asked_to_end: set[str] = set()
         self.decision = VANILLA
         self.release_error: Exception | None = None
@@ -97,6 +101,7 @@ class Turning:
             owner="w",
             engine=engine,
             feed=self.feed,
+            decoding_again=SimpleNamespace(claim=self._claim_again),
             feed_thread=thread,
             recorder=recorder,
             publishing=recorder,
@@ -145,6 +150,12 @@ class Turning:
         self.decided.append(len(jobs))
         return [self.decision for _ in jobs]
 
+    def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | EndedUndecoded:
+        self.claimed_again.append((claimed.job_id, claimed.attempt))
+        if claimed.job_id in self.lost:
+            return EndedUndecoded(claimed, Status.FAILED, Failure(code="claim_lost", message="lost"))
+        return replace(claimed, attempt=claimed.attempt + 1)
+
     def _release(self, attempts: Mapping[str, int], *, owner: str) -> None:
         if self.release_error:
             raise self.release_error
@@ -160,8 +171,9 @@ class Recording:
     def __len__(self) -> int:
         return 0
 
-    def put(self, ended: Iterable[EndedJob]) -> None:
-        self._ended += ended
+    def put(self, ended: Iterable[EndedJob] | ChunkMessage) -> None:
+        if not isinstance(ended, ChunkMessage):
+            self._ended += ended
 
     def take_recorded(self) -> list[object]:
         return []
@@ -420,3 +432,22 @@ def test_a_job_that_cannot_be_decided_is_decoded_vanilla() -> None:
     turning.turn(3)
     assert turning.outcomes() == {"a": "succeeded"}
     assert json.loads(turning.ended[0].outcome.result)["decoding"]["reason"] == "undecided"
+
+
+def test_after_a_split_each_job_is_decoded_with_the_claim_for_its_new_decode() -> None:
+    jobs = [claimed_job("a", max_tokens=4, stream=True), claimed_job("b", max_tokens=4, stream=True)]
+    turning = Turning(FakeEngine(failing_steps=[2]), *jobs)
+    turning.turn(20)
+    assert turning.outcomes() == {"a": "succeeded", "b": "succeeded"}
+    assert turning.claimed_again == [("a", 1), ("b", 1)]
+    assert {one.claimed.job_id: one.outcome.attempt for one in turning.ended} == {"a": 2, "b": 2}
+
+
+def test_a_job_that_another_worker_took_meanwhile_is_not_decoded_again() -> None:
+    jobs = [claimed_job("lost", max_tokens=4, stream=True), claimed_job("kept", max_tokens=4, stream=True)]
+    turning = Turning(FakeEngine(failing_steps=[2]), *jobs)
+    turning.lost = {"lost"}
+    turning.turn(20)
+    assert turning.outcomes() == {"lost": "failed", "kept": "succeeded"}
+    assert {one.claimed.job_id: one.outcome.attempt for one in turning.ended}["lost"] == 1, "the store drops it"
+    assert turning.feed.lanes.total() == 2

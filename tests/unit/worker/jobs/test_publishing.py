@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from alphaloop.errors import DeliveryFailed, FatalBrokerError, InvalidField, StoreUnavailable
 from alphaloop.kafka.topics import RESULTS, TOKENS
-from alphaloop.messages import Failure, Result, Status
+from alphaloop.messages import Failure, Result, Status, StreamReader, read_chunk
 from alphaloop.store.outbox import OutboxMessage
 from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery, validation
 from worker.jobs.letters import Letters, failed_job
@@ -39,6 +39,13 @@ class World:
             raise self.send_errors.pop(0)
         self.events.append(f"sent {topic} {(value or b'').decode()}")
         self.sent.append((topic, value or b"", headers))
+
+    def topics(self) -> list[str]:
+        return [topic for topic, _, _ in self.sent]
+
+    @property
+    def chunks(self) -> list[tuple[bytes, Sequence[tuple[str, bytes]]]]:
+        return [(value, headers) for topic, value, headers in self.sent if topic == TOKENS]
 
     def flush(self, timeout_s: float) -> None:
         if self.flush_errors:
@@ -80,6 +87,7 @@ class Publishing:
             self.metrics,
             letters=Letters(validation(), "g"),
             ensure_dead_letter_topic=lambda topic: self.world.events.append(f"ensured {topic}"),
+            model="target",
             retry=Retry(self.hurry),
             relay_after_s=60.0,
             clock=lambda: self.now,
@@ -90,7 +98,29 @@ class Publishing:
         return Recorded(messages, tuple(delivery(f"j{n}", offset=n) for n in numbers), self.intake)  # type: ignore[arg-type]
 
     def again(self, number: int, outcome: bytes = b"recorded") -> AnswerAgain:
-        return AnswerAgain(delivery(f"j{number}", offset=number), f"j{number}", outcome, self.intake)  # type: ignore[arg-type]
+        return AnswerAgain(delivery(f"j{number}", offset=number), f"j{number}", outcome, {}, self.intake)  # type: ignore[arg-type]
+
+    def streamed(
+        self,
+        number: int,
+        *,
+        num_chunks: int,
+        status: Status = Status.SUCCEEDED,
+        error: Failure | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Recorded:
+        result = Result(
+            job_id=f"j{number}",
+            status=status,
+            task="code",
+            attempt=1,
+            num_chunks=num_chunks,
+            error=error,
+            finish_reason=None if error else "stop",
+            recorded_at=NOW,
+        )
+        message = OutboxMessage(number, RESULTS, b"j%d" % number, result.encode(), headers or {})
+        return Recorded((message,), (delivery(f"j{number}", offset=number),), self.intake)  # type: ignore[arg-type]
 
     def refused(self, offset: int) -> Refused:
         error = InvalidField("expected a number", field="body.max_tokens")
@@ -219,18 +249,54 @@ def test_outcomes_that_lost_their_claims_publish_nothing_and_finish_their_delive
 
 def test_chunks_are_sent_in_order_before_the_result_that_ends_them() -> None:
     one = Publishing()
-    stream = JobStream("j1", 1)
-    one.queue.put(stream.delta("one "), stream.delta("two"), stream.final("stop"), one.recorded(1))
-    assert one.publisher.turn(0.0) == 4
-    sent = [event.split(" ", 2)[1] for event in one.world.events if event.startswith("sent")]
-    assert sent == [TOKENS, TOKENS, TOKENS, RESULTS]
-    texts = [event for event in one.world.events if event.startswith(f"sent {TOKENS}")]
-    assert [text.find(word) > 0 for text, word in zip(texts, ("one ", "two", "stop"), strict=True)] == [True] * 3
+    stream = JobStream("j1", 1, {})
+    chunks = [stream.add(text, created=0, model="target") for text in ("one ", "two")]
+    one.queue.put(*chunks, one.streamed(1, num_chunks=2))
+    assert one.publisher.turn(0.0) == 3
+    assert one.world.topics() == [TOKENS, TOKENS, TOKENS, RESULTS]
+    text = StreamReader()
+    for value, headers in one.world.chunks:
+        text.take(read_chunk(value, headers))
+    assert text.text == "one two"
+    assert text.end is not None
+    assert (text.end.attempt, text.end.seq, text.end.status) == (1, 2, Status.SUCCEEDED)
+
+
+def test_every_copy_of_a_result_has_the_same_headers_and_the_same_final_chunk() -> None:
+    """From memory, from the relay after a crash, and for a job that was delivered again."""
+    carried = {"traceparent": f"00-{1:032x}-{1:016x}-01", "ce_causationid": "order-7"}
+    one = Publishing()
+    recorded = one.streamed(1, num_chunks=2, headers=carried)
+    (message,) = recorded.messages
+    one.queue.put(recorded)
+    one.publisher.turn(0.0)
+    one.world.overdue = [message]
+    one.now = 60.0
+    one.publisher.turn(0.0)
+    one.queue.put(AnswerAgain(delivery("j1"), "j1", message.value, carried, one.intake))  # type: ignore[arg-type]
+    one.publisher.turn(0.0)
+    assert one.world.topics() == [TOKENS, RESULTS] * 3
+    first, second, third = one.world.sent[1::2]
+    assert first == second == third
+    assert dict(first[2]).items() >= {name: value.encode() for name, value in carried.items()}.items()
+    assert one.world.chunks == [one.world.chunks[0]] * 3
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.CANCELLED])
+def test_a_job_without_a_text_ends_its_stream_too(status: Status) -> None:
+    one = Publishing()
+    one.queue.put(one.streamed(1, num_chunks=0, status=status, error=Failure(code="why", message="because")))
+    one.publisher.turn(0.0)
+    ((value, headers),) = one.world.chunks
+    chunk = read_chunk(value, headers)
+    assert (chunk.seq, chunk.status, chunk.text, chunk.finish_reason) == (0, status, "", None)
+    assert chunk.error is not None
+    assert chunk.error.code == "why"
 
 
 def test_chunks_alone_are_not_waited_for() -> None:
     one = Publishing()
-    one.queue.put(JobStream("j1", 1).delta("one "))
+    one.queue.put(JobStream("j1", 1, {}).add("one ", created=0, model="target"))
     assert one.publisher.turn(0.0) == 1
     assert "acknowledged" not in one.world.events
 

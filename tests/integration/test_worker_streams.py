@@ -1,0 +1,242 @@
+"""Streams on a real broker: whatever becomes of a job, a reader gets its text and one end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from queue import Queue
+from typing import Any
+
+import jsonschema
+import pytest
+from sqlalchemy import text
+
+from alphaloop.contract import chunk_schema, result_schema
+from alphaloop.contract_headers import chunk_headers_schema, result_headers_schema
+from alphaloop.errors import DecodeFailed
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS
+from alphaloop.messages import Chunk, Result, Status, StreamReader, read_chunk
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from worker.engine import Step
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+TRACE = {"traceparent": f"00-{7:032x}-{8:016x}-01", "tracestate": "vendor=opaque,other=1"}
+
+
+def job(number: int, **fields: Any) -> bytes:
+    plain = {"job_id": f"job-{number}", "prompt": f"tell story number {number}", "max_tokens": 24, "stream": True}
+    return json.dumps({**plain, **fields}).encode()
+
+
+def by_job(records: Sequence[Record]) -> dict[str, list[Chunk]]:
+    found: dict[str, list[Chunk]] = defaultdict(list)
+    for record in records:
+        chunk = read_chunk(record.value, record.headers)
+        found[chunk.job_id].append(chunk)
+    return found
+
+
+def finals_of(num_jobs: int) -> Any:
+    return lambda records: len({r.key for r in records if headers_of(r)["final"] == "1"}) == num_jobs
+
+
+def assert_whole(chunks: Sequence[Chunk], result: Result) -> None:
+    """The stream has no gap and one end, which is the result's, and what a reader makes of it is the result's text."""
+    by_attempt: dict[int, set[int]] = defaultdict(set)
+    for chunk in chunks:
+        by_attempt[chunk.attempt].add(chunk.seq)
+    assert all(seqs == set(range(len(seqs))) for seqs in by_attempt.values())
+    texts: dict[tuple[int, int], str] = {}
+    for chunk in chunks:
+        assert texts.setdefault((chunk.attempt, chunk.seq), chunk.text) == chunk.text, "two texts at one place"
+    ends = {(chunk.attempt, chunk.seq, chunk.status) for chunk in chunks if chunk.is_final}
+    assert ends == {(result.attempt, result.num_chunks, result.status)}
+    assert max(by_attempt) == result.attempt
+    reader = StreamReader()
+    for chunk in chunks:
+        reader.take(chunk)
+    assert reader.end is not None
+    assert reader.end.status is result.status
+    if result.status is Status.SUCCEEDED:
+        assert reader.text == result.text
+        assert reader.end.finish_reason == result.finish_reason
+
+
+class Watched(FakeEngine):
+    """Calls `before(worker)` before every step; the first waits until the test has called `watch`."""
+
+    def __init__(self, before: Callable[[RunningWorker], None]) -> None:
+        super().__init__(acceptance=())
+        self._before = before
+        self._workers: Queue[RunningWorker] = Queue()
+        self._worker: RunningWorker | None = None
+
+    def watch(self, worker: RunningWorker) -> None:
+        self._workers.put(worker)
+
+    def step(self) -> Step:
+        self._worker = self._worker or self._workers.get(timeout=WAIT_S)
+        self._before(self._worker)
+        return super().step()
+
+    @property
+    def num_streaming(self) -> int:
+        return sum(bool(running.output) for running in self._running)
+
+
+def test_a_job_that_is_decoded_again_after_a_split_has_a_higher_attempt(worker_settings: Settings) -> None:
+    failed: list[int] = []
+
+    def fail_once(worker: RunningWorker) -> None:
+        if engine.num_steps == 0:
+            until(lambda: len(worker.components.feed.ready) + engine.load().num_running == 3, "all three are here")
+        elif engine.num_streaming == 3 and not failed:
+            failed.append(engine.num_steps)
+            raise DecodeFailed("told to fail once")
+
+    client, engine = Client(worker_settings), Watched(fail_once)
+    client.send("code", [job(number) for number in range(3)])
+    with running_worker(worker_settings, engine) as worker:
+        engine.watch(worker)
+        results = {result.job_id: result for result in client.results(3)}
+        chunks = by_job(client.read([TOKENS], finals_of(3)))
+    for job_id, its in chunks.items():
+        assert {chunk.attempt for chunk in its} == {1, 2}
+        assert_whole(its, results[job_id])
+
+
+def test_a_job_that_was_given_back_has_a_higher_attempt_in_the_next_worker(worker_settings: Settings) -> None:
+    def hurry_in_the_sixth_step(worker: RunningWorker) -> None:
+        if engine.num_steps == 5:
+            until(lambda: len(worker.components.publishing) == 0, "the chunks so far are published")
+            worker.stop.set()
+            worker.hurry.set()
+
+    client, engine = Client(worker_settings), Watched(hurry_in_the_sixth_step)
+    client.send("code", [job(0)])
+    with running_worker(worker_settings, engine) as worker:
+        engine.watch(worker)
+        until(worker.hurry.is_set, "the first worker gives the job back")
+    assert client.read([TOKENS], bool), "the first worker streamed something"
+    with running_worker(worker_settings, FakeEngine()):
+        (result,) = client.results(1)
+        chunks = by_job(client.read([TOKENS], finals_of(1)))["job-0"]
+    assert len({chunk.attempt for chunk in chunks}) == 2
+    assert_whole(chunks, result)
+
+
+class PoisonedEngine(FakeEngine):
+    """Every step with job-3 in it fails, but the first two."""
+
+    def step(self) -> Step:
+        poisoned = [running for running in self._running if running.prepared.job.job_id == "job-3"]
+        if any(len(running.output) > 1 for running in poisoned):
+            raise DecodeFailed("poisoned")
+        return super().step()
+
+
+def test_cancelled_failed_and_expired_jobs_end_their_streams_as_their_results_say(worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    past = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
+    is_running = threading.Event()
+
+    def cancel_while_it_runs(worker: RunningWorker) -> None:
+        if engine.num_steps == 3:
+            is_running.set()
+            until(lambda: bool(worker.components.leases.cancelled()), "the cancellation is known")
+
+    engine = Watched(cancel_while_it_runs)
+    client.send("code", [job(1)])
+    with running_worker(worker_settings, engine) as worker:
+        engine.watch(worker)
+        assert is_running.wait(WAIT_S)
+        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
+        client.results(1)
+    with running_worker(worker_settings, PoisonedEngine()):
+        client.send("code", [job(2, deadline=past), job(3), job(4)])
+        results = {result.job_id: result for result in client.results(4)}
+        chunks = by_job(client.read([TOKENS], finals_of(4)))
+    assert {job_id: result.status for job_id, result in results.items()} == {
+        "job-1": Status.CANCELLED,
+        "job-2": Status.EXPIRED,
+        "job-3": Status.FAILED,
+        "job-4": Status.SUCCEEDED,
+    }
+    assert results["job-1"].num_chunks, "the cancelled job had streamed something"
+    for job_id, its in chunks.items():
+        assert_whole(its, results[job_id])
+
+
+def test_everything_that_is_sent_is_as_the_contract_says(worker_settings: Settings) -> None:
+    """Headers of a trace and of a CloudEvent on the job; its result, its chunks, and its answer when it comes again."""
+    client = Client(worker_settings)
+    event = {"ce_specversion": "1.0", "ce_type": "order", "ce_source": "/shop", "ce_id": "order-7", **TRACE}
+    sent = [(name, value.encode()) for name, value in event.items()]
+    with running_worker(worker_settings, FakeEngine()):
+        client.send("code", [job(1)], headers=sent)
+        client.results(1)
+        client.send("code", [job(1)], headers=[("traceparent", f"00-{9:032x}-{9:016x}-00".encode())])
+        client.send("code", [job(2, stream=False)])
+        results = client.read([RESULTS], lambda r: len(r) >= 3)
+        chunks = client.read([TOKENS], lambda r: sum(headers_of(x)["final"] == "1" for x in r) == 2)
+    for record in results:
+        jsonschema.validate(json.loads(record.value or b""), result_schema())
+        jsonschema.validate(dict(headers_of(record)), result_headers_schema())
+    for record in chunks:
+        jsonschema.validate(json.loads(record.value or b""), chunk_schema())
+        jsonschema.validate(dict(headers_of(record)), chunk_headers_schema())
+        assert headers_of(record).items() >= TRACE.items()
+    first, again = [record for record in results if record.key == b"job-1"]
+    (other,) = [record for record in results if record.key == b"job-2"]
+    assert (first.value, first.headers) == (again.value, again.headers)
+    assert headers_of(first).items() >= {**TRACE, "ce_causationid": "order-7"}.items()
+    assert not {*TRACE, "ce_causationid"} & headers_of(other).keys()
+    ends = [record for record in chunks if headers_of(record)["final"] == "1"]
+    assert ends[0].value == ends[1].value
+    events = {(headers_of(r)["ce_type"], headers_of(r)["ce_id"], r.value) for r in (*results, *chunks)}
+    assert len({event_id for _, event_id, _ in events}) == len(events), "two events have one id"
+
+
+def test_an_envelope_is_refused_with_a_way_out(worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    envelope = [("content-type", b"application/cloudevents+json; charset=utf-8")]
+    with running_worker(worker_settings, FakeEngine()):
+        client.send("code", [b'{"specversion": "1.0", "data": {"prompt": "x"}}'], headers=envelope)
+        (letter,) = client.read(["jobs.code.dlq"], lambda r: len(r) >= 1)
+    assert headers_of(letter)["__dlq.errors.exception"] == "malformed_message"
+    assert "binary mode" in headers_of(letter)["__dlq.errors.message"]
+
+
+def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
+    worker_settings: Settings, database: Database
+) -> None:
+    client = Client(worker_settings)
+    with running_worker(worker_settings, FakeEngine()) as running:
+        running.components.publishing_thread.end(WAIT_S)  # recorded, and never published
+        client.send("code", [job(1)], headers=[(name, value.encode()) for name, value in TRACE.items()])
+        ended = "SELECT count(*) FROM jobs WHERE outcome IS NOT NULL"
+        until(lambda: _count(database, ended) == 1, "the outcome is recorded")
+        running.hurry.set()
+    assert _count(database, "SELECT count(*) FROM outbox") == 1
+    with database.begin() as connection:
+        connection.execute(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
+    with running_worker(worker_settings, FakeEngine()):
+        (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
+        chunks = client.read([TOKENS], finals_of(1))
+    assert headers_of(record).items() >= TRACE.items()
+    end = read_chunk(chunks[-1].value, chunks[-1].headers)
+    result = Result.decode(record.value or b"")
+    assert (end.attempt, end.seq, end.status) == (result.attempt, result.num_chunks, Status.SUCCEEDED)
+
+
+def _count(database: Database, query: str) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text(query)).scalar_one())

@@ -1,0 +1,135 @@
+"""What a reader makes of chunks that come twice, late, mixed, and of attempts that were given up."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.contract import chunk_schema
+from alphaloop.contract_headers import chunk_headers_schema
+from alphaloop.errors import MalformedMessage
+from alphaloop.messages import Chunk, Status, StreamReader, StreamReaders, chunk_headers, read_chunk, text_chunk
+from alphaloop.messages.headers import encoded
+
+
+def chunks_of(texts: list[str], *, job_id: str = "j", attempt: int = 1, is_ended: bool = True) -> list[Chunk]:
+    """The chunks of one attempt, with its final one if it ended."""
+    found = [Chunk(job_id, attempt, seq, text) for seq, text in enumerate(texts)]
+    end = [Chunk(job_id, attempt, len(texts), status=Status.SUCCEEDED)] if is_ended else []
+    return found + end
+
+
+#: Texts of each attempt's chunks: those before the last were given up, after any number of chunks.
+ATTEMPTS = st.lists(st.lists(st.text(min_size=1, max_size=5), max_size=8), min_size=1, max_size=4)
+
+
+@given(attempts=ATTEMPTS, num_copies=st.integers(1, 3), shuffled=st.randoms(use_true_random=False))
+def test_any_order_with_any_copies_gives_the_text_of_the_highest_attempt(
+    attempts: list[list[str]], num_copies: int, shuffled: random.Random
+) -> None:
+    last = len(attempts) - 1
+    sent = [
+        chunk
+        for number, texts in enumerate(attempts)
+        for chunk in chunks_of(texts, attempt=3 * number + 1, is_ended=number == last)
+    ]
+    arrived = sent * num_copies
+    shuffled.shuffle(arrived)
+    reader = StreamReader()
+    for chunk in arrived:
+        reader.take(chunk)
+    assert reader.text == "".join(attempts[-1])
+    assert reader.end == sent[-1]
+
+
+@given(texts=st.lists(st.text(min_size=1, max_size=5), max_size=8), shuffled=st.randoms(use_true_random=False))
+def test_what_take_returns_is_the_text_piece_by_piece(texts: list[str], shuffled: random.Random) -> None:
+    arrived = chunks_of(texts)
+    shuffled.shuffle(arrived)
+    reader, shown = StreamReader(), ""
+    for chunk in arrived:
+        shown += reader.take(chunk)
+        assert shown == reader.text
+    assert shown == "".join(texts)
+
+
+@given(jobs=st.lists(st.lists(st.text(min_size=1, max_size=5), max_size=6), max_size=4), mixed=st.randoms())
+def test_streams_of_one_topic_do_not_mix(jobs: list[list[str]], mixed: random.Random) -> None:
+    wanted = [f"job-{number}" for number in range(len(jobs))]
+    arrived = [chunk for job_id, texts in zip(wanted, jobs, strict=True) for chunk in chunks_of(texts, job_id=job_id)]
+    arrived += chunks_of(["somebody else's"], job_id="other")
+    mixed.shuffle(arrived)
+    readers = StreamReaders(wanted)
+    for chunk in arrived:
+        readers.take(chunk)
+    assert [readers[job_id].text for job_id in wanted] == ["".join(texts) for texts in jobs]
+
+
+def test_a_gap_keeps_back_what_comes_after_it_and_the_end() -> None:
+    reader = StreamReader()
+    first, lost, third, end = chunks_of(["one ", "two ", "three"])
+    for chunk in (first, third, end):
+        reader.take(chunk)
+    assert (reader.text, reader.end, reader.is_final_seen) == ("one ", None, True)
+    assert reader.take(lost) == "two three"
+    assert reader.end == end
+
+
+def test_a_worker_that_was_suspended_adds_nothing_to_a_later_attempt() -> None:
+    reader = StreamReader()
+    before, after = chunks_of(["a", "b", "c"], is_ended=False), chunks_of(["x", "y"], attempt=2)
+    for chunk in (before[0], after[0], before[1], after[1], before[2], after[2]):
+        reader.take(chunk)
+    assert (reader.attempt, reader.text, reader.end) == (2, "xy", after[2])
+
+
+@given(text=st.text(max_size=20), seq=st.integers(0, 5), attempt=st.integers(1, 9))
+def test_a_chunk_is_read_as_it_was_written_and_as_the_schemas_say(text: str, seq: int, attempt: int) -> None:
+    chunk = Chunk("job-1", attempt, seq, text)
+    value, headers = text_chunk(chunk, created=1, model="target"), chunk_headers(chunk, {"ce_causationid": "x"})
+    assert read_chunk(value, encoded(headers)) == chunk
+    jsonschema.validate(json.loads(value), chunk_schema())
+    jsonschema.validate(headers, chunk_headers_schema())
+
+
+CHUNK = Chunk("job-1", 1, 0, "a")
+GOOD = {"value": text_chunk(CHUNK, created=1, model="t"), "headers": chunk_headers(CHUNK, {})}
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [
+        (b"{}", {}),
+        (b"not JSON", {}),
+        (None, {}),
+        (GOOD["value"], {"seq": "first"}),
+        (GOOD["value"], {"attempt": "-1"}),
+        (GOOD["value"], {"final": "1"}),
+        (GOOD["value"], {"final": "1", "status": "nearly"}),
+    ],
+)
+def test_anything_else_is_no_chunk(value: bytes | None, wrong: dict[str, str]) -> None:
+    with pytest.raises(MalformedMessage):
+        read_chunk(value, encoded(chunk_headers(CHUNK, {}) | wrong))
+
+
+@pytest.mark.parametrize("name", ["job_id", "attempt", "seq", "final"])
+def test_a_message_without_a_place_is_no_chunk(name: str) -> None:
+    headers = chunk_headers(CHUNK, {})
+    del headers[name]
+    with pytest.raises(MalformedMessage, match=name):
+        read_chunk(text_chunk(CHUNK, created=1, model="t"), encoded(headers))
+
+
+def test_a_reader_ignores_what_comes_after_the_end() -> None:
+    reader = StreamReader()
+    sent = chunks_of(["a"])
+    for chunk in (*sent, replace(sent[0], seq=5, text="later")):
+        reader.take(chunk)
+    assert reader.text == "a"

@@ -1,0 +1,76 @@
+"""A job is claimed anew before a second decode if its readers could mistake the one for the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from alphaloop.errors import StoreUnavailable
+from alphaloop.messages import Status
+from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
+from tests.fixtures.claimed import claimed_job
+from worker.jobs.claiming import ClaimedJob, Claiming, EndedUndecoded
+from worker.jobs.decoding_again import DecodingAgain
+from worker.retry import FIRST_WAIT_S, Retry
+
+
+class Claims:
+    """A store that gives one answer, and a keeper of leases that notes what it holds."""
+
+    def __init__(self, state: ClaimState, attempt: int = 2, *, num_errors: int = 0) -> None:
+        self.held: dict[str, int] = {}
+        self.asked: list[str] = []
+        self._state, self._attempt, self._num_errors = state, attempt, num_errors
+        hurry = threading.Event()
+        hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
+        claiming = Claiming(self, owner="w", lease_s=30.0, max_attempts=3)  # type: ignore[arg-type]
+        self.again = DecodingAgain(claiming, self, Retry(hurry))  # type: ignore[arg-type]
+
+    def claim(self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int) -> list[Claim]:
+        self.asked += [request.job_id for request in requests]
+        if len(self.asked) <= self._num_errors:
+            raise StoreUnavailable
+        return [Claim(request.job_id, self._state, self._attempt) for request in requests]
+
+    def hold(self, attempts: dict[str, int]) -> None:
+        self.held |= attempts
+
+
+def streamed_job() -> ClaimedJob:
+    """A job with a chunk out."""
+    claimed = claimed_job("a", stream=True)
+    assert claimed.stream is not None
+    claimed.stream.add("some text", created=0, model="target")
+    return claimed
+
+
+@pytest.mark.parametrize("claimed", [claimed_job("a"), claimed_job("a", stream=True)])
+def test_a_job_without_a_chunk_out_keeps_its_claim(claimed: ClaimedJob) -> None:
+    claims = Claims(ClaimState.CLAIMED)
+    assert claims.again.claim(claimed) is claimed
+    assert claims.asked == []
+
+
+def test_a_job_with_a_chunk_out_gets_the_next_attempt_and_numbers_its_chunks_from_0() -> None:
+    claims = Claims(ClaimState.CLAIMED, num_errors=1)
+    fresh = claims.again.claim(streamed_job())
+    assert isinstance(fresh, ClaimedJob)
+    assert fresh.stream is not None
+    assert (fresh.attempt, fresh.stream.num_chunks, claims.held) == (2, 0, {"a": 2})
+    assert claims.asked == ["a", "a"], "the first answer was lost"
+
+
+def test_a_job_that_was_cancelled_meanwhile_ends_with_its_new_claim() -> None:
+    ended = Claims(ClaimState.CANCELLED).again.claim(streamed_job())
+    assert isinstance(ended, EndedUndecoded)
+    assert (ended.status, ended.claimed.attempt) == (Status.CANCELLED, 2)
+
+
+@pytest.mark.parametrize("state", [ClaimState.HELD, ClaimState.ENDED])
+def test_a_job_that_another_worker_took_ends_with_the_lost_claim(state: ClaimState) -> None:
+    claims = Claims(state)
+    ended = claims.again.claim(streamed_job())
+    assert isinstance(ended, EndedUndecoded)
+    assert (ended.claimed.attempt, ended.failure.code, claims.held) == (1, "claim_lost", {})
