@@ -39,7 +39,8 @@ from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
 from worker.background import BackgroundWrites, Write
 from worker.components import Components
-from worker.costs.live import LiveCosts, open_costs
+from worker.costs.live import LiveCosts
+from worker.costs.opening import open_costs
 from worker.deciding.choice_log import StoredChoices
 from worker.deciding.decider import Decider
 from worker.deciding.decision_journal import StoredDecisions

@@ -33,7 +33,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import claim_request, outcome, simulated_counts, vanilla_counts
-from worker.costs.live import open_costs
+from worker.costs.opening import open_costs
 from worker.deciding.choice_log import StoredChoices
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache

@@ -15,7 +15,8 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select
 
-from alphaloop.cli.replaying.run import Window, replay_history
+from alphaloop.cli.replaying.result import Window
+from alphaloop.cli.replaying.run import replay_history
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings import Settings, overridden

@@ -13,13 +13,8 @@ from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.cost_doubt import LogEstimate
 from alphaloop.cost_state import CostBasis, CostState, Deviation, with_shared_weights
 from alphaloop.errors import StoreError
-from alphaloop.settings import WorkerSettings
-from alphaloop.store.costs import CostStore
-from worker.background import Write
-from worker.costs.calibration import calibrate, plan
 from worker.costs.fading import FadingCorrection, Moment
-from worker.costs.shared_weights import timed_by
-from worker.engine import Engine, Step
+from worker.engine import Step
 
 log = logging.getLogger(__name__)
 
@@ -241,46 +236,3 @@ class LiveCosts:
 def _is_news(now: CostPoint, then: CostPoint) -> bool:
     has_moved = abs(math.log(now.correction / then.correction)) >= _NEWS
     return has_moved or abs(math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)) >= _DOUBT_NEWS
-
-
-def open_costs(
-    settings: WorkerSettings,
-    engine: Engine,
-    store: CostStore,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    write: Write = lambda what, act: act(),
-) -> LiveCosts:
-    """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
-
-    Corrections are stored through `write`, which may do it later.
-    """
-    identity = engine.identity
-    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-    key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
-    timed = timed_by(engine.drafters)
-    known = store.load(*key).points
-    lacking = plan(engine, settings, known).missing(known)
-    if lacking.needed:
-        log.info(
-            "measuring what a round costs here", extra={"action": "calibration_started", "device": identity.device}
-        )
-        measured = calibrate(
-            engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
-        )
-        store.save(*key, with_shared_weights(measured, timed))
-    points = store.load(*key).points
-    log.info(
-        "costs: %d points, %d of them measured now",
-        len(points),
-        len(points) - len(known),
-        extra={"action": "calibration_done"},
-    )
-    return LiveCosts(
-        points,
-        half_life=settings.correction_half_life_rounds,
-        save_every_s=settings.correction_save_s,
-        timed=timed,
-        save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
-        clock=clock,
-    )

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from alphaloop.cli.moments import shown
-from alphaloop.cli.replaying.run import Replayed
+from alphaloop.cli.replaying.result import Replayed
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.hindsight import Compared, total
