@@ -1,14 +1,22 @@
-"""The small HTTP server of both processes: /metrics, /healthz, /readyz."""
+"""The small HTTP server of both processes: /metrics, /healthz, /readyz.
+
+/metrics may ask for a name and a password (basic authentication). The two checks never do, because container engines
+and orchestrators ask them without any, and they show no more than which part of the process is at fault.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError
 
@@ -16,11 +24,32 @@ Check = Callable[[], str | None]
 """None when all is well, else what is wrong, in one line."""
 
 
-class Endpoint:
-    """Serves until closed. /healthz: should this process be restarted? /readyz: does it take work?"""
+#: A client that neither sends nor reads for so long is let go, so that its thread ends.
+SOCKET_TIMEOUT_S: Final = 10.0
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, *, healthy: Check, ready: Check) -> None:
-        handler = _handler(registry, {"/healthz": healthy, "/readyz": ready})
+
+class Endpoint:
+    """Serves until closed. /healthz: should this process be restarted? /readyz: does it take work?
+
+    With a `password` /metrics is shown to who sends `username` and that password only.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        *,
+        healthy: Check,
+        ready: Check,
+        username: str = "",
+        password: SecretStr | None = None,
+    ) -> None:
+        handler = _handler(
+            registry,
+            {"/healthz": healthy, "/readyz": ready},
+            None if password is None else f"{username}:{password.get_secret_value()}",
+        )
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as error:
@@ -44,11 +73,17 @@ class Endpoint:
         self._thread.join(5)
 
 
-def _handler(registry: CollectorRegistry, checks: dict[str, Check]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    registry: CollectorRegistry, checks: dict[str, Check], credentials: str | None
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = SOCKET_TIMEOUT_S
+
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            if path == "/metrics":
+            if path == "/metrics" and not _is_allowed(self.headers.get("Authorization"), credentials):
+                self._answer(401, "text/plain; charset=utf-8", b"a name and a password are needed\n")
+            elif path == "/metrics":
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(200, content_type, encode(registry))
             elif path in checks:
@@ -61,6 +96,8 @@ def _handler(registry: CollectorRegistry, checks: dict[str, Check]) -> type[Base
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(content)))
+            if status == 401:
+                self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
             self.end_headers()
             self.wfile.write(content)
 
@@ -68,3 +105,16 @@ def _handler(registry: CollectorRegistry, checks: dict[str, Check]) -> type[Base
             """Scrapes are not news."""
 
     return Handler
+
+
+def _is_allowed(header: str | None, credentials: str | None) -> bool:
+    """Whether a header `Authorization: Basic …` carries these credentials; None asks for none."""
+    if credentials is None:
+        return True
+    scheme, _, encoded = (header or "").partition(" ")
+    try:
+        given = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    # In constant time, so that an answer's delay tells nothing about the password.
+    return scheme.lower() == "basic" and hmac.compare_digest(given, credentials.encode())

@@ -20,12 +20,15 @@ from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import Liveness, Pulse
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
+from alphaloop.watchdog import Watchdog
 from scheduler.leadership import Leadership
 from scheduler.loop import SCHEDULE_ID, Scheduler
 from scheduler.metrics import SchedulerMetrics
@@ -38,7 +41,7 @@ MAX_CHECK_AGE_S: Final = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the scheduler; returns 0 after a run or a requested stop, 1 after an error that an operator must fix."""
+    """Run the scheduler; returns why it ended, one of alphaloop.exit_codes."""
     options = _options(argv)
     try:
         settings = load_settings(options.configs, profile=options.profile)
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error(
             "%s", error.message, extra={"action": "scheduler_failed", "code": error.code, "hint": error.hint or ""}
         )
-        return 1
+        return ExitCode.FAILED
 
 
 def _measure(settings: Settings, *, stay: bool) -> int:
@@ -106,6 +109,11 @@ def _stay(settings: Settings, lead: Callable[[Term], Scheduler], metrics: Schedu
     stop, died = threading.Event(), threading.Event()
     dials = settings.scheduler
     ticker: Ticker | None = None
+    liveness = Liveness()
+    checks = liveness.watch(Pulse("the check of the leader's lock"), MAX_CHECK_AGE_S + dials.leader_check_s)
+    runs = liveness.watch(Pulse("the measurement run"), dials.max_run_s)
+    longest_pause_s = dials.interval_s + dials.misfire_grace_s + dials.max_run_s
+    ticks = liveness.watch(Pulse("the timer of measurement runs"), longest_pause_s)
 
     def fatal() -> None:
         died.set()
@@ -127,6 +135,8 @@ def _stay(settings: Settings, lead: Callable[[Term], Scheduler], metrics: Schedu
             clock=lambda: datetime.now(UTC),
             metrics=metrics,
             fatal=fatal,
+            run_pulse=runs,
+            tick_pulse=ticks,
         )
         ticker.start()
 
@@ -139,25 +149,32 @@ def _stay(settings: Settings, lead: Callable[[Term], Scheduler], metrics: Schedu
 
     leadership = Leadership(lock, promote=promote, demote=demote)
 
-    def healthy() -> str | None:
-        age_s = leadership.check_age_s
-        return (
-            f"the lock was last checked {age_s:.0f} s ago" if age_s > MAX_CHECK_AGE_S + dials.leader_check_s else None
-        )
-
     # A standby is as ready as a leader: both wait for the next tick.
-    endpoint = Endpoint(dials.http_host, dials.http_port, metrics.registry, healthy=healthy, ready=healthy)
+    endpoint = Endpoint(
+        dials.http_host,
+        dials.http_port,
+        metrics.registry,
+        healthy=liveness.hung,
+        ready=liveness.hung,
+        username=dials.metrics_username,
+        password=dials.metrics_password,
+    )
+    watchdog = Watchdog(liveness)
+    watchdog.start()
     log.info("measuring", extra={"action": "scheduler_ready", "metrics": endpoint.url})
     try:
-        while not stop.is_set():
-            leadership.check()
-            stop.wait(dials.leader_check_s)
+        with checks.expected():
+            while not stop.is_set():
+                checks.beat()
+                leadership.check()
+                stop.wait(dials.leader_check_s)
     finally:
+        watchdog.close()
         stop.set()
         leadership.resign()
         endpoint.close()
     log.info("stopped", extra={"action": "scheduler_stopped"})
-    return 1 if died.is_set() else 0
+    return ExitCode.FAILED if died.is_set() else ExitCode.STOPPED
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

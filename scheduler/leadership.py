@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from alphaloop.errors import StoreError
@@ -23,12 +22,6 @@ class Leadership:
     def __init__(self, lock: AdvisoryLock, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
         self._lock, self._promote, self._demote = lock, promote, demote
         self._leads = False
-        self._checked_at = time.monotonic()
-
-    @property
-    def check_age_s(self) -> float:
-        """Seconds since the last check ended; other threads read it."""
-        return time.monotonic() - self._checked_at
 
     @property
     def leads(self) -> bool:
@@ -50,7 +43,6 @@ class Leadership:
             self._leads = False
             log.warning("lost the leader's lock", extra={"action": "leader_lost"})
             self._demote()
-        self._checked_at = time.monotonic()
         return self._leads
 
     def resign(self) -> None:

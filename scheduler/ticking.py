@@ -12,6 +12,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from alphaloop.errors import AlphaloopError, FatalBrokerError
+from alphaloop.liveness import Pulse
 from scheduler.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
@@ -35,10 +36,14 @@ class Ticker:
         clock: Callable[[], datetime],
         metrics: SchedulerMetrics,
         fatal: Callable[[], None],
+        run_pulse: Pulse | None = None,
+        tick_pulse: Pulse | None = None,
     ) -> None:
         self._run, self._clock, self._metrics, self._fatal = run, clock, metrics, fatal
         self._interval_s, self._misfire_grace_s = interval_s, misfire_grace_s
         self._scheduler: BackgroundScheduler | None = None
+        self._run_pulse = run_pulse or Pulse("the measurement run")  # beats when a run begins
+        self._tick_pulse = tick_pulse or Pulse("the timer of measurement runs")  # beats at each tick
 
     @property
     def is_running(self) -> bool:
@@ -57,6 +62,7 @@ class Ticker:
         )
         self._scheduler.add_listener(self._heard, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
         every = AlignedInterval(seconds=self._interval_s, start_date=EPOCH, timezone=UTC)
+        self._tick_pulse.beat()
         self._scheduler.add_job(self.tick, every, id="interval", next_run_time=datetime.now(UTC))
         self._scheduler.start()
 
@@ -65,12 +71,16 @@ class Ticker:
         if self._scheduler is not None:
             scheduler, self._scheduler = self._scheduler, None
             scheduler.shutdown(wait=wait)
+            self._tick_pulse.rest()
 
     def tick(self) -> None:
         """Run what is due now. A run that fails is logged; the next tick tries again."""
         now = self._clock()
+        if self.is_running:
+            self._tick_pulse.beat()
         try:
-            self._run(now, due_at(now, self._interval_s))
+            with self._run_pulse.expected():
+                self._run(now, due_at(now, self._interval_s))
         except FatalBrokerError as error:
             log.error("%s", error.message, extra={"action": "run_failed", "code": error.code})
             self._fatal()
@@ -83,6 +93,8 @@ class Ticker:
         else:
             log.warning("a tick came too late, or while a run was under way", extra={"action": "tick_missed"})
             self._metrics.tick_missed()
+            if self.is_running:
+                self._tick_pulse.beat()
 
 
 class AlignedInterval(IntervalTrigger):  # type: ignore[misc]

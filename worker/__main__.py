@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
@@ -22,13 +23,15 @@ from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
+from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
-from worker.components import Components
+from worker.health import WorkerHealth
 from worker.loop import Worker
 
 log = logging.getLogger("worker")
 
-MAX_POLL_AGE_S = 30.0
+#: Beyond the longest step: what holds the interpreter for longer is ended by the C library.
+_BACKSTOP_S: Final = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,39 +66,37 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
     owner = owner_name()
     components = assemble(settings, configs, engine, database, producer, owner=owner, stop=stop, hurry=hurry, rng=rng)
     worker = Worker(components)
+    health = WorkerHealth(worker, components)
     components.metrics.watch(components.intake, lambda: worker.num_waiting)
+    components.metrics.watch_pulses(components.liveness.pulses)
     endpoint = Endpoint(
         settings.worker.http_host,
         settings.worker.http_port,
         components.metrics.registry,
-        healthy=lambda: _unhealthy(components),
-        ready=lambda: _unready(worker, components),
+        healthy=health.unhealthy,
+        ready=health.unready,
+        username=settings.worker.metrics_username,
+        password=settings.worker.metrics_password,
+    )
+    watchdog = Watchdog(
+        components.liveness,
+        last_orders=health.give_back_unstarted,
+        backstop_s=settings.worker.max_step_s + _BACKSTOP_S,
     )
     # Models, kernels and modules stay as long as the process: a full collection that looks at them takes .3 s.
     gc.collect()
     gc.freeze()
     try:
         log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": endpoint.url})
-        worker.run()
+        watchdog.start()
+        components.loop_pulse.around(worker.run)()
     finally:
+        watchdog.close()
         components.close(settings.worker.drain_s)
         producer.close()
         endpoint.close()
         database.close()
     log.info("drained", extra={"action": "worker_stopped", "owner": owner})
-
-
-def _unhealthy(components: Components) -> str | None:
-    age_s = components.intake.poll_age_s
-    return f"the consumer was last polled {age_s:.0f} s ago" if age_s > MAX_POLL_AGE_S else None
-
-
-def _unready(worker: Worker, components: Components) -> str | None:
-    if worker.ends_because is not None:
-        return f"ending, jobs are given back: {worker.ends_because}"
-    if components.stop.is_set():
-        return "draining"
-    return None if components.intake.is_assigned else "no partitions assigned yet"
 
 
 def _on_signals(stop: threading.Event, hurry: threading.Event, drain_s: float) -> None:

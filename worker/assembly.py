@@ -20,6 +20,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_dead_letter_topic, ensure_topics
+from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings, TaskSettings, read_tasks
 from alphaloop.store.acceptance_state import AcceptanceStateStore
@@ -107,9 +108,10 @@ def assemble(
     validation = Validation(
         engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
     )
-    intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN])
-    control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL])
-    leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s)
+    intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake")
+    control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake")
+    liveness = Liveness()
+    leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
     died = threading.Event()
 
     def gives_up() -> bool:
@@ -192,7 +194,7 @@ def assemble(
         died.set()
         feed.ready.wake()
 
-    return Components(
+    components = Components(
         owner=owner,
         engine=engine,
         intake=intake,
@@ -227,11 +229,16 @@ def assemble(
         background_thread=Neighbour("background", write_in_background, on_failure=tell),
         stop=stop,
         hurry=hurry,
+        liveness=liveness,
+        loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
         drain_s=limits.drain_s,
     )
+    for pulse in components.thread_pulses:
+        liveness.watch(pulse, limits.max_silence_s)
+    return components
 
 
-def _consume(settings: Settings, group_id: str, patterns: Sequence[str]) -> Intake:
+def _consume(settings: Settings, group_id: str, patterns: Sequence[str], name: str) -> Intake:
     limits = settings.worker
     return Intake(
         Consumer(settings.kafka, group_id=group_id),
@@ -240,6 +247,7 @@ def _consume(settings: Settings, group_id: str, patterns: Sequence[str]) -> Inta
         max_buffered_bytes=limits.max_buffered_bytes,
         max_distance=limits.max_watermark_distance,
         commit_interval_s=limits.commit_interval_s,
+        name=name,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from alphaloop.errors import StoreError, StoreUnavailable
+from alphaloop.liveness import beat
 from worker.jobs.bounded_queue import BoundedQueue
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class BackgroundWrites:
         """Do the waiting writes in order. A write that fails because the database is away is repeated next turn."""
         waiting = self._queue.take(_MOST_WAITING, timeout_s)
         for number, (what, write) in enumerate(waiting):
+            beat()
             try:
                 write()
             except StoreUnavailable as error:

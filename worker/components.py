@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from alphaloop.errors import WorkerThreadDied
+from alphaloop.liveness import Liveness, Pulse
 from alphaloop.store.jobs import JobStore
 from worker.background import BackgroundWrites
 from worker.costs.live import LiveCosts
@@ -64,6 +65,8 @@ class Components:
     background_thread: Neighbour
     stop: threading.Event  #: take nothing new, finish what runs
     hurry: threading.Event  #: give back what runs, between two rounds
+    liveness: Liveness  #: of every thread, and of the loop's steps
+    loop_pulse: Pulse
     drain_s: float  #: most time for what is left to do at the end
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -87,6 +90,25 @@ class Components:
         self.control_intake.start()
         for neighbour in self.neighbours:
             neighbour.start()
+
+    @property
+    def thread_pulses(self) -> tuple[Pulse, ...]:
+        """Of every thread beside the loop."""
+        neighbours = [neighbour.pulse for neighbour in self.neighbours]
+        return (*neighbours, self.intake.pulse, self.control_intake.pulse, self.leases.pulse, self.watch.pulse)
+
+    def died(self) -> str | None:
+        """Which thread ended by itself, in words; None while all live."""
+        for neighbour in self.neighbours:
+            if neighbour.failure is not None:
+                return f"the thread {neighbour.name} ended: {neighbour.failure.message}"
+        for intake in (self.intake, self.control_intake):
+            if intake.failure is not None:
+                return f"a polling thread ended: {intake.failure.message}"
+        for name, thread in (("leases", self.leases), ("watch", self.watch)):
+            if thread.has_died:
+                return f"the thread {name} ended"
+        return None
 
     def check(self) -> None:
         """Raise the exception that ended a thread."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from alphaloop.errors import StoreError
+from alphaloop.liveness import beat
 from worker.components import Components
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.running import RunningJobs
@@ -51,14 +52,8 @@ class Ending:
         self._leave()
 
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Undo the claims of these jobs; if the database is away their leases run out instead."""
-        if not claimed:
-            return
-        try:
-            self._c.jobs.release({one.job_id: one.attempt for one in claimed}, owner=self._c.owner)
-        except StoreError as error:
-            log.warning("%d jobs not released: %s", len(claimed), error.message, extra={"action": "release_failed"})
-        self._c.leases.let_go(one.job_id for one in claimed)
+        """Give these claims back, none of them counted as tried."""
+        release(self._c, claimed)
 
     def save(self) -> None:
         """Write down what the worker learnt: costs, budgets, decisions."""
@@ -85,4 +80,16 @@ class Ending:
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
         while not self._c.hurry.is_set() and not is_done() and self._c.clock() < self._until:
             self._c.check()
+            beat()
             self._c.hurry.wait(_WAIT_S)
+
+
+def release(components: Components, claimed: Sequence[ClaimedJob]) -> None:
+    """Give claims back, none of them counted as tried; if the database is away their leases run out instead."""
+    if not claimed:
+        return
+    try:
+        components.jobs.release({one.job_id: one.attempt for one in claimed}, owner=components.owner)
+    except StoreError as error:
+        log.warning("%d jobs not released: %s", len(claimed), error.message, extra={"action": "release_failed"})
+    components.leases.let_go(one.job_id for one in claimed)

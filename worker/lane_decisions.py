@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.errors import StoreUnavailable
+from alphaloop.errors import StoreUnavailable, reason_of
 from alphaloop.messages import Mode
 from worker.components import Components
 from worker.jobs.claiming import ClaimedJob
@@ -44,4 +44,4 @@ def decide_lane(
 
 
 def _vanilla(error: Exception) -> Decision:
-    return Decision(Mode.VANILLA, None, None, 0, Reason.UNDECIDED, f"deciding failed: {type(error).__name__}")
+    return Decision(Mode.VANILLA, None, None, 0, Reason.UNDECIDED, f"deciding failed: {reason_of(error)}")

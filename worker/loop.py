@@ -13,6 +13,7 @@ from typing import Final
 from uuid import uuid4
 
 from alphaloop.errors import DecodeFailed, EngineSick
+from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import Outcome
 from worker.components import Components
@@ -95,6 +96,7 @@ class Worker:
         outcomes, and `Publisher` publishes them and finishes their deliveries. After a crash Kafka delivers unfinished
         messages again: a recorded outcome is then published again, and any other job is decoded again.
         """
+        beat()
         self._c.check()
         self._self_test.check()
         self._learn()

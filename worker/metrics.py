@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
+from alphaloop.liveness import Pulse
 from alphaloop.store.outcomes import Outcome
 from worker.costs.live import LiveCosts
 from worker.engine import EngineIdentity, Step
@@ -94,6 +95,13 @@ class WorkerMetrics:
             lambda: intake.poll_age_s
         )
         Gauge("alphaloop_num_requests_waiting", "Jobs waiting for a slot", registry=r).set_function(num_waiting)
+
+    def watch_pulses(self, pulses: Sequence[Pulse]) -> None:
+        """Show at every scrape how long each thread, and the engine's step, have not moved."""
+        help_text = "Since it last moved; 0 while it does not run"
+        silence = Gauge("alphaloop_silence_seconds", help_text, ["part"], registry=self.registry)
+        for pulse in pulses:
+            silence.labels(pulse.name).set_function(partial(getattr, pulse, "silence_s"))
 
     def watch_costs(self, costs: LiveCosts) -> None:
         """Show at every scrape how much slower than calibrated the target and each drafter are."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from alphaloop.errors import AlphaloopError, WorkerThreadDied, reason_of
+from alphaloop.liveness import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +27,21 @@ class Neighbour:
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
+        self.pulse = Pulse(f"the thread {name}")
         self._turn = turn
         self._on_failure = on_failure
         self._failure: AlphaloopError | None = None
         self._is_ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
 
     def start(self) -> None:
         """Begin to turn."""
         self._thread.start()
+
+    @property
+    def failure(self) -> AlphaloopError | None:
+        """The exception that ended the thread."""
+        return self._failure
 
     def check(self) -> None:
         """Raise the exception that ended the thread."""
@@ -51,6 +58,7 @@ class Neighbour:
     def _run(self) -> None:
         try:
             while not self._is_ending.is_set():
+                self.pulse.beat()
                 self._turn()
         except AlphaloopError as error:
             self._fail(error)

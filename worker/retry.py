@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreUnavailable
+from alphaloop.liveness import beat
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class Retry:
         """The answer of `act`; its last StoreUnavailable, BrokerUnavailable or DeliveryFailed once in a hurry."""
         wait_s = FIRST_WAIT_S
         while True:
+            beat()  # a server that is away may be away for long
             try:
                 answer = act()
             except (StoreUnavailable, BrokerUnavailable, DeliveryFailed) as error:

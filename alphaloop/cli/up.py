@@ -18,6 +18,7 @@ import typer
 from alphaloop.cli.children import LogFollower, await_event, field_of, scheduler_process, worker_process
 from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options
 from alphaloop.cli.screen import err, note, out
+from alphaloop.cli.supervision import Supervised
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack, running_stack
@@ -40,7 +41,8 @@ def up(
 ) -> None:
     """Start everything on this machine, and stay.
 
-    Broker, database, worker and scheduler run until Ctrl-C or `alphaloop down`.
+    Broker, database, worker and scheduler run until Ctrl-C or `alphaloop down`. A worker or scheduler that ends by
+    itself is started again, up to five times in ten minutes.
 
     Uses the broker of KAFKA_BOOTSTRAP_SERVERS and the database of DATABASE_URL if set. The data is kept.
     """
@@ -157,7 +159,7 @@ def _show_addresses(settings: Settings, metrics: dict[str, str]) -> None:
 
 
 def _stay(children: list[ChildProcess], stop: threading.Event) -> None:
+    supervised = [Supervised(child, note) for child in children]
     while not stop.wait(_WATCH_S):
-        for child in children:
-            if not child.is_running:
-                raise child.failed("ended by itself")
+        for one in supervised:
+            one.look()

@@ -62,6 +62,10 @@ class ChildProcess:
         """Whether the server runs."""
         return self._guard is not None and self._guard.poll() is None
 
+    def ended_with(self) -> int | None:
+        """Its exit code, 128 and the number for a signal; None while it runs. Afterwards it can be started again."""
+        return None if self._guard is None or self._guard.poll() is None else self._reap(5.0)
+
     def start(self) -> None:
         """Start it; raises StartFailed when the program cannot be run at all."""
         self.log.parent.mkdir(parents=True, exist_ok=True)

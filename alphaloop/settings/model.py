@@ -113,8 +113,14 @@ class WorkerSettings(Section):
     lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
     commit_interval_s: float = Field(1.0, gt=0)  #: between two commits of offsets
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for running jobs to finish
+    max_step_s: float = Field(
+        600.0, gt=0
+    )  #: a longer step of the engine hangs: the process ends, and other workers take its jobs
+    max_silence_s: float = Field(120.0, gt=0)  #: the same for a thread beside the engine that does not move
     http_host: str = "127.0.0.1"
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
+    metrics_username: str = "metrics"  #: for /metrics, where metrics_password is set
+    metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
     calibration_batches: tuple[AtLeastOne, ...] | None = None  #: always measured; unset: 1 and batch_size
     calibration_widths: tuple[AtLeastOne, ...] | None = None  #: unset: 1 and the longest draft plus one
     calibration_contexts: tuple[AtLeastOne, ...] | None = None  #: tokens before; unset: 256, and 2048 if there is time
@@ -172,8 +178,11 @@ class SchedulerSettings(Section):
     partitions_ahead_days: int = Field(7, ge=1)  #: tables partitioned by day have partitions for so many days ahead
     history_retention_days: int = Field(90, ge=2)  #: age at which single jobs and reports are deleted
     report_folder: Path | None = None  #: unset: data_dir/reports
+    max_run_s: float = Field(1800.0, gt=0)  #: a longer measurement run hangs: the process ends, and another one leads
     http_host: str = "127.0.0.1"
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
+    metrics_username: str = "metrics"  #: for /metrics, where metrics_password is set
+    metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
 
 
 class LogSettings(Section):

@@ -17,6 +17,7 @@ from alphaloop.demo.prompts import TASKS
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.stack import running_stack
 from tests.fixtures.cli import Cli
+from tests.fixtures.worker import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +71,38 @@ def test_up_prints_addresses_that_work_and_stops_clean(cli: Cli, folder: Path, e
     assert process.returncode == 0, told
     assert "stopping the scheduler" in told
     assert "Traceback" not in told
+
+
+def child_pid(folder: Path, module: str) -> int | None:
+    """The process that runs this module for this data folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if command[1:4] == [b"-P", b"-m", module.encode()] and f"ALPHALOOP_DATA_DIR={folder}".encode() in environment:
+            return int(process.name)
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the child in /proc")
+def test_up_starts_a_scheduler_that_was_killed_again(folder: Path) -> None:
+    process = command(folder, "up", "--no-worker", ALPHALOOP_EMBEDDED__BROKER="tansu")
+    log = folder / "logs" / "scheduler.log"
+    try:
+        until(lambda: log.exists() and log.read_text().count("scheduler_ready") == 1, "it is up")
+        killed = child_pid(folder, "scheduler")
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: log.read_text().count("scheduler_ready") == 2, "it is up again")
+        assert child_pid(folder, "scheduler") not in (None, killed)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, told
+    assert "the scheduler ended with code 137 (killed by signal 9); starting it again in 1 s" in " ".join(told.split())
 
 
 def test_a_demo_whose_worker_cannot_start_says_so(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from alphaloop.errors import StoreError, StoreUnavailable
+from alphaloop.liveness import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class Watch:
         self._every_s = every_s
         self._is_deaf = False
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self.pulse = Pulse("the thread watch")
+        self._thread = threading.Thread(target=self.pulse.around(self._run), name="watch", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -64,6 +66,7 @@ class Watch:
         """Return on a notice, after `every_s`, or to end."""
         until = time.monotonic() + self._every_s
         while not self._stop.is_set() and (left_s := until - time.monotonic()) > 0:
+            self.pulse.beat()
             try:
                 is_told = self._notices.wait(min(left_s, _SLICE_S))
             except StoreUnavailable as error:

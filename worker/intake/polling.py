@@ -18,6 +18,7 @@ from typing import Final
 
 from alphaloop.errors import AlphaloopError, BrokerError, reason_of
 from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.liveness import Pulse
 from worker.intake.delivery import Delivery, RecordSource
 from worker.intake.watermark import Watermark
 
@@ -48,6 +49,7 @@ class Intake:
         max_buffered_bytes: int,
         max_distance: int,
         commit_interval_s: float,
+        name: str = "intake",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
@@ -69,7 +71,8 @@ class Intake:
         self._closing = threading.Event()
         self._failure: AlphaloopError | None = None
         self._last_commit = self._last_poll = clock()
-        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self.pulse = Pulse(f"the thread {name}")
+        self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
 
     def start(self) -> None:
         """Subscribe and begin to poll."""
@@ -135,6 +138,11 @@ class Intake:
         return self._clock() - self._last_poll
 
     @property
+    def failure(self) -> AlphaloopError | None:
+        """The exception that ended the polling thread."""
+        return self._failure
+
+    @property
     def is_assigned(self) -> bool:
         """Whether the group has given this member anything."""
         return bool(self._partitions)
@@ -164,6 +172,7 @@ class Intake:
             self._source.close()
 
     def _turn(self) -> None:
+        self.pulse.beat()
         record = self._source.poll(POLL_S if self._finished.empty() else 0.0)
         self._last_poll = self._clock()
         if record is not None:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from alphaloop.liveness import beat
+
 Item = TypeVar("Item")
 
 
@@ -56,6 +58,7 @@ class BoundedQueue(Generic[Item]):
                 while not self._fits(num_bytes) and not give_up():
                     if num_added:
                         self._changed.notify_all()
+                    beat()
                     self._changed.wait(0.1)
                 self._items.append(item)
                 self._num_bytes += num_bytes

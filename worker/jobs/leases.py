@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, Protocol
 
 from alphaloop.errors import StoreError
+from alphaloop.liveness import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +32,23 @@ class LeaseKeeper:
 
     A claim that could not be renewed in time is lost: the attempt number fences it, so its outcome, if it still comes,
     is dropped by the store. Losing it is therefore only logged.
+
+    While `may_renew` says no, claims are left to run out, so that another worker takes the jobs.
     """
 
-    def __init__(self, store: LeaseStore, *, owner: str, lease_s: float) -> None:
+    def __init__(
+        self, store: LeaseStore, *, owner: str, lease_s: float, may_renew: Callable[[], bool] = lambda: True
+    ) -> None:
         self._store = store
         self._owner = owner
         self._lease_s = lease_s
+        self._may_renew = may_renew
         self._held: dict[str, int] = {}
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self.pulse = Pulse("the thread leases")
+        self._thread = threading.Thread(target=self.pulse.around(self._run), name="leases", daemon=True)
 
     def start(self) -> None:
         """Begin to renew."""
@@ -95,7 +102,7 @@ class LeaseKeeper:
         """One renewal; StoreError is logged, since the next renewal or the fencing token will tell."""
         with self._lock:
             held = dict(self._held)
-        if not held:
+        if not held or not self._may_renew():
             return
         try:
             still = self._store.renew(held, owner=self._owner, lease_s=self._lease_s)
@@ -123,6 +130,7 @@ class LeaseKeeper:
         renew_every_s = self._lease_s / 3
         due = time.monotonic() + renew_every_s
         while not self._stop.wait(min(renew_every_s, _CHECK_EVERY_S)):
+            self.pulse.beat()
             if time.monotonic() >= due:
                 due = time.monotonic() + renew_every_s
                 self.renew_once()

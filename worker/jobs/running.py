@@ -10,7 +10,7 @@ from datetime import datetime
 from uuid import UUID
 
 from alphaloop.deciding.policy import Decision, DraftSetting
-from alphaloop.errors import DecodeFailed
+from alphaloop.errors import DecodeFailed, reason_of
 from worker.engine import Engine, Generation, Step
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import LaneKey
@@ -195,4 +195,4 @@ def _decode_failed(doing: str, error: Exception) -> DecodeFailed:
     if isinstance(error, DecodeFailed):
         return error
     log.error("%s failed", doing, exc_info=error, extra={"action": "engine_raised"})
-    return DecodeFailed(f"{doing} failed: {type(error).__name__}")
+    return DecodeFailed(f"{doing} failed: {reason_of(error)}")

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
-from alphaloop.errors import DecodeFailed, EngineSick
+from alphaloop.errors import EngineSick, reason_of
+from alphaloop.liveness import beat
 from alphaloop.messages import Body, Job, Mode, Purpose
 from worker.engine import Engine, PreparedJob, Sampling
 
@@ -73,11 +74,8 @@ class SelfTest:
             self._engine.abandon()
             self._engine.admit(self._known, decision)
             while self._engine.load().num_running:
+                beat()
                 self._engine.step()
-        except RuntimeError as error:  # torch's own, whose text is about the device and never about a prompt
-            return (str(error).splitlines() or [type(error).__name__])[0]
-        except DecodeFailed as error:
-            return error.message
         except Exception as error:
-            return type(error).__name__
+            return reason_of(error)
         return None

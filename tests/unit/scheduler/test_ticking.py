@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import FatalBrokerError, StoreUnavailable
+from alphaloop.liveness import Pulse
 from scheduler.metrics import SchedulerMetrics
 from scheduler.ticking import EPOCH, AlignedInterval, Ticker, due_at
 
@@ -130,3 +131,34 @@ def test_a_crash_is_logged_and_does_not_end_the_ticks(caplog: pytest.LogCaptureF
     assert twice.wait(WAIT_S)
     ticking.stop(wait=True)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_run_that_hangs_and_a_timer_that_stands_still_are_seen_while_this_process_leads() -> None:
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def run(now: datetime, due: datetime) -> None:
+        began.set()
+        assert may_end.wait(WAIT_S)
+        ended.set()
+
+    seconds = [0.0]
+    runs, ticks = (Pulse(name, lambda: seconds[0]) for name in ("run", "ticks"))
+    ticking = Ticker(
+        run,
+        interval_s=3600.0,
+        misfire_grace_s=60,
+        clock=lambda: NOW,
+        metrics=SchedulerMetrics(),
+        fatal=lambda: None,
+        run_pulse=runs,
+        tick_pulse=ticks,
+    )
+    assert (runs.silence_s, ticks.silence_s) == (0.0, 0.0)
+    ticking.start()
+    assert began.wait(WAIT_S)
+    seconds[0] = 5.0
+    assert (runs.silence_s, ticks.silence_s) == (5.0, 5.0)
+    may_end.set()
+    assert ended.wait(WAIT_S)
+    ticking.stop(wait=True)
+    assert (runs.silence_s, ticks.silence_s) == (0.0, 0.0), "a standby runs nothing"

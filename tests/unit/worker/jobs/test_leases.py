@@ -64,6 +64,17 @@ def test_a_database_that_is_away_costs_nothing_but_a_renewal() -> None:
     assert store.renewed == [{"a": 1}]
 
 
+def test_while_the_worker_hangs_its_claims_run_out() -> None:
+    store, hangs = LedgerOfLeases(), [True]
+    keeper = LeaseKeeper(store, owner="w", lease_s=30, may_renew=lambda: not hangs)
+    keeper.hold({"a": 1})
+    keeper.renew_once()
+    assert store.renewed == []
+    hangs.clear()
+    keeper.renew_once()
+    assert store.renewed == [{"a": 1}]
+
+
 def test_the_thread_renews_by_itself_and_ends() -> None:
     store = LedgerOfLeases()
     keeper = LeaseKeeper(store, owner="w", lease_s=0.03)

@@ -1,0 +1,119 @@
+"""A worker that hangs, on a real broker and a real database: it is found, and others decode its jobs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop import watchdog
+from alphaloop.errors import WorkerThreadDied
+from alphaloop.messages import Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.watchdog import Watchdog
+from tests.fakes import FakeEngine
+from tests.fixtures.stepping import SteppedEngine
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, running_worker, until
+from tests.integration.test_worker_continuous import job, results_of, with_worker
+from tests.integration.test_worker_flow import assert_counts_add_up
+from worker.health import WorkerHealth
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+
+def leases(database: Database) -> tuple[int, int]:
+    """How many jobs are held by a valid lease, and how many are claimed by somebody at all."""
+    query = "SELECT count(*) FILTER (WHERE lease_expires_at > clock_timestamp()), count(owner) FROM jobs"
+    with database.begin() as connection:
+        row = connection.execute(text(f"{query} WHERE status = 'running'")).one()
+    return int(row[0]), int(row[1])
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "TICK_S", 0.05)
+    monkeypatch.setattr(watchdog, "GRACE_S", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_jobs_of_a_hung_step_are_let_go_and_decoded_by_another_worker(
+    worker_settings: Settings, database: Database
+) -> None:
+    settings = with_worker(worker_settings, max_step_s=0.5, lease_s=1.5)
+    names = [f"job-{number}" for number in range(6)]
+    client, engine = Client(settings), SteppedEngine(num_slots=2)
+    client.send("code", [job(name) for name in names], partition=0)
+    hung = RunningWorker(settings, engine, seed=1)
+    health, ended = WorkerHealth(hung.worker, hung.components), threading.Event()
+    dog = Watchdog(hung.components.liveness, last_orders=health.give_back_unstarted, end=ended.set)
+    hung.start()
+    engine.wait_at_round()
+    until(lambda: len(hung.components.feed.ready) >= 4, "the other jobs are claimed ahead")
+    dog.start()
+    assert ended.wait(WAIT_S)
+    dog.close()
+    wrong = health.unhealthy()
+    assert wrong is not None
+    assert wrong.startswith("the engine's step has not moved for")
+    assert health.unready() == wrong
+    until(lambda: leases(database)[0] == 0, "no lease is renewed any more")
+    assert leases(database)[1] == len(engine.running), "what never started was given back"
+    hung.components.intake.close(WAIT_S)  # as the end of the process does
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        results = results_of(client, *names)
+    assert {result.status for result in results.values()} == {Status.SUCCEEDED}
+    engine.run_freely()
+    hung.close()
+    assert_counts_add_up(database, num_jobs=6)
+
+
+@pytest.mark.parametrize("name", ["feed", "recording", "publishing", "control", "background", "leases", "watch"])
+def test_a_thread_that_hangs_is_named(name: str, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread stops in a call that it makes in every turn, as in a server's answer that never comes."""
+    may_go_on = threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        assert may_go_on.wait(WAIT_S)
+
+    settings = with_worker(worker_settings, max_silence_s=0.5)
+    running = RunningWorker(settings, FakeEngine(num_slots=2), seed=1)
+    parts = running.components
+    calls: dict[str, tuple[object, str]] = {
+        "feed": (parts.intake, "take"),
+        "recording": (parts.recorder._waiting, "take"),
+        "publishing": (parts.publishing, "take"),
+        "control": (parts.control_intake, "take"),
+        "background": (parts.background._queue, "take"),
+        "leases": (parts.leases, "check_cancelled"),
+        "watch": (parts.watch._notices, "wait"),
+    }
+    owner, method = calls[name]
+    monkeypatch.setattr(owner, method, hang)
+    health = WorkerHealth(running.worker, parts)
+    running.start()
+    try:
+        until(lambda: f"the thread {name} has not moved" in (health.unhealthy() or ""), "its silence is seen")
+    finally:
+        may_go_on.set()
+        monkeypatch.undo()
+        running.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_of_the_leases_that_dies_ends_the_worker_and_is_seen(
+    worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = RunningWorker(with_worker(worker_settings, lease_s=0.3), FakeEngine(num_slots=2), seed=1)
+    health = WorkerHealth(running.worker, running.components)
+
+    def die() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(running.components.leases, "renew_once", die)
+    running.start()
+    until(lambda: running.error is not None, "the worker ended by itself")
+    assert health.unhealthy() == "the thread leases ended"
+    with pytest.raises(WorkerThreadDied, match="leases"):
+        running.close()

@@ -1,0 +1,74 @@
+"""A worker or scheduler that ends is started again, later each time, until that has happened too often."""
+
+from __future__ import annotations
+
+import pytest
+
+from alphaloop.cli.supervision import MOST_STARTS, WINDOW_S, Supervised
+from alphaloop.errors import StartFailed
+
+
+class Child:
+    """Ends whenever the test says so."""
+
+    name = "worker"
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self.num_starts = 0
+
+    def start(self) -> None:
+        self.num_starts += 1
+        self.code = None
+
+    def ended_with(self) -> int | None:
+        return self.code
+
+    def failed(self, what: str, *, hint: str | None = None) -> StartFailed:
+        return StartFailed(f"{self.name} {what}", hint=hint)
+
+
+class Supervising:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.child = Child()
+        self.told: list[str] = []
+        self.supervised = Supervised(self.child, self.told.append, clock=lambda: self.now)
+
+    def die(self, code: int) -> None:
+        self.child.code = code
+        self.supervised.look()
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+        self.supervised.look()
+
+
+def test_an_end_is_told_with_its_reason_and_answered_by_a_new_start() -> None:
+    one = Supervising()
+    one.pass_by(100)
+    one.die(3)
+    assert one.told == [
+        "the worker ended with code 3 (its engine failed whatever it decoded); starting it again in 1 s"
+    ]
+    one.pass_by(0.5)
+    assert one.child.num_starts == 0
+    one.pass_by(0.5)
+    assert one.child.num_starts == 1
+    one.die(137)
+    assert one.told[-1] == "the worker ended with code 137 (killed by signal 9); starting it again in 2 s"
+
+
+def test_too_many_ends_are_an_error_and_old_ones_are_forgotten() -> None:
+    one = Supervising()
+    for _ in range(MOST_STARTS):
+        one.die(1)
+        one.pass_by(100)
+    assert one.child.num_starts == MOST_STARTS
+    one.pass_by(WINDOW_S)
+    for _ in range(MOST_STARTS):
+        one.die(4)
+        one.pass_by(16)
+    with pytest.raises(StartFailed, match=r"worker ended with code 4 .*, after 5 new starts within 10 minutes"):
+        one.die(4)
+    assert one.child.num_starts == 2 * MOST_STARTS

@@ -1,0 +1,73 @@
+"""The HTTP server of both processes: what it shows, and to whom."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from pydantic import SecretStr
+
+from alphaloop import endpoint
+from alphaloop.endpoint import Check, Endpoint
+
+WAIT_S = 10.0
+
+
+@contextmanager
+def serving(
+    *, password: str | None = None, healthy: Check = lambda: None, ready: Check = lambda: None
+) -> Iterator[str]:
+    registry = CollectorRegistry()
+    Counter("jobs", "Jobs", registry=registry).inc()
+    secret = None if password is None else SecretStr(password)
+    server = Endpoint("127.0.0.1", 0, registry, healthy=healthy, ready=ready, username="reader", password=secret)
+    try:
+        yield server.url
+    finally:
+        server.close()
+
+
+def get(url: str, authorization: str | None = None) -> tuple[int, str]:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=WAIT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def basic(credentials: str) -> str:
+    return f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+
+def test_checks_say_what_is_wrong() -> None:
+    with serving(healthy=lambda: "the step has not moved", ready=lambda: None) as url:
+        assert get(f"{url}/healthz") == (503, "the step has not moved\n")
+        assert get(f"{url}/readyz?verbose") == (200, "ok\n")
+        assert get(f"{url}/")[0] == 404
+        status, text = get(f"{url}/metrics")
+        assert (status, "jobs_total 1.0" in text) == (200, True)
+
+
+def test_metrics_are_shown_to_the_password_only_and_checks_to_everybody() -> None:
+    with serving(password="s3cret") as url:
+        wrong = (None, basic("reader:wrong"), basic("other:s3cret"), "Basic ???", "Bearer s3cret", "Basic")
+        assert [get(f"{url}/metrics", given)[0] for given in wrong] == [401] * len(wrong)
+        assert get(f"{url}/metrics", basic("reader:s3cret"))[0] == 200
+        assert get(f"{url}/healthz") == (200, "ok\n")
+
+
+def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "SOCKET_TIMEOUT_S", 0.1)
+    with serving() as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
+            assert client.recv(1024) == b"", "the server closed the connection"

@@ -1,0 +1,34 @@
+"""What /healthz and /readyz of a worker say, and what is done before a worker that hangs is ended."""
+
+from __future__ import annotations
+
+from worker.components import Components
+from worker.ending import release
+from worker.loop import Worker
+
+
+class WorkerHealth:
+    """Looks from outside at every thread of a worker. Any thread may ask."""
+
+    def __init__(self, worker: Worker, components: Components) -> None:
+        self._worker = worker
+        self._c = components
+
+    def unhealthy(self) -> str | None:
+        """Why this process should be replaced: a thread died, or a thread or a step hangs; None while all is well."""
+        return self._c.died() or self._c.liveness.hung()
+
+    def unready(self) -> str | None:
+        """Why this process takes no jobs; None while it does."""
+        if self._worker.ends_because is not None:
+            return f"ending, jobs are given back: {self._worker.ends_because}"
+        if (wrong := self.unhealthy()) is not None:
+            return wrong
+        if self._c.stop.is_set():
+            return "draining"
+        return None if self._c.intake.is_assigned else "no partitions assigned yet"
+
+    def give_back_unstarted(self) -> None:
+        """Give back what no step has touched. What is in the engine may be what hangs, so that counts as a crash."""
+        self._c.leases.close()
+        release(self._c, self._c.feed.ready.take_all())
