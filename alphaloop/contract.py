@@ -83,6 +83,7 @@ def asyncapi() -> dict[str, Any]:
         "defaultContentType": "application/json",
         "channels": {
             "jobs": _channel("jobs.{task}", "job", "Jobs of one task.", task),
+            "highJobs": _channel("jobs.{task}.high", "job", "Jobs of one task that go before its others.", task),
             "deadLetters": _channel(
                 "jobs.{task}.dlq", "deadLetter", "Messages that cannot become a job, and jobs that failed.", task
             ),
@@ -93,6 +94,7 @@ def asyncapi() -> dict[str, Any]:
         },
         "operations": {
             "receiveJob": _operation("receive", "jobs", "job"),
+            "receiveHighJob": _operation("receive", "highJobs", "job"),
             "sendDeadLetter": _operation("send", "deadLetters", "deadLetter"),
             "sendResult": _operation("send", "results", "result"),
             "sendTokens": _operation("send", "tokens", "tokenChunk"),

@@ -150,6 +150,7 @@ def assemble(
             measured_batch=limits.batch_size,
             quantum_s=limits.task_quantum_s,
             ageing_s=limits.priority_ageing_s,
+            normal_share=limits.normal_lane_share,
             weight_of=lambda task: validation.task(task).weight,
             read_s=deciding.costs.read_s,
             most_slack_s=limits.shared_beginning_slack_s,

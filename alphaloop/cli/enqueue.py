@@ -17,6 +17,7 @@ from alphaloop.cli.sending import Summary, report_wrong, send, send_and_wait
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding
+from alphaloop.messages.topics import high_topic, jobs_topic
 
 EXAMPLE: Final = """\
 alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
@@ -36,6 +37,7 @@ def enqueue(
     decoding: Decoding | None = typer.Option(None, help="Decide from history, or force one mode."),
     segment: str | None = typer.Option(None, help="Label that may split a task's history."),
     batch_id: str | None = typer.Option(None, help="Label of this group of jobs, echoed in the results."),
+    high: bool = typer.Option(False, "--high", help="Send to jobs.TASK.high: these start before the task's others."),
     strict: bool = typer.Option(False, "--strict", help="Send nothing if a line is wrong."),
     wait: bool = typer.Option(False, "--wait", help="Wait for every job's result."),
     timeout: float = typer.Option(1800.0, min=0.0, help="Seconds to wait for results."),
@@ -56,6 +58,7 @@ def enqueue(
     settings = connected_settings(context, database=False)
     reader = JobReader(settings, task=task, overrides=_overrides(max_tokens, temperature, decoding, segment, batch_id))
     waits = wait or output is not None
+    topic_of = high_topic if high else jobs_topic
     with contextlib.ExitStack() as stack:
         items = _read(reader, file, prompt, stack)
         if waits or strict:
@@ -67,10 +70,10 @@ def enqueue(
             )
         summary = Summary()
         if waits:
-            rows = send_and_wait(settings.kafka, list(items), summary, timeout)
+            rows = send_and_wait(settings.kafka, list(items), summary, timeout, topic_of=topic_of)
             _deliver(rows, output, is_single=prompt is not None and not as_json)
         else:
-            send(settings.kafka, items, summary, show_id=prompt is not None and not as_json)
+            send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)
     _conclude(summary, waits=waits, as_json=as_json)
 
 

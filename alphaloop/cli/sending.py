@@ -6,9 +6,9 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from alphaloop.cli.outcomes import Outcome, OutcomeReader, status_of
 from alphaloop.cli.screen import counts, note, progress
@@ -16,8 +16,9 @@ from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Job, Result, encode_job
-from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
+
+TopicOf: TypeAlias = Callable[[str], str]
 
 _MAX_SHOWN: Final = 20
 _FLUSH_S: Final = 120.0
@@ -50,8 +51,13 @@ class Summary:
         }
 
 
-def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summary, *, show_id: bool) -> None:
-    """Send lines as they are read, so that a file need not fit into memory. Connects at the first good line."""
+def send(
+    kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summary, *, topic_of: TopicOf, show_id: bool
+) -> None:
+    """Send lines as they are read, so that a file need not fit into memory. Connects at the first good line.
+
+    `topic_of` names the topic for jobs of a task.
+    """
     producer: Producer | None = None
     ready: set[str] = set()
     wrong: list[BadLine] = []
@@ -64,7 +70,7 @@ def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summ
             if item.job.task not in ready:
                 ensure_topics(kafka, [item.job.task])
                 ready.add(item.job.task)
-            _produce(producer, item)
+            _produce(producer, topic_of, item)
             summary.sent += 1
             if show_id:
                 sys.stdout.write(f"{item.job.job_id}\n")
@@ -78,7 +84,12 @@ def send(kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summ
 
 
 def send_and_wait(
-    kafka: KafkaSettings, items: Sequence[JobLine | BadLine], summary: Summary, timeout_s: float
+    kafka: KafkaSettings,
+    items: Sequence[JobLine | BadLine],
+    summary: Summary,
+    timeout_s: float,
+    *,
+    topic_of: TopicOf,
 ) -> Iterator[dict[str, Any]]:
     """Send, wait, and yield one row for each line, in its order."""
     lines = [item for item in items if isinstance(item, JobLine)]
@@ -87,7 +98,7 @@ def send_and_wait(
     summary.invalid, summary.sent = len(wrong), len(lines)
     outcomes: dict[str, Outcome] = {}
     if lines:
-        outcomes = _outcomes(kafka, lines, summary, timeout_s)
+        outcomes = _outcomes(kafka, lines, summary, timeout_s, topic_of)
     for item in items:
         if isinstance(item, BadLine):
             yield _wrong_row(item)
@@ -99,7 +110,9 @@ def send_and_wait(
         yield _row(item.job, outcome)
 
 
-def _outcomes(kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, timeout_s: float) -> dict[str, Outcome]:
+def _outcomes(
+    kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, timeout_s: float, topic_of: TopicOf
+) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
     job_ids = {line.job.job_id for line in lines}
     producer = Producer(kafka, client_id="alphaloop-enqueue")
@@ -108,7 +121,7 @@ def _outcomes(kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, 
             shown = bar.add_task("results", total=len(job_ids), note="")
             started = time.monotonic()
             for line in lines:
-                _produce(producer, line)
+                _produce(producer, topic_of, line)
             producer.flush(_FLUSH_S)
             for outcome in reader.outcomes(job_ids, timeout_s=timeout_s):
                 outcomes[outcome.job_id] = outcome
@@ -121,8 +134,8 @@ def _outcomes(kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, 
     return outcomes
 
 
-def _produce(producer: Producer, line: JobLine) -> None:
-    producer.send(jobs_topic(line.job.task), key=line.job.job_id.encode(), value=encode_job(line.job))
+def _produce(producer: Producer, topic_of: TopicOf, line: JobLine) -> None:
+    producer.send(topic_of(line.job.task), key=line.job.job_id.encode(), value=encode_job(line.job))
 
 
 def _wrong_row(item: BadLine) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, client_config
 from alphaloop.kafka.errors import broker_error, mapped
-from alphaloop.messages.topics import dlq_topic, jobs_topic
+from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.settings import KafkaSettings
 
 RESULTS: Final = "results"
@@ -88,7 +88,7 @@ def _contract_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[NewTopi
     found = []
     for task in tasks:
         name = jobs_topic(task)
-        found.append(_topic(kafka, name, size, 7 * _DAY_MS))
+        found += [_topic(kafka, topic, size, 7 * _DAY_MS) for topic in (name, high_topic(task))]
         found.append(_dead_letter_topic(kafka, name))
     found.append(_topic(kafka, RESULTS, size, 7 * _DAY_MS))
     found.append(_topic(kafka, TOKENS, size, _HOUR_MS))

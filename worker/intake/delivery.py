@@ -7,20 +7,27 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.messages.topics import is_high
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """A message, and the assignment under which it came: completions of an earlier assignment are void."""
 
-    record: Record
+    record: Record  #: the message as it was sent, also of a job that is tried again
     epoch: int
     number: int = 0  #: of the deliveries of its partition in this assignment
+    retried_from: TopicPartition | None = None  #: the partition of the retry topic, if it comes from there
 
     @property
     def partition(self) -> TopicPartition:
         """Where it lies."""
-        return self.record.topic_partition
+        return self.retried_from or self.record.topic_partition
+
+    @property
+    def is_high(self) -> bool:
+        """Whether it goes before others of its task."""
+        return is_high(self.record.topic)
 
     @property
     def num_bytes(self) -> int:

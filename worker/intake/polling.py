@@ -1,24 +1,28 @@
 """The one thread that owns the consumer: it polls at least once a second, also during long rounds.
 
-Deliveries go into a bounded buffer; completions come back through a queue and move the low watermark. A partition is
-paused when the buffer is full or its watermark lags too far behind, and resumed when there is room again.
+Deliveries go into a bounded buffer, one for each lane; completions come back through a queue and move the low
+watermark. A partition is paused when the buffer is full, when its watermark lags too far behind, and while the head of
+a retry topic is not due; it is resumed when there is room again.
 """
 
 from __future__ import annotations
 
 import logging
-import math
+import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, BrokerError, reason_of
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.liveness import Pulse
+from alphaloop.messages.topics import is_high
+from worker.intake.buffer import NO_ROOM, Buffer, Room
+from worker.intake.delays import as_sent, due_in_s
 from worker.intake.delivery import Delivery, RecordSource
 from worker.intake.watermark import Watermark
 
@@ -33,8 +37,10 @@ POLL_S: Final = 0.2
 class _Assigned:
     watermark: Watermark
     epoch: int
+    is_high: bool
     committed: int | None = None
     is_paused: bool = False
+    head: tuple[float, Delivery] | None = None  #: of a retry topic: when it is due, by the clock
 
 
 class Intake:
@@ -51,19 +57,19 @@ class Intake:
         commit_interval_s: float,
         name: str = "intake",
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """`max_buffered` and `max_buffered_bytes` are for each lane; `now` says when retries are due."""
         self._source = source
         self._patterns = patterns
-        self._max_buffered = max_buffered
-        self._max_buffered_bytes = max_buffered_bytes
         self._max_distance = max_distance
         self._commit_interval_s = commit_interval_s
         self._clock = clock
+        self._now = now
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._epoch = 0
         self._assignment_number = 0
-        self._buffer: deque[Delivery] = deque()
-        self._buffered_bytes = 0
+        self._high, self._normal = (Buffer(max_items=max_buffered, max_bytes=max_buffered_bytes) for _ in range(2))
         self._is_woken = False
         self._changed = threading.Condition()
         self._finished: SimpleQueue[Delivery] = SimpleQueue()
@@ -79,23 +85,20 @@ class Intake:
         self._source.subscribe(self._patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self._thread.start()
 
-    def take(self, limit: int, timeout_s: float, *, max_bytes: int | None = None) -> list[Delivery]:
-        """Up to `limit` deliveries, until they reach `max_bytes`; waits up to `timeout_s` for the first or for `wake`.
+    def take(
+        self, limit: int, timeout_s: float, *, max_bytes: int | None = None, high: Room = NO_ROOM
+    ) -> list[Delivery]:
+        """Up to `limit` deliveries, until they reach `max_bytes`; those of the high lane first, for which `high` is.
 
-        Raises the exception that ended the polling thread.
+        Waits up to `timeout_s` for the first or for `wake`. Raises the exception that ended the polling thread.
         """
-        room = math.inf if max_bytes is None else max_bytes
+        normal = Room(limit, sys.maxsize if max_bytes is None else max_bytes)
         with self._changed:
-            self._changed.wait_for(self._has_news if limit > 0 and room > 0 else self._is_urgent, timeout_s)
+            self._changed.wait_for(lambda: self._has_news(normal, high) or self._is_urgent(), timeout_s)
             self._is_woken = False
             if self._failure is not None:
                 raise self._failure
-            taken: list[Delivery] = []
-            while self._buffer and len(taken) < limit and room > 0:
-                taken.append(self._buffer.popleft())
-                room -= taken[-1].num_bytes
-            self._buffered_bytes -= sum(delivery.num_bytes for delivery in taken)
-            return taken
+            return self._high.take(high) + self._normal.take(normal)
 
     def wake(self) -> None:
         """Let a waiting `take` return, also without deliveries."""
@@ -122,8 +125,8 @@ class Intake:
         """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
         with self._changed:
             self._is_taking = False
-            self._buffer.clear()
-            self._buffered_bytes = 0
+            self._high.clear()
+            self._normal.clear()
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
@@ -178,6 +181,7 @@ class Intake:
         if record is not None:
             self._deliver(record)
         self._drain_finished()
+        self._deliver_due()
         self._balance()
         if self._clock() - self._last_commit >= self._commit_interval_s:
             self._last_commit = self._clock()
@@ -191,11 +195,25 @@ class Intake:
         if went_back:
             where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
             log.warning("offsets went back: the topic was made anew or cut", extra={"action": "log_went_back", **where})
+        sent = as_sent(record)
+        delivery = Delivery(sent, held.epoch, number, None if sent is record else record.topic_partition)
+        wait_s = due_in_s(record, self._now())
+        if wait_s > 0:
+            held.head = (self._clock() + wait_s, delivery)
+        else:
+            self._hand_out(delivery)
+
+    def _deliver_due(self) -> None:
+        """Hand out the heads of retry topics that are due."""
+        for held in self._partitions.values():
+            if held.head is not None and held.head[0] <= self._clock():
+                (_, delivery), held.head = held.head, None
+                self._hand_out(delivery)
+
+    def _hand_out(self, delivery: Delivery) -> None:
         with self._changed:
             if self._is_taking:
-                delivery = Delivery(record, held.epoch, number)
-                self._buffer.append(delivery)
-                self._buffered_bytes += delivery.num_bytes
+                (self._high if delivery.is_high else self._normal).add(delivery)
                 self._changed.notify_all()
 
     def _drain_finished(self) -> None:
@@ -208,16 +226,13 @@ class Intake:
                 self._partitions[delivery.partition].watermark.finish(delivery.number)
 
     def _balance(self) -> None:
-        num, num_bytes = len(self._buffer), self._buffered_bytes
-        is_full = num >= self._max_buffered or num_bytes >= self._max_buffered_bytes or not self._is_taking
-        # A paused partition throws away what the client fetched ahead, so it stays paused until half is used up.
-        has_room = num <= self._max_buffered // 2 and num_bytes <= self._max_buffered_bytes // 2 and self._is_taking
         pause, resume = [], []
         for partition, held in self._partitions.items():
-            is_far = held.watermark.distance >= self._max_distance
-            if not held.is_paused and (is_full or is_far):
+            buffer = self._high if held.is_high else self._normal
+            must_wait = held.watermark.distance >= self._max_distance or held.head is not None or not self._is_taking
+            if not held.is_paused and (buffer.is_full or must_wait):
                 pause.append(partition)
-            elif held.is_paused and has_room and not is_far:
+            elif held.is_paused and buffer.has_room and not must_wait:
                 resume.append(partition)
         for partitions, act, state in ((pause, self._source.pause, True), (resume, self._source.resume, False)):
             if partitions:
@@ -245,7 +260,7 @@ class Intake:
     def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self._epoch += 1
         for partition in partitions:
-            self._partitions[partition] = _Assigned(Watermark(), self._epoch)
+            self._partitions[partition] = _Assigned(Watermark(), self._epoch, is_high(partition.topic))
         self._assignment_number += 1
         log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
 
@@ -264,11 +279,11 @@ class Intake:
             self._partitions.pop(partition, None)
         self._assignment_number += 1
         with self._changed:
-            self._buffer = deque(delivery for delivery in self._buffer if delivery.partition not in gone)
-            self._buffered_bytes = sum(delivery.num_bytes for delivery in self._buffer)
+            self._high.drop(gone)
+            self._normal.drop(gone)
 
-    def _has_news(self) -> bool:
-        return bool(self._buffer) or self._is_urgent()
+    def _has_news(self, normal: Room, high: Room) -> bool:
+        return bool((normal and self._normal) or (high and self._high))
 
     def _is_urgent(self) -> bool:
         return self._is_woken or self._failure is not None or self._closing.is_set()

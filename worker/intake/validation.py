@@ -37,6 +37,11 @@ class ReadyJob:
         return self.prepared.job
 
     @property
+    def is_high(self) -> bool:
+        """Whether it goes before others of its task."""
+        return self.delivery.is_high
+
+    @property
     def num_bytes(self) -> int:
         """About what it takes in memory: its message, the text that was read from it, and the prompt's tokens."""
         text = len(self.delivery.record.value or b"")

@@ -14,7 +14,8 @@ from worker.jobs.lanes import LaneKey, lane_of
 from worker.jobs.measured import MeasuredTurns
 from worker.jobs.order import TaskOrder
 from worker.jobs.shares import SHORTEST_JOB_S, DeviceShare
-from worker.jobs.waiting import WaitingJob, WaitingJobs
+from worker.jobs.task_jobs import TaskJobs
+from worker.jobs.waiting import Load, WaitingJob
 
 __all__ = ["AdmissionQueue", "LaneKey", "Waiting", "lane_of"]
 
@@ -34,8 +35,8 @@ class Waiting:
 @dataclass(slots=True)
 class _Task(Generic[Item]):
     name: str
+    jobs: TaskJobs[Item]
     share: DeviceShare = field(default_factory=DeviceShare)
-    jobs: WaitingJobs[Item] = field(default_factory=WaitingJobs)
 
 
 class AdmissionQueue(Generic[Item]):
@@ -47,7 +48,8 @@ class AdmissionQueue(Generic[Item]):
     queue was empty starts at the least virtual time of the tasks with waiting jobs, because an idle task must not save
     up device time.
 
-    Within a task: by priority, where `ageing_s` of waiting are worth one step, and then by arrival.
+    Within a task: jobs of the high lane first, but for `normal_share` of the starts; within a lane by priority, where
+    `ageing_s` of waiting are worth one step, and then by arrival.
 
     Jobs whose prompts begin alike save the device time in which that beginning is read, as long as they run together.
     So a job may overtake others of its task, and its task may go on beyond the quantum, up to `SharingSlack`.
@@ -61,6 +63,7 @@ class AdmissionQueue(Generic[Item]):
         measured_batch: int,
         quantum_s: float = 1.0,
         ageing_s: float = 10.0,
+        normal_share: float = 0.2,
         weight_of: Callable[[str], float] = lambda task: 1.0,
         read_s: Callable[[int], float] = lambda num_tokens: 0.0,
         most_slack_s: float = 0.0,
@@ -71,12 +74,14 @@ class AdmissionQueue(Generic[Item]):
             measured_batch: jobs of a measured lane admitted in one turn; the engine's number of slots.
             quantum_s: device seconds over weight that a task may be ahead of the task that had least.
             ageing_s: seconds of waiting that are worth one step of priority.
+            normal_share: of a task's starts, for jobs that are not of the high lane, while some of both lanes wait.
             weight_of: the weight of a task, above 0; asked whenever the task is charged, so weights may change.
             read_s: device seconds in which the target reads so many tokens of a prompt, as measured.
             most_slack_s: device seconds by which jobs may go before their turn to share a beginning; 0: never.
         """
         self._quantum_s = quantum_s
         self._ageing_s = ageing_s
+        self._normal_share = normal_share
         self._weight_of = weight_of
         self._slack = SharingSlack(read_s, most_slack_s)
         self._held = HeldBeginnings(measured_batch)
@@ -89,6 +94,7 @@ class AdmissionQueue(Generic[Item]):
         self._turns = MeasuredTurns(measured_batch)
         self._arrival = count()
         self._num_bytes = 0
+        self._high = Load()
 
     def __len__(self) -> int:
         return sum(task.jobs.num_jobs for task in self._backlogged.values())
@@ -97,6 +103,11 @@ class AdmissionQueue(Generic[Item]):
     def num_bytes(self) -> int:
         """Bytes of the waiting jobs, as given to `add`."""
         return self._num_bytes
+
+    @property
+    def high(self) -> Load:
+        """What of it waits in the high lanes."""
+        return self._high
 
     def waiting(self, now: float) -> Mapping[str, Waiting]:
         """How many jobs wait and for how long, by task; tasks without a waiting job are left out."""
@@ -114,16 +125,22 @@ class AdmissionQueue(Generic[Item]):
         num_bytes: int,
         now: float,
         beginnings: tuple[Beginning, ...] = (),
+        is_high: bool = False,
     ) -> None:
-        """Let a job wait; `now` is when its waiting began, `beginnings` are its prompt's, the longest first."""
+        """Let a job wait; `now` is when its waiting began, `beginnings` are its prompt's, the longest first.
+
+        `is_high`: it is of the high lane. Probes and controls never are.
+        """
         task = self._task(lane.task)
         if not task.jobs.num_jobs:
             charged_s = (other.share.virtual_s for other in self._backlogged.values())
             task.share.virtual_s = max(task.share.virtual_s, min(charged_s, default=self._most_charged_s))
             self._backlogged[task.name] = task
         place = (now - priority * self._ageing_s, next(self._arrival))
-        task.jobs.add(place, WaitingJob(lane, item, num_bytes, now, () if self._slack.is_none else beginnings))
-        self._num_bytes += num_bytes
+        is_high = is_high and not lane.is_measured
+        job = WaitingJob(lane, item, num_bytes, now, () if self._slack.is_none else beginnings, is_high)
+        task.jobs.add(place, job)
+        self._count(job, 1)
 
     def next(self, limit: int, *, running: Mapping[LaneKey, int]) -> list[tuple[LaneKey, Item]]:
         """Take out the jobs that are admitted now, in their order; none where none may be.
@@ -153,7 +170,8 @@ class AdmissionQueue(Generic[Item]):
         """Take out and return the jobs for which `unwanted` holds (their partition went to another worker). O(n)."""
         gone = [job for task in self._backlogged.values() for job in task.jobs.discard(unwanted)]
         self._backlogged = {name: task for name, task in self._backlogged.items() if task.jobs.num_jobs}
-        self._num_bytes -= sum(job.num_bytes for job in gone)
+        for job in gone:
+            self._count(job, -1)
         return [job.item for job in gone]
 
     def _take_traffic(self, limit: int) -> list[WaitingJob[Item]]:
@@ -194,10 +212,15 @@ class AdmissionQueue(Generic[Item]):
         self._held.admit(job.beginnings)
         self._served_last = task.name
         self._running.add(task.name)
-        self._num_bytes -= job.num_bytes
+        self._count(job, -1)
         if not task.jobs.num_jobs:
             del self._backlogged[task.name]
         return job
+
+    def _count(self, job: WaitingJob[Item], sign: int) -> None:
+        self._num_bytes += sign * job.num_bytes
+        if job.is_high:
+            self._high = Load(self._high.num_jobs + sign, self._high.num_bytes + sign * job.num_bytes)
 
     def _observe(self, running: Mapping[LaneKey, int]) -> None:
         num_running: Counter[str] = Counter()
@@ -225,7 +248,7 @@ class AdmissionQueue(Generic[Item]):
     def _task(self, name: str) -> _Task[Item]:
         task = self._tasks.get(name)
         if task is None:
-            task = self._tasks[name] = _Task(name)
+            task = self._tasks[name] = _Task(name, TaskJobs(self._normal_share))
             task.share.weight = self._weight(name)
         return task
 

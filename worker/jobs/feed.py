@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from alphaloop.errors import MessageError
+from worker.intake.buffer import Room
 from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import ReadyJob, Validation
 from worker.jobs.admission import AdmissionQueue, Waiting
@@ -77,7 +78,7 @@ class JobFeed:
         self._max_waiting_bytes = max_waiting_bytes
         self._clock = clock
         self._now = now
-        self._reading = Reading(validation, clock)
+        self._reading_high, self._reading = Reading(validation, clock), Reading(validation, clock)
         self._held: list[tuple[float, ReadyJob]] = []
         self._suspects = Suspects(claiming, leases, retry)
         self._assignment = -1
@@ -101,12 +102,13 @@ class JobFeed:
 
     def turn(self) -> None:
         """Take new deliveries, validate and order them, and claim the jobs that start next."""
-        limit = max(0, self._max_waiting - self._num_unclaimed)
-        num_bytes = self._num_bytes + self._reading.num_bytes
-        may_read = len(self._reading) > 0 and self._num_bytes < self._max_waiting_bytes
+        may_read = any(
+            len(reading) and self._room(reading).num_bytes > 0 for reading in (self._reading_high, self._reading)
+        )
         wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
-        self._reading.add(self._intake.take(limit, wait_s, max_bytes=self._max_waiting_bytes - num_bytes))
-        self._receive()
+        self._take(wait_s)
+        for reading in (self._reading_high, self._reading):
+            self._read(reading)
         self._retry_held()
         self._discard_revoked()
         self._claim_ahead()
@@ -129,16 +131,31 @@ class JobFeed:
 
     @property
     def _num_unclaimed(self) -> int:
-        return len(self._reading) + len(self._queue) + len(self._held) + len(self._suspects)
+        unread = len(self._reading_high) + len(self._reading)
+        return unread + len(self._queue) + len(self._held) + len(self._suspects)
 
     @property
     def _num_bytes(self) -> int:
         """Of the jobs that wait; more than of their messages, because a prompt is held as text and as tokens too."""
         return self._queue.num_bytes + sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes
 
-    def _receive(self) -> None:
+    def _room(self, reading: Reading) -> Room:
+        """For jobs of that lane, beside those that wait. The lanes keep no room from each other."""
+        high = self._queue.high
+        if reading is self._reading_high:
+            return Room(self._max_waiting - high.num_jobs, self._max_waiting_bytes - high.num_bytes)
+        num_jobs = len(self._queue) - high.num_jobs + len(self._held) + len(self._suspects)
+        return Room(self._max_waiting - num_jobs, self._max_waiting_bytes - self._num_bytes + high.num_bytes)
+
+    def _take(self, wait_s: float) -> None:
+        normal = self._room(self._reading).without(len(self._reading), self._reading.num_bytes)
+        high = self._room(self._reading_high).without(len(self._reading_high), self._reading_high.num_bytes)
+        for delivery in self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high):
+            (self._reading_high if delivery.is_high else self._reading).add([delivery])
+
+    def _read(self, reading: Reading) -> None:
         now = self._clock()
-        ready, refused = self._reading.read(self._max_waiting_bytes - self._num_bytes)
+        ready, refused = reading.read(self._room(reading).num_bytes)
         for job in ready:
             self._wait_in_line(job, now)
         self._refuse(refused)
@@ -153,6 +170,7 @@ class JobFeed:
                 num_bytes=ready.num_bytes,
                 now=now,
                 beginnings=beginnings,
+                is_high=ready.is_high,
             )
 
     def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
@@ -173,7 +191,8 @@ class JobFeed:
         if self._intake.assignment_number == self._assignment:
             return
         self._assignment = self._intake.assignment_number
-        self._reading.discard(lambda delivery: not self._intake.is_current(delivery))
+        for reading in (self._reading_high, self._reading):
+            reading.discard(lambda delivery: not self._intake.is_current(delivery))
         self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
         self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
         with self._lock:

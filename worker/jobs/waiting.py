@@ -1,4 +1,4 @@
-"""The waiting jobs of one task, by priority with ageing and then by arrival. Pure."""
+"""The waiting jobs of one task and lane, by priority with ageing and then by arrival. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,20 @@ class WaitingJob(Generic[Item]):
     num_bytes: int
     since_s: float
     beginnings: tuple[Beginning, ...] = ()  #: of its prompt, the longest first
+    is_high: bool = False  #: it starts before the jobs of its task that are not
     is_waiting: bool = True
 
 
 Place = tuple[float, int]  #: rank and number of arrival: the least is served first
 _Heap = list[tuple[float, int, WaitingJob[Item]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Waiting jobs and their bytes."""
+
+    num_jobs: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 
 import pytest
 
 from alphaloop.errors import BrokerError, FatalBrokerError
 from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.messages.retry import Retry
+from worker.intake.buffer import Room
 from worker.intake.polling import Intake
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
@@ -234,3 +237,66 @@ def test_stopping_hands_out_nothing_more_but_goes_on_polling(source: ScriptedSou
     assert source.is_closed
     assert source.commits[-1] == {P0: 1}
     assert intake.poll_age_s < WAIT_S
+
+
+H0, R0 = TopicPartition("jobs.code.high", 0), TopicPartition("jobs.code.retry.10s", 0)
+
+
+def test_a_full_buffer_keeps_nothing_of_the_high_lane_out(source: ScriptedSource, intake: Intake) -> None:
+    source.script.put(lambda: source.on_assign([H0]))
+    for offset in range(4):
+        source.script.put(record(P0, offset))
+    source.wait_for(lambda: source.paused == {P0, P1})
+    for offset in range(2):
+        source.script.put(record(H0, offset))
+    source.settle()
+    assert H0 not in source.paused
+    assert [one.record.topic for one in intake.take(0, WAIT_S, high=Room(9, 1 << 20))] == [H0.topic] * 2
+    for offset in range(2, 6):
+        source.script.put(record(H0, offset))
+    source.wait_for(lambda: source.paused == {P0, P1, H0})
+    taken = intake.take(9, WAIT_S, high=Room(1, 1 << 20))
+    assert [(one.record.topic, one.record.offset) for one in taken] == [
+        (H0.topic, 2),
+        *((P0.topic, n) for n in range(4)),
+    ]
+
+
+def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(source: ScriptedSource) -> None:
+    clock = [0.0]
+    intake = Intake(
+        source,
+        ["^jobs"],
+        max_buffered=4,
+        max_buffered_bytes=1 << 20,
+        max_distance=10,
+        commit_interval_s=0.0,
+        clock=lambda: clock[0],
+        now=lambda: datetime.fromtimestamp(clock[0], UTC),
+    )
+    intake.start()
+    source.script.put(lambda: source.on_assign([P0, R0]))
+    for offset, not_before_s in ((0, 10), (1, 9), (2, 12)):
+        said = Retry("jobs.code.high", 2, 40 + offset, 7, 1000 * not_before_s, 1, "decode_failed")
+        waiting = Record(R0.topic, 0, offset, b"key", b"job", tuple(said.headers([("x", b"y")])), None)
+        source.script.put(waiting)
+        source.script.put(record(P0, offset))
+        (normal,) = intake.take(9, WAIT_S)
+        assert normal.record.topic == P0.topic, "the others of this worker go on"
+        if clock[0] < not_before_s:
+            assert source.paused == {R0}
+            clock[0] = not_before_s - 0.5
+            source.settle()
+            assert intake.take(9, 0.0, high=Room(9, 1 << 20)) == []
+            clock[0] = not_before_s
+        (retried,) = intake.take(9, WAIT_S, high=Room(9, 1 << 20))
+        assert retried.record == Record("jobs.code.high", 2, 40 + offset, b"key", b"job", (("x", b"y"),), 7)
+        assert retried.partition == R0
+        source.wait_for(lambda: R0 not in source.paused)
+        intake.finish([retried, normal])
+        source.wait_for(lambda offset=offset: {R0: offset + 1}.items() <= latest(source.commits).items())
+    intake.close(WAIT_S)
+
+
+def latest(commits: list[dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
+    return {partition: offset for commit in commits for partition, offset in commit.items()}

@@ -142,7 +142,7 @@ def test_discarded_and_measured_jobs_leave_nothing_behind(seed: int) -> None:
             waiting -= set(queue.discard(lambda item: item % 5 == 2))
         assert len(queue) == len(waiting)
     device.run_empty(0.3)
-    jobs = queue._tasks["code"].jobs
+    jobs = queue._tasks["code"].jobs.normal
     assert (jobs._by_beginning, jobs._traffic, jobs._overtaking.jobs) == ({}, [], [])
 
 

@@ -14,6 +14,7 @@ from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import FinishedDeliveries, delivery, validation
 from worker.engine import PreparedJob, Sampling
+from worker.intake.buffer import Room
 from worker.intake.polling import Delivery
 from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import ClaimedJob, Claiming
@@ -35,7 +36,7 @@ class Buffer(FinishedDeliveries):
         self.epoch = 1
         self.num_wakes = 0
 
-    def take(self, limit: int, timeout_s: float, *, max_bytes: int) -> list[Delivery]:
+    def take(self, limit: int, timeout_s: float, *, max_bytes: int, high: Room) -> list[Delivery]:
         if self.failure:
             raise self.failure
         taken: list[Delivery] = []

@@ -1,0 +1,94 @@
+"""The high lane of a task goes first, and its normal lane always gets its share."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.simulated_device import SimulatedDevice, lane
+from worker.jobs.admission import AdmissionQueue
+
+seeded = settings(derandomize=True, deadline=None, max_examples=30)
+
+
+def queue_of(num_normal: int, num_high: int, normal_share: float = 0.2) -> AdmissionQueue[str]:
+    """Normal jobs that came first, and high ones of which none has a priority."""
+    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=4, normal_share=normal_share)
+    for number in range(num_normal):
+        queue.add(lane("code"), f"normal-{number}", priority=100, num_bytes=10, now=0.0)
+    for number in range(num_high):
+        queue.add(lane("code"), f"high-{number}", priority=-100, num_bytes=1, now=50.0, is_high=True)
+    return queue
+
+
+def admitted(queue: AdmissionQueue[str], limit: int) -> list[str]:
+    return [name.split("-")[0] for _, name in queue.next(limit, running={})]
+
+
+def test_high_jobs_go_before_earlier_ones_whatever_their_priorities() -> None:
+    queue = queue_of(num_normal=3, num_high=3)
+    assert queue.high.num_jobs == queue.high.num_bytes == 3
+    assert [name for _, name in queue.next(9, running={})] == [
+        *(f"high-{number}" for number in range(3)),
+        *(f"normal-{number}" for number in range(3)),
+    ]
+    assert (queue.high.num_jobs, queue.high.num_bytes, queue.num_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("share", "every"), [(0.5, 2), (0.2, 5), (0.1, 10), (1 / 3, 3)])
+def test_while_both_wait_the_normal_lane_gets_its_share(share: float, every: int) -> None:
+    queue = queue_of(num_normal=100, num_high=300, normal_share=share)
+    order = [name for _ in range(10) for name in admitted(queue, every)]
+    assert order == [*["high"] * (every - 1), "normal"] * 10
+
+
+@seeded
+@given(st.integers(0, 2**32), st.sampled_from([0.05, 0.2, 0.7]))
+def test_however_high_jobs_come_no_normal_job_starves(seed: int, share: float) -> None:
+    """Of any starts while both lanes wait, the normal lane has its share to within one."""
+    rng, queue = Random(seed), queue_of(num_normal=40, num_high=1, normal_share=share)
+    num_starts = num_normal = number = 0
+    while queue.high.num_jobs < len(queue):
+        for _ in range(rng.randint(0, 9)):
+            number += 1
+            queue.add(lane("code"), f"high-later-{number}", priority=0, num_bytes=1, now=1.0, is_high=True)
+        if not queue.high.num_jobs:
+            continue
+        for name in admitted(queue, 1):
+            num_starts += 1
+            num_normal += name == "normal"
+            assert num_normal > num_starts * share - 1 - 1e-6
+
+
+def test_an_empty_normal_lane_saves_nothing_up() -> None:
+    queue = queue_of(num_normal=0, num_high=100, normal_share=0.5)
+    admitted(queue, 50)
+    for number in range(5):
+        queue.add(lane("code"), f"normal-{number}", priority=0, num_bytes=1, now=60.0)
+    assert admitted(queue, 6) == ["high", "normal"] * 3
+
+
+@seeded
+@given(st.integers(0, 2**32))
+def test_probes_among_both_lanes_run_alone_and_every_job_leaves_once(seed: int) -> None:
+    rng, queue = Random(seed), AdmissionQueue[int](measured_batch=3, normal_share=0.2)
+    device = SimulatedDevice(queue, 3, lambda *_: 0.5)
+    for number in range(120):
+        purpose = rng.choice(["traffic", "traffic", "probe"])
+        is_high = rng.random() < 0.6
+        queue.add(lane("code", purpose), number, priority=0, num_bytes=2, now=float(number), is_high=is_high)
+        if rng.random() < 0.3:
+            device.step(0.5)
+    device.run_empty(0.5)
+    assert sorted(item for _, item in device.admitted) == list(range(120))
+    assert (len(queue), queue.num_bytes, queue.high.num_jobs, queue.high.num_bytes) == (0, 0, 0, 0)
+
+
+def test_discarded_jobs_of_both_lanes_are_gone() -> None:
+    queue = queue_of(num_normal=3, num_high=3)
+    assert queue.discard(lambda name: name.endswith("-1")) == ["high-1", "normal-1"]
+    assert (queue.high.num_jobs, len(queue), queue.num_bytes) == (2, 4, 22)
+    assert queue.waiting(60.0)["code"].oldest_s == 60.0
