@@ -149,8 +149,8 @@ def worth_trying(
         news = news_of(rival, chosen, posteriors, shared_weights or {})
         gain = _gain(chosen, rival, news, num_jobs, limits.horizon_jobs) * per_job - lost / num_jobs
         if gain > 0 and (best is None or gain > best[0]):
-            told = f"could be better: {rival.speedup:.2f}x ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
-            best = gain, Trial(rival, lost, told)
+            explanation = f"could be better: {rival.speedup:.2f}x ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
+            best = gain, Trial(rival, lost, explanation)
     return best[1] if best else None
 
 

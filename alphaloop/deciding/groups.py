@@ -172,7 +172,7 @@ class Together:
 def _decision(whole: Decision, setting: DraftSetting, able: Sequence[DrafterState], gain: float) -> Decision:
     if setting == whole.setting:
         return whole
-    told = f"{whole.explanation}; " + (
+    explanation = f"{whole.explanation}; " + (
         f"apart from the other groups, a gain of {gain:.2f}x" if gain >= _WORTH_IT else "this is best for all groups"
     )
     drafter = next((d for d in able if d.name == setting.drafter), None)
@@ -183,5 +183,5 @@ def _decision(whole: Decision, setting: DraftSetting, able: Sequence[DrafterStat
         draft_revision=drafter.revision if drafter else None,
         num_draft_tokens=setting.num_draft_tokens,
         reason=Reason.FASTER if drafter else Reason.NOT_FASTER,
-        explanation=told,
+        explanation=explanation,
     )

@@ -161,9 +161,9 @@ def _bare(axes: Axes, grid: str) -> None:
     axes.set_axisbelow(True)
 
 
-def _svg(figure: Figure, told: str) -> str:
+def _svg(figure: Figure, title: str) -> str:
     FigureCanvasSVG(figure)
     out = io.StringIO()
     figure.patch.set_facecolor("white")
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Title": told})
+    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     return out.getvalue()

@@ -40,9 +40,9 @@ class SharedWeightCounts:
 
     def __init__(self, shared_weights: Sequence[SharedWeightDrafter], min_probability: float) -> None:
         self._gate = min_probability
-        told = [one for one in shared_weights if not one.min_probability or one.min_probability >= min_probability]
-        self._counts = {one: AcceptanceCounts() for one in told}
-        self._chances: dict[SharedWeightDrafter, list[int]] = {one: [0] * one.state.max_draft_tokens for one in told}
+        counted = [one for one in shared_weights if not one.min_probability or one.min_probability >= min_probability]
+        self._counts = {one: AcceptanceCounts() for one in counted}
+        self._chances: dict[SharedWeightDrafter, list[int]] = {one: [0] * one.state.max_draft_tokens for one in counted}
 
     def take(
         self, proposal: Proposal, num_accepted: int, *, num_emitted: int, num_asked: int, num_possible: int

@@ -56,7 +56,7 @@ class DraftModelDrafter:
         self._tokens = tokens
         self.context_length = context_length  #: tokens that it can hold of a text; behind them it proposes nothing
         self.min_probability = min_probability
-        self.shared_weights = tuple(shared_weights)  #: who drafts with the same model, and is told of by its rounds
+        self.shared_weights = tuple(shared_weights)  #: drafters with the same model, for which its rounds count too
         # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
         self._is_weighing = min_probability > 0 or any(one.min_probability for one in shared_weights)
         self._num_branches = num_branches
@@ -184,11 +184,11 @@ class DraftModelDrafter:
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
     def _draft_plain(self, rows: Sequence[Row], logits: Tensor) -> None:
-        told = self._tokens.best(logits, self._num_branches)
+        found = self._tokens.best(logits, self._num_branches)
         if self._is_weighing:
             # Read together, because each read waits for a GPU: a float64 holds any token id exactly.
-            told = torch.cat((self._tokens.best_probability(logits)[:, None].double(), told), dim=1)
-        for row, numbers in zip(rows, told.tolist(), strict=True):
+            found = torch.cat((self._tokens.best_probability(logits)[:, None].double(), found), dim=1)
+        for row, numbers in zip(rows, found.tolist(), strict=True):
             if self._is_weighing:
                 row.weigh(numbers.pop(0))
             token, *beside = map(int, numbers)
@@ -206,8 +206,8 @@ def _draw_together(rows: Sequence[Row], scores: Tensor) -> None:
     uniforms = torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows])
     tokens = draw_rows(q, uniforms)
     of_tokens = q.gather(1, tokens[:, None]).squeeze(1)
-    told = torch.stack((tokens.double(), of_tokens), dim=1).tolist()  # together: each telling waits for a GPU
-    for row, own, (token, p) in zip(rows, q, told, strict=True):
+    drawn = torch.stack((tokens.double(), of_tokens), dim=1).tolist()  # together, because each read waits for a GPU
+    for row, own, (token, p) in zip(rows, q, drawn, strict=True):
         row.tokens.append(int(token))
         row.q.append(own)
         row.weigh(p)

@@ -46,7 +46,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     others: list[list[int]] = field(default_factory=list)  #: beside each token, the next likeliest ones
     q: list[Tensor] = field(default_factory=list)
-    together: list[float] = field(default_factory=list)  #: probability of its tokens through each, where it is told
+    together: list[float] = field(default_factory=list)  #: probability of its tokens through each, if it is weighed
 
     @property
     def depth(self) -> int:

@@ -23,11 +23,11 @@ from worker.decoding.network.kernels.attention import attention_kernel
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.pointwise import gate_kernel, norm_kernel
 from worker.decoding.network.kernels.threads import openmp
-from worker.decoding.network.kernels.tiles import can_tile
+from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.operations import Heads
 from worker.decoding.network.passes import WIDEST_SHARED, Pass
 from worker.decoding.network.torch_operations import attend
-from worker.decoding.network.wide_reads import WideRead, can_attend_wide
+from worker.decoding.network.wide_reads import WideRead
 
 #: Elements below which waking other threads costs more than they save.
 _WORTH_SHARING: Final = 16_384
@@ -78,7 +78,7 @@ class CompiledAttention:
 
     def __init__(self, plan: Pass, tables: Mapping[str, Tensor], window: int | None, dtype: torch.dtype) -> None:
         self._tables, self._window, self._dtype = tables, window or 0, dtype
-        self._parts = [_Part(group, plan, dtype) for group in plan.groups]
+        self._parts = [_Part(group, plan) for group in plan.groups]
 
     def __call__(self, qkv: Tensor, held: Tensor, heads: Heads) -> Tensor:
         """[tokens, queries * head_dim] of one layer."""
@@ -94,7 +94,7 @@ class CompiledAttention:
             if heads.norms is not None:
                 a.norms, a.epsilon = heads.norms.data_ptr(), heads.epsilon
             kernel(part.address, part.num_threads)
-            if part.wide is not None and can_tile(heads.head_dim):
+            if part.wide is not None and attends_in_tiles(self._dtype, heads.head_dim):
                 part.wide.attend(a, heads, held)
             elif part.is_wide:
                 tokens = part.group.tokens
@@ -106,10 +106,11 @@ class CompiledAttention:
 class _Part:
     """A group of reads as a kernel's arguments; those of a layer are filled in when it is computed."""
 
-    def __init__(self, group: Group, plan: Pass, dtype: torch.dtype) -> None:
+    def __init__(self, group: Group, plan: Pass) -> None:
         self.group = group
         self.is_wide = group.width > WIDEST_SHARED
-        self.wide = WideRead(group.placed[0]) if self.is_wide and can_attend_wide(group.placed[0], dtype) else None
+        is_tree = group.placed[0].read.parents is not None
+        self.wide = WideRead(group.placed[0]) if self.is_wide and not is_tree else None
         self.num_threads = torch.get_num_threads()
         rows = [(placed.slot, placed.length, placed.first, placed.width) for placed in group.placed]
         # Both arrays have to live as long as their addresses are used.

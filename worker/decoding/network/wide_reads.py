@@ -10,22 +10,19 @@ from torch import Tensor
 
 from worker.decoding.network.groups import Placed
 from worker.decoding.network.kernels import attention, wide_attention
-from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.tiles import BLOCK
 from worker.decoding.network.kernels.wide_attention import arranging_kernel, num_blocks, wide_kernel
 from worker.decoding.network.operations import Heads
 
-#: What both kernels are told in the same words.
+#: Arguments that this kernel and that of short reads have in common.
 _SHARED: Final = ("qkv", "held", "seen", "num_tokens", "num_queries", "capacity", "num_slots", "scaling", "window")
 
 
-def can_attend_wide(placed: Placed, dtype: torch.dtype) -> bool:
-    """Whether the kernels serve this read: of bfloat16, on a processor with their products, and not of a tree."""
-    return dtype == torch.bfloat16 and has_pair_products() and placed.read.parents is None
-
-
 class WideRead:
-    """One read in all layers of a pass. Its keys and values of a layer are copied into room that the layers share."""
+    """One read in all layers of a pass, where attention runs in tiles; not of a tree.
+
+    Its keys and values of a layer are copied into room that the layers share.
+    """
 
     def __init__(self, placed: Placed) -> None:
         self._placed = placed
@@ -35,10 +32,10 @@ class WideRead:
         )
         self._address = ctypes.addressof(self._arguments)
 
-    def attend(self, told: attention.Arguments, heads: Heads, held: Tensor) -> None:
-        """Write what the read's tokens attend to; the rest of the arguments is as the short reads of the layer have it.
+    def attend(self, of_layer: attention.Arguments, heads: Heads, held: Tensor) -> None:
+        """Write what the read's tokens attend to. `of_layer`: the arguments of the kernel for short reads.
 
-        Queries are rotated, and the read's own keys and values are held.
+        That kernel has rotated the queries, and put the read's own keys and values into the cache.
         """
         size, num_shared = heads.head_dim, heads.num_queries // heads.num_keys
         num_held = num_blocks(self._placed.length + self._placed.width) * BLOCK * size * heads.num_keys
@@ -46,7 +43,7 @@ class WideRead:
             self._room = held.new_empty(2 * num_held)
         a = self._arguments
         for name in _SHARED:
-            setattr(a, name, getattr(told, name))
+            setattr(a, name, getattr(of_layer, name))
         a.keys, a.values = self._room.data_ptr(), self._room[num_held:].data_ptr()
         num_threads = torch.get_num_threads()
         arranging_kernel(size, num_shared)(self._address, num_threads)

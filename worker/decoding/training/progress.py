@@ -22,10 +22,10 @@ class Stages:
         count = done
         self._tell(Stage(name=name, total=total, done=done))
 
-        def advance(num: int = 1, told: str = "") -> None:
+        def advance(num: int = 1, note: str = "") -> None:
             nonlocal count
             count += num
-            self._tell(Advance(num=num, note=told))
+            self._tell(Advance(num=num, note=note))
 
         yield advance
         kept = f", {done} of them by an earlier run" if done else ""

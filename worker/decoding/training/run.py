@@ -90,7 +90,7 @@ class TrainingRun:
             draft_revision=find_weights(str(self._order.folder)).revision,
             target=self._served.name,
             target_revision=self._revision,
-            trained_on=self._told(lessons),
+            trained_on=self._trained_on(lessons),
             recipe=self._recipe.model_dump(mode="json"),
             judgement=judgement,
         )
@@ -221,7 +221,7 @@ class TrainingRun:
             "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
         }
 
-    def _told(self, lessons: Sequence[Lesson]) -> str:
+    def _trained_on(self, lessons: Sequence[Lesson]) -> str:
         num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
         prompts = self._order.prompts
         source = "written by the target itself" if prompts is None else f"of prompts {digest_of(prompts)}"

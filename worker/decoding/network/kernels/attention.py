@@ -18,11 +18,10 @@ import torch
 from worker.decoding.network.kernels.attending import attend_by_token
 from worker.decoding.network.kernels.compiling import array, float_of, kernel
 from worker.decoding.network.kernels.heads import copy_out, keep_key, turn_queries
-from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
 from worker.decoding.network.kernels.tiled_attending import attend_by_tile
-from worker.decoding.network.kernels.tiles import can_tile
+from worker.decoding.network.kernels.tiles import attends_in_tiles
 
 
 class At(IntEnum):
@@ -63,8 +62,10 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
     numbers = NUMBERS[dtype]
     raw, real = numbers.dtype, numbers.real
     keep, ask, write = keep_key(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
-    is_tiled = dtype == torch.bfloat16 and has_pair_products() and can_tile(head_dim)
-    attend = attend_by_tile(head_dim, num_shared) if is_tiled else attend_by_token(numbers, head_dim, num_shared)
+    if attends_in_tiles(dtype, head_dim):
+        attend = attend_by_tile(head_dim, num_shared)
+    else:
+        attend = attend_by_token(numbers, head_dim, num_shared)
     thread, team = thread_functions()
 
     @kernel

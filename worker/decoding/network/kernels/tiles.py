@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from worker.decoding.network.kernels.compiling import compiled
-from worker.decoding.network.kernels.multiplying import Tile, multiplication
+from worker.decoding.network.kernels.multiplying import Tile, has_pair_products, multiplication
 from worker.decoding.network.kernels.numbers import NUMBERS
 
 #: Keys side by side: four registers of scores, six queries at a time.
@@ -29,9 +29,9 @@ def tokens_together(num_shared: int) -> int:
     return max(1, _ROWS // num_shared)
 
 
-def can_tile(head_dim: int) -> bool:
-    """Whether heads of that size can be laid out for tiles."""
-    return head_dim % 32 == 0
+def attends_in_tiles(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether attention runs in tiles here: in bfloat16, on a processor with products of pairs, for heads that fit."""
+    return dtype == torch.bfloat16 and has_pair_products() and head_dim % 32 == 0
 
 
 def value_tile(head_dim: int) -> Tile:

@@ -18,7 +18,7 @@ from worker.decoding.network.operations import Heads
 from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
 from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.torch_operations import attend
-from worker.decoding.network.wide_reads import WideRead, can_attend_wide
+from worker.decoding.network.wide_reads import WideRead
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -32,7 +32,6 @@ def attended(qkv: Tensor, held: Tensor, heads: Heads, *, length: int, window: in
     cache = SlotCache(KvShape(1, heads.num_keys, heads.head_dim, BF16), 2, CPU)
     cache.lengths = [0, length]
     placed = plan_pass(cache, [read], None).groups[0].placed[0]
-    assert can_attend_wide(placed, BF16)
     seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
     told = short.Arguments(qkv=qkv.data_ptr(), held=held.data_ptr(), seen=seen.data_ptr(), num_tokens=len(qkv))
     told.num_queries, told.capacity, told.num_slots = heads.num_queries, held.shape[2], held.shape[0]
