@@ -28,6 +28,7 @@ from alphaloop.cli import (
     replay,
     report,
     status,
+    tail,
     up,
 )
 from alphaloop.cli.options import GlobalOptions
@@ -85,6 +86,7 @@ _add(processes.worker, processes.WORKER_EXAMPLE)
 _add(processes.scheduler, processes.SCHEDULER_EXAMPLE)
 _add(enqueue.enqueue, enqueue.EXAMPLE)
 _add(status.status, status.EXAMPLE)
+_add(tail.tail, tail.EXAMPLE)
 _add(explain.explain, explain.EXAMPLE)
 _add(replay.replay, replay.EXAMPLE)
 _add(report.report, report.EXAMPLE)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
 import confluent_kafka as ck
@@ -116,18 +117,41 @@ class Consumer:
         when a topic does not exist.
         """
         wanted = []
+        for partition in self._partitions(topics):
+            low, high = self.watermarks(partition)
+            if newest is not None:
+                low = max(low, high - newest)
+            offset = low if at == "earliest" else high
+            wanted.append(ck.TopicPartition(partition.topic, partition.partition, offset))
+        with mapped("assigning partitions"):
+            self._client.assign(wanted)
+
+    def assign_since(self, topics: Sequence[str], since: datetime) -> None:
+        """Read whole topics without joining a group, from the first message of each partition that is not older.
+
+        Raises BrokerError when a topic does not exist.
+        """
+        ends = {partition: self.watermarks(partition)[1] for partition in self._partitions(topics)}
+        since_ms = int(since.timestamp() * 1000)
+        asked = [ck.TopicPartition(one.topic, one.partition, since_ms) for one in ends]
+        found = self._with_retries(
+            "asking for offsets by time", lambda: self._client.offsets_for_times(asked, timeout=self._timeout_s)
+        )
+        for one in found:
+            if one.offset < 0:  # nothing so new
+                one.offset = ends[TopicPartition(one.topic, one.partition)]
+        with mapped("assigning partitions"):
+            self._client.assign(found)
+
+    def _partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+        partitions = []
         for topic in topics:
             with mapped(f"reading {topic}"):
                 found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
             if found.error is not None:
                 raise broker_error(found.error, f"reading {topic}")
-            for number in found.partitions:
-                low, high = self.watermarks(TopicPartition(topic, number))
-                if newest is not None:
-                    low = max(low, high - newest)
-                wanted.append(ck.TopicPartition(topic, number, low if at == "earliest" else high))
-        with mapped("assigning partitions"):
-            self._client.assign(wanted)
+            partitions += [TopicPartition(topic, number) for number in found.partitions]
+        return partitions
 
     def poll(self, timeout_s: float) -> Record | None:
         """The next record; None after `timeout_s` or a client event.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 
@@ -184,6 +185,32 @@ def test_reading_from_the_end_misses_nothing_new(
         assert values == ([b"new"] if broker_of(request) == "kafka" else [b"old", b"old", b"new"])
     finally:
         reader.close()
+
+
+def test_reading_since_a_time_misses_nothing_that_is_newer(broker_settings: KafkaSettings, topic: str) -> None:
+    fill(broker_settings, topic, [b"old"] * 3, partition=0)
+    newest_ms = max(record.timestamp_ms or 0 for record in read_all(broker_settings, topic, 3))
+    since = datetime.fromtimestamp((newest_ms + 1) / 1000, UTC)
+    reader = Consumer(broker_settings, group_id="nobody")
+    try:
+        until_after(newest_ms)
+        fill(broker_settings, topic, [b"new"], partition=0)
+        reader.assign_since([topic], since)
+        fill(broker_settings, topic, [b"newest"], partition=1)
+        values: set[bytes | None] = set()
+        deadline = time.monotonic() + WITHIN_S
+        while not values >= {b"new", b"newest"}:
+            assert time.monotonic() < deadline, f"only {values} came"
+            if (record := reader.poll(0.5)) is not None:
+                values.add(record.value)
+    finally:
+        reader.close()
+
+
+def until_after(moment_ms: int) -> None:
+    """Wait until the clock that stamps messages has passed a moment of the near past."""
+    while time.time() * 1000 <= moment_ms + 1:
+        pass
 
 
 def test_reading_a_topic_that_is_not_there_is_refused(broker_settings: KafkaSettings, fresh_prefix: str) -> None:

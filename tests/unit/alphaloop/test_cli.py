@@ -26,6 +26,7 @@ NAMES = {
     "scheduler",
     "enqueue",
     "status",
+    "tail",
     "explain",
     "replay",
     "report",

@@ -1,0 +1,153 @@
+"""`alphaloop tail` against real servers: live texts, ends of every kind, jobs that nobody knows."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import TOKENS
+from alphaloop.messages import Chunk, Result, Status, Usage, chunk_headers, final_chunk, text_chunk
+from alphaloop.messages.headers import encoded
+from alphaloop.settings import Settings
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
+from tests.fixtures.worker import WAIT_S, Client, running_worker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+
+@pytest.fixture
+def tail_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """The command line on this test's servers."""
+    assert worker_settings.postgres.url is not None
+    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+    return cli
+
+
+def job(number: int, **fields: Any) -> bytes:
+    plain = {"job_id": f"job-{number}", "prompt": f"tell story number {number}", "max_tokens": 24, "stream": True}
+    return json.dumps({**plain, **fields}).encode()
+
+
+class Streamed:
+    """Chunks as a worker sends them, by the test's hand."""
+
+    def __init__(self, settings: Settings) -> None:
+        Client(settings)
+        self._producer = Producer(settings.kafka, client_id="test")
+
+    def text(self, job_id: str, attempt: int, seq: int, text: str) -> None:
+        chunk = Chunk(job_id, attempt, seq, text)
+        self._send(chunk, text_chunk(chunk, created=1, model="m"))
+
+    def end(self, job_id: str, attempt: int, seq: int) -> None:
+        usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+        final = final_chunk(
+            Result(
+                job_id=job_id,
+                status=Status.SUCCEEDED,
+                task="code",
+                attempt=attempt,
+                num_chunks=seq,
+                finish_reason="stop",
+                usage=usage,
+                recorded_at=datetime.now(UTC),
+            ),
+            model="m",
+        )
+        assert final is not None
+        self._send(*final)
+
+    def _send(self, chunk: Chunk, value: bytes) -> None:
+        headers = encoded(chunk_headers(chunk, {}))
+        self._producer.send(TOKENS, key=chunk.job_id.encode(), value=value, headers=headers)
+        self._producer.flush(WAIT_S)
+
+
+def test_jobs_of_a_worker_are_shown_until_all_have_ended(tail_cli: Cli, worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    with running_worker(worker_settings, FakeEngine(num_slots=2)):
+        client.send("code", [job(1), job(2, stream=False), job(3, deadline="2020-01-01T00:00:00Z")])
+        shown = tail_cli("tail", "job-1", "job-2", "job-3", "--json")
+        results = {result.job_id: result for result in client.results(3)}
+        again = tail_cli("tail", "job-1")
+        plain = tail_cli("tail", "job-2")
+        late = tail_cli("tail", "job-3")
+    lines = [json.loads(line) for line in shown.out.splitlines()]
+    ends = {line["job_id"]: line for line in lines if "streamed" in line}
+    assert {job_id: (end["status"], end["text"], end["streamed"]) for job_id, end in ends.items()} == {
+        "job-1": ("succeeded", results["job-1"].text, True),
+        "job-2": ("succeeded", results["job-2"].text, False),
+        "job-3": ("expired", None, True),
+    }
+    assert shown.code == 1
+    assert (again.code, again.out) == (0, f"{results['job-1'].text}\n")
+    assert (plain.code, plain.out) == (0, f"{results['job-2'].text}\n")
+    assert "not streamed" in plain.err
+    assert (late.code, late.out) == (1, "")
+    assert "expired" in late.err
+
+
+def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_on(
+    tail_cli: Cli, worker_settings: Settings
+) -> None:
+    streamed = Streamed(worker_settings)
+    streamed.text("a", 1, 0, "one ")
+    streamed.text("a", 1, 1, "two ")
+    streamed.text("a", 2, 0, "one ")
+    streamed.text("a", 1, 2, "of a suspended worker")
+    streamed.text("a", 2, 0, "one ")
+    streamed.text("a", 2, 1, "two three")
+    streamed.end("a", 2, 2)
+    shown = tail_cli("tail", "a", "--timeout", "30")
+    assert (shown.code, shown.out) == (0, "one two three\n")
+    assert "no such job was sent" in shown.err
+    as_json = [json.loads(line) for line in tail_cli("tail", "a", "--json").out.splitlines()]
+    assert [(line["attempt"], line["new_text"]) for line in as_json if "new_text" in line] == [
+        (1, "one "),
+        (1, "two "),
+        (2, "one "),
+        (2, "two three"),
+    ]
+
+
+def test_a_new_attempt_with_another_text_is_shown_from_its_start(tail_cli: Cli, worker_settings: Settings) -> None:
+    streamed = Streamed(worker_settings)
+    streamed.text("a", 1, 0, "one way")
+    streamed.text("a", 4, 0, "another ")
+    streamed.text("a", 4, 1, "way")
+    streamed.end("a", 4, 2)
+    shown = tail_cli("tail", "a")
+    assert shown.out == "one way\nanother way\n"
+    assert "decoded again" in shown.err
+
+
+def test_lines_of_several_jobs_name_their_job(tail_cli: Cli, worker_settings: Settings) -> None:
+    streamed = Streamed(worker_settings)
+    for number, piece in enumerate(("first line\nsec", "ond line")):
+        for job_id in ("a", "b"):
+            streamed.text(job_id, 1, number, piece)
+    for job_id in ("a", "b"):
+        streamed.end(job_id, 1, 2)
+    shown = tail_cli("tail", "a", "b", "a")
+    assert sorted(shown.out.splitlines()) == [
+        "a  first line",
+        "a  second line",
+        "b  first line",
+        "b  second line",
+    ]
+
+
+def test_a_job_that_never_ends_is_told_after_the_timeout(tail_cli: Cli, worker_settings: Settings) -> None:
+    Client(worker_settings)
+    shown = tail_cli("tail", "nobody", "--timeout", "0.5")
+    assert shown.code == 1
+    assert "not ended within 0.5 s: nobody" in shown.err
+    assert "alphaloop status" in shown.err
