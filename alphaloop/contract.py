@@ -20,7 +20,7 @@ from alphaloop.contract_headers import (
     job_headers_schema,
     result_headers_schema,
 )
-from alphaloop.messages import Job, Result
+from alphaloop.messages import Job, Result, retry
 from alphaloop.messages.body import UNSUPPORTED
 from alphaloop.messages.chunk import ChunkBody
 from alphaloop.messages.job import SHORTHAND
@@ -69,6 +69,20 @@ def chunk_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, **ChunkBody.model_json_schema(mode="validation"), "title": "Chunk"}
 
 
+def retry_headers_schema() -> dict[str, Any]:
+    """JSON Schema of the headers added to a job that waits to be tried again, each UTF-8 text."""
+    return {
+        "$schema": DIALECT,
+        "title": "RetryHeaders",
+        "description": "Headers added to the message of a job that failed; key, value and other headers are its own.",
+        "type": "object",
+        "properties": {
+            name: {"type": "string", "description": description} for name, description in retry.DESCRIPTIONS.items()
+        },
+        "required": [name for name in retry.DESCRIPTIONS if name != retry.TIMESTAMP],
+    }
+
+
 def asyncapi() -> dict[str, Any]:
     """An AsyncAPI 3 document of the topics from alphaloop's side: it receives jobs and sends results."""
     task = {"task": {"description": "Kind of prompt: a table of configs/tasks.toml."}}
@@ -84,6 +98,12 @@ def asyncapi() -> dict[str, Any]:
         "channels": {
             "jobs": _channel("jobs.{task}", "job", "Jobs of one task.", task),
             "highJobs": _channel("jobs.{task}.high", "job", "Jobs of one task that go before its others.", task),
+            "retries": _channel(
+                "jobs.{task}.retry.{delay}",
+                "retry",
+                "Jobs that failed and are tried again after a delay.",
+                task | {"delay": {"description": "kafka.retry_delays_s in its largest unit: 10s, 1m, 10m."}},
+            ),
             "deadLetters": _channel(
                 "jobs.{task}.dlq", "deadLetter", "Messages that cannot become a job, and jobs that failed.", task
             ),
@@ -95,6 +115,8 @@ def asyncapi() -> dict[str, Any]:
         "operations": {
             "receiveJob": _operation("receive", "jobs", "job"),
             "receiveHighJob": _operation("receive", "highJobs", "job"),
+            "sendRetry": _operation("send", "retries", "retry"),
+            "receiveRetry": _operation("receive", "retries", "retry"),
             "sendDeadLetter": _operation("send", "deadLetters", "deadLetter"),
             "sendResult": _operation("send", "results", "result"),
             "sendTokens": _operation("send", "tokens", "tokenChunk"),
@@ -120,6 +142,11 @@ def asyncapi() -> dict[str, Any]:
                     },
                 },
                 "driftReport": {"title": "A drift report as data", "contentType": "application/json"},
+                "retry": {
+                    "title": "The message of a job that failed, byte for byte",
+                    "contentType": "application/json",
+                    "headers": _schema("schemas/retry_headers.json"),
+                },
                 "deadLetter": {
                     "title": "A refused message, or the message of a job that failed",
                     "contentType": "application/octet-stream",
@@ -140,6 +167,7 @@ def documents() -> dict[str, str]:
         "schemas/chunk.json": chunk_schema(),
         "schemas/chunk_headers.json": chunk_headers_schema(),
         "schemas/dead_letter_headers.json": dead_letter_headers_schema(),
+        "schemas/retry_headers.json": retry_headers_schema(),
         "asyncapi.json": asyncapi(),
     }
     texts = {path: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for path, content in data.items()}

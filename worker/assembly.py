@@ -60,6 +60,7 @@ from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import Letters
 from worker.jobs.publishing import Publisher, PublishingQueue, Refused
 from worker.jobs.recording import Recorder
+from worker.jobs.retries import JobRetries
 from worker.jobs.slices import SliceRecorder
 from worker.jobs.steering import Steering
 from worker.metrics import WorkerMetrics
@@ -139,6 +140,20 @@ def assemble(
         owner=owner,
         retry=retry,
         max_items=RECORDING_ITEMS,
+        max_bytes=limits.max_buffered_bytes,
+        is_hurried=gives_up,
+    )
+    retries = JobRetries(
+        settings.kafka.retry_delays_s,
+        jobs,
+        leases,
+        publishing,
+        recorder,
+        intake,
+        ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
+        owner=owner,
+        retry=retry,
+        rng=rng,
         max_bytes=limits.max_buffered_bytes,
         is_hurried=gives_up,
     )
@@ -223,7 +238,9 @@ def assemble(
         jobs=jobs,
         metrics=metrics,
         retry=retry,
+        retries=retries,
         feed_thread=Neighbour("feed", feed.turn, on_failure=tell),
+        retries_thread=Neighbour("retries", retries.turn, on_failure=tell),
         recording_thread=Neighbour("recording", recorder.turn, on_failure=tell),
         publishing_thread=Neighbour("publishing", publisher.turn, on_failure=tell),
         control_thread=Neighbour("control", control_reader.turn, on_failure=tell),

@@ -25,6 +25,7 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue
 from worker.jobs.recording import Recorder
+from worker.jobs.retries import JobRetries
 from worker.jobs.steering import Steering, TaskSlice
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
@@ -58,7 +59,9 @@ class Components:
     background: BackgroundWrites
     store_slices: Callable[[Sequence[TaskSlice]], None]
     store_decisions: Callable[[], None]
+    retries: JobRetries
     feed_thread: Neighbour
+    retries_thread: Neighbour
     recording_thread: Neighbour
     publishing_thread: Neighbour
     control_thread: Neighbour
@@ -77,6 +80,7 @@ class Components:
         return (
             self.control_thread,
             self.feed_thread,
+            self.retries_thread,
             self.recording_thread,
             self.publishing_thread,
             self.background_thread,

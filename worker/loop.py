@@ -165,7 +165,7 @@ class Worker:
                 ended.append(self._undecoded(claimed, Status.CANCELLED, cancelled()))
             elif claimed.ready.job.is_expired(now):
                 ended.append(self._undecoded(claimed, Status.EXPIRED, outcomes.expired(claimed)))
-            elif claimed.num_crashes:
+            elif claimed.num_crashes or claimed.num_failures:
                 self._running.run_alone_later([claimed])
             else:
                 startable.append(claimed)
@@ -216,13 +216,19 @@ class Worker:
         return len(ended)
 
     def _blamed(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[EndedJob]:
-        """The jobs that failed alone by their own fault. Others run again later, because the engine was at fault."""
+        """The jobs that failed alone, by their own fault and for good.
+
+        Of the others, those that have a try left wait for it in Kafka. Where the engine was at fault, they run again.
+        """
         blamed = []
         for job, error in failed:
-            if self._self_test.is_job_to_blame(job.job_id, job.setting):
-                blamed.append(self._undecoded(job.claimed, Status.FAILED, outcomes.failure_of(error)))
-            else:
+            failure = outcomes.failure_of(error)
+            if not self._self_test.is_job_to_blame(job.job_id, job.setting):
                 self._running.run_alone_later([job.claimed])
+            elif self._c.retries.put(job.claimed, failure, self._c.now()):
+                self._c.feed.ended([job.lane])
+            else:
+                blamed.append(self._undecoded(job.claimed, Status.FAILED, failure))
         return blamed
 
     def _keep(self, slices: Sequence[TaskSlice]) -> None:

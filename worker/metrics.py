@@ -35,6 +35,7 @@ class WorkerMetrics:
         r = self.registry
         self._jobs = Counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"], registry=r)
         self._dead_letters = Counter("alphaloop_dead_letters", "Refused messages", ["code"], registry=r)
+        self._retried = Counter("alphaloop_jobs_retried", "Failed jobs that are tried again", ["code"], registry=r)
         self._answered = Counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record", registry=r)
         self._fenced = Counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost", registry=r)
         self._decisions = Counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"], registry=r)
@@ -172,6 +173,10 @@ class WorkerMetrics:
     def refused(self, code: str) -> None:
         """Count a dead letter."""
         self._dead_letters.labels(code).inc()
+
+    def retried(self, code: str) -> None:
+        """Count a job that failed and is tried again."""
+        self._retried.labels(code).inc()
 
     def answered_again(self, num_jobs: int) -> None:
         """Count redeliveries answered from the record."""

@@ -13,7 +13,7 @@ from confluent_kafka.cimpl import NewTopic
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, client_config
 from alphaloop.kafka.errors import broker_error, mapped
-from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
+from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic, retry_topic
 from alphaloop.settings import KafkaSettings
 
 RESULTS: Final = "results"
@@ -89,6 +89,7 @@ def _contract_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[NewTopi
     for task in tasks:
         name = jobs_topic(task)
         found += [_topic(kafka, topic, size, 7 * _DAY_MS) for topic in (name, high_topic(task))]
+        found += [_retry_topic(kafka, retry_topic(task, delay_s)) for delay_s in dict.fromkeys(kafka.retry_delays_s)]
         found.append(_dead_letter_topic(kafka, name))
     found.append(_topic(kafka, RESULTS, size, 7 * _DAY_MS))
     found.append(_topic(kafka, TOKENS, size, _HOUR_MS))
@@ -103,10 +104,18 @@ def _dead_letter_topic(kafka: KafkaSettings, topic: str) -> NewTopic:
     return _topic(kafka, dlq_topic(topic), size, 14 * _DAY_MS)
 
 
-def _topic(kafka: KafkaSettings, name: str, max_message_bytes: int, retention_ms: int) -> NewTopic:
+def _retry_topic(kafka: KafkaSettings, name: str) -> NewTopic:
+    size = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
+    # One partition, because few jobs fail; and each worker would have to read many more partitions.
+    return _topic(kafka, name, size, 7 * _DAY_MS, num_partitions=1)
+
+
+def _topic(
+    kafka: KafkaSettings, name: str, max_message_bytes: int, retention_ms: int, *, num_partitions: int | None = None
+) -> NewTopic:
     return NewTopic(
         name,
-        num_partitions=kafka.num_partitions,
+        num_partitions=num_partitions or kafka.num_partitions,
         replication_factor=kafka.replication_factor,
         config={"max.message.bytes": str(max_message_bytes), "retention.ms": str(retention_ms)},
     )

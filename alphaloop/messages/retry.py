@@ -15,7 +15,7 @@ PREFIX: Final = "alphaloop-retry-"
 _TOPIC: Final = PREFIX + "topic"
 _PARTITION: Final = PREFIX + "partition"
 _OFFSET: Final = PREFIX + "offset"
-_TIMESTAMP: Final = PREFIX + "timestamp"
+TIMESTAMP: Final = PREFIX + "timestamp"
 _NOT_BEFORE: Final = PREFIX + "not-before"
 _NUM_FAILURES: Final = PREFIX + "num-failures"
 _REASON: Final = PREFIX + "reason"
@@ -24,7 +24,7 @@ DESCRIPTIONS: Final = {
     _TOPIC: "Topic to which the job was sent.",
     _PARTITION: "Its partition, in digits.",
     _OFFSET: "Its offset, in digits.",
-    _TIMESTAMP: "Its timestamp, in milliseconds since 1970; absent if it had none.",
+    TIMESTAMP: "Its timestamp, in milliseconds since 1970; absent if it had none.",
     _NOT_BEFORE: "When the job is tried again, in milliseconds since 1970.",
     _NUM_FAILURES: "How often the job has failed, in digits.",
     _REASON: "Code of the last failure, docs/reference/errors.md.",
@@ -51,7 +51,7 @@ class Retry:
             _TOPIC: self.topic,
             _PARTITION: self.partition,
             _OFFSET: self.offset,
-            _TIMESTAMP: self.timestamp_ms,
+            TIMESTAMP: self.timestamp_ms,
             _NOT_BEFORE: self.not_before_ms,
             _NUM_FAILURES: self.num_failures,
             _REASON: self.reason,
@@ -70,7 +70,7 @@ class Retry:
                 topic=said[_TOPIC].decode(),
                 partition=_number(said[_PARTITION]),
                 offset=_number(said[_OFFSET]),
-                timestamp_ms=_number(said[_TIMESTAMP]) if _TIMESTAMP in said else None,
+                timestamp_ms=_number(said[TIMESTAMP]) if TIMESTAMP in said else None,
                 not_before_ms=_number(said[_NOT_BEFORE]),
                 num_failures=_number(said[_NUM_FAILURES]),
                 reason=said[_REASON].decode(),

@@ -17,6 +17,7 @@ from alphaloop.settings.section import Section, Share
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+RetryDelay = Annotated[int, Field(ge=1, le=86_400)]
 PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 
@@ -38,6 +39,9 @@ class KafkaSettings(Section):
     max_message_bytes: int = Field(
         4 << 20, ge=1 << 20
     )  #: of the jobs topics; larger than max_job_bytes so that too large jobs can be refused, not lost
+    retry_delays_s: tuple[RetryDelay, ...] = Field(
+        (10, 60, 600), max_length=8
+    )  #: a job that failed is tried again after each of these; each delay is a topic of every task. Empty: no retries
     num_partitions: int = Field(3, ge=1)  #: of topics that alphaloop creates
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
     request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request

@@ -178,6 +178,13 @@ class JobStore:
 
         The attempt stays, so that nothing of this claim is taken for a later one's.
         """
+        return self._give_back(attempts, owner, num_failures=0)
+
+    def fail(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
+        """Give claims back and count a failure of each job: it is to be tried again. Returns the jobs held."""
+        return self._give_back(attempts, owner, num_failures=1)
+
+    def _give_back(self, attempts: Mapping[str, int], owner: str, *, num_failures: int) -> set[str]:
         if not attempts:
             return set()
         with self._database.begin() as connection:
@@ -185,7 +192,11 @@ class JobStore:
             connection.execute(
                 update(jobs)
                 .where(jobs.c.job_id == _any(held))
-                .values(owner=None, lease_expires_at=func.clock_timestamp())
+                .values(
+                    owner=None,
+                    lease_expires_at=func.clock_timestamp(),
+                    num_failures=jobs.c.num_failures + num_failures,
+                )
             )
         return held
 

@@ -269,3 +269,13 @@ def test_renewing_touches_no_index(jobs: JobStore, database: Database) -> None:
         before = connection.execute(counted).scalar_one()
         connection.execute(text("UPDATE jobs SET lease_expires_at = now(), owner = 'w2', attempt = attempt + 1"))
         assert connection.execute(counted).scalar_one() == before + 1
+
+
+def test_a_failure_is_counted_once_and_gives_the_claim_back(jobs: JobStore) -> None:
+    claim(jobs, claim_request("a"), claim_request("b"))
+    assert jobs.fail({"a": 1, "b": 7}, owner="w1") == {"a"}, "b is not held at this attempt"
+    assert jobs.fail({"a": 1}, owner="w1") == set(), "the claim is gone: a repeated call counts nothing"
+    assert jobs.fail({"b": 1}, owner="w2") == set()
+    (again,) = claim(jobs, claim_request("a"), owner="w2")
+    assert again == Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=0, num_failures=1)
+    assert jobs.fail({}, owner="w1") == set()

@@ -26,6 +26,7 @@ class FailedJob:
     delivery: Delivery
     job_id: str
     failure: Failure
+    attempt: int
 
 
 def failed_job(delivery: Delivery, outcome: bytes) -> FailedJob | None:
@@ -35,7 +36,9 @@ def failed_job(delivery: Delivery, outcome: bytes) -> FailedJob | None:
     result = Result.decode(outcome)
     if result.status is not Status.FAILED:
         return None
-    return FailedJob(delivery, result.job_id, result.error or Failure(code="unknown", message="no reason recorded"))
+    return FailedJob(
+        delivery, result.job_id, result.error or Failure(code="unknown", message="no reason recorded"), result.attempt
+    )
 
 
 class Letters:
@@ -48,19 +51,19 @@ class Letters:
 
     def of_message(self, delivery: Delivery, error: MessageError) -> DeadLetter:
         """The dead letter of a message that is no job."""
-        return self._write(delivery, error, None)
+        return self._write(delivery, error, None, 1)
 
     def of_job(self, failed: FailedJob) -> DeadLetter:
         """The dead letter of a job that failed."""
-        return self._write(failed.delivery, failed.failure, failed.job_id)
+        return self._write(failed.delivery, failed.failure, failed.job_id, failed.attempt)
 
-    def _write(self, delivery: Delivery, reason: MessageError | Failure, job_id: str | None) -> DeadLetter:
+    def _write(self, delivery: Delivery, reason: MessageError | Failure, job_id: str | None, num: int) -> DeadLetter:
         record = delivery.record
         return dead_letter(
             reason,
             self._validation.origin(delivery),
             group=self._group,
-            num_deliveries=1,
+            num_deliveries=num,
             key=record.key,
             value=record.value,
             headers=record.headers,

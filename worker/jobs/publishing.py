@@ -98,8 +98,25 @@ class Refused:
         return self.delivery.num_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """A job that failed: its message goes to a retry topic."""
+
+    delivery: Delivery
+    topic: str
+    headers: tuple[tuple[str, bytes], ...]
+    code: str  #: of the failure
+    intake: Intake
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the message."""
+        return self.delivery.num_bytes
+
+
 #: Chunks with text are not waited for, because the result that follows holds the whole text.
-Publication = Recorded | AnswerAgain | Refused | ChunkMessage
+Awaited = Recorded | AnswerAgain | Refused | TryAgain
+Publication = Awaited | ChunkMessage
 
 
 class PublishingQueue:
@@ -170,7 +187,7 @@ class Publisher:
     def _send_chunk(self, chunk: ChunkMessage) -> None:
         self._sender.send(chunk.topic, key=chunk.key, value=chunk.value, headers=chunk.headers)
 
-    def _publish(self, publications: Sequence[Recorded | AnswerAgain | Refused]) -> None:
+    def _publish(self, publications: Sequence[Awaited]) -> None:
         """Send everything and wait for the broker's acknowledgement of all of it; done again from the start if not."""
         for one in publications:
             match one:
@@ -180,7 +197,10 @@ class Publisher:
                     self._send_result(RESULTS, one.job_id, one.outcome, one.headers)
                 case Refused():
                     self._send_letter(self._letters.of_message(one.delivery, one.error))
-            if not isinstance(one, Refused):
+                case TryAgain(delivery, topic, headers):
+                    record = delivery.record
+                    self._sender.send(topic, key=record.key, value=record.value, headers=headers)
+            if isinstance(one, Recorded | AnswerAgain):
                 for failed in one.failed:
                     self._send_letter(self._letters.of_job(failed))
         self._sender.flush(FLUSH_S)
@@ -202,7 +222,7 @@ class Publisher:
             self._ensured.add(letter.topic)
         self._sender.send(letter.topic, key=letter.key, value=letter.value, headers=tuple(letter.headers))
 
-    def _settle(self, publications: Sequence[Recorded | AnswerAgain | Refused]) -> None:
+    def _settle(self, publications: Sequence[Awaited]) -> None:
         """Everything was acknowledged: clear the outbox and finish the deliveries."""
         ids = {message.id for one in publications if isinstance(one, Recorded) for message in one.messages}
         self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
@@ -220,6 +240,9 @@ class Publisher:
                 case Refused():
                     self._metrics.refused(one.error.code)
                     _log_refusal(one)
+                    one.intake.finish([one.delivery])
+                case TryAgain():
+                    self._metrics.retried(one.code)
                     one.intake.finish([one.delivery])
 
     def _relay_overdue(self) -> None:

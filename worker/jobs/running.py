@@ -58,8 +58,9 @@ class Stepped:
 class RunningJobs:
     """What the engine runs. One thread owns it.
 
-    A job with which a worker died runs alone, so that it cannot take others down with it again. So does every job
-    that was in a step which failed, so that one bad job fails alone. While such a job waits or runs, no other starts.
+    A job with which a worker died, or that failed before, runs alone, so that it takes no others down with it. So does
+    every job that was in a step which failed, so that one bad job fails alone. While such a job waits or runs, no other
+    starts.
 
     Whatever an engine raises, the jobs in it have failed to decode, and the worker goes on.
     """

@@ -92,6 +92,8 @@ class Turning:
         self.decision = VANILLA
         self.release_error: Exception | None = None
         self.now = NOW
+        self.num_retries = 0
+        self.tried_again: list[tuple[str, str]] = []
         self.stop, self.hurry = threading.Event(), threading.Event()
         self.feed.ready.put(claimed)
         nothing = lambda *_, **__: None  # noqa: E731
@@ -101,6 +103,7 @@ class Turning:
             owner="w",
             engine=engine,
             feed=self.feed,
+            retries=Tries(self._try_again),
             decoding_again=SimpleNamespace(claim=self._claim_again),
             feed_thread=thread,
             recorder=recorder,
@@ -150,6 +153,11 @@ class Turning:
         self.decided.append(len(jobs))
         return [self.decision for _ in jobs]
 
+    def _try_again(self, claimed: ClaimedJob, failure: Failure, now: object) -> bool:
+        if has_try := claimed.num_failures < self.num_retries:
+            self.tried_again.append((claimed.job_id, failure.code))
+        return has_try
+
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | EndedUndecoded:
         self.claimed_again.append((claimed.job_id, claimed.attempt))
         if claimed.job_id in self.lost:
@@ -160,6 +168,16 @@ class Turning:
         if self.release_error:
             raise self.release_error
         self.released.append(dict(attempts))
+
+
+class Tries:
+    """Retries that are sent at once."""
+
+    def __init__(self, put: Callable[..., bool]) -> None:
+        self.put = put
+
+    def __len__(self) -> int:
+        return 0
 
 
 class Recording:
@@ -287,6 +305,29 @@ def test_a_deadline_that_passes_while_a_job_waits_to_run_alone_ends_it() -> None
     turning.now = NOW + timedelta(seconds=10)
     turning.turn()
     assert (turning.outcomes(), turning.worker.num_waiting) == ({"again": "expired"}, 0)
+
+
+def test_a_job_that_fails_alone_is_tried_again_as_long_as_it_has_tries() -> None:
+    jobs = [claimed_job(name, max_tokens=2) for name in "ab"]
+    jobs[1] = replace(jobs[1], num_failures=1)
+    turning = Turning(FailingEngine(lambda names: DecodeFailed("no luck") if {"a", "b"} & set(names) else None), *jobs)
+    turning.num_retries = 1
+    turning.turn(6)
+    assert turning.tried_again == [("a", "decode_failed")]
+    assert turning.outcomes() == {"b": "failed"}
+    assert turning.feed.lanes.total() == 2, "each made room for one claim"
+
+
+def test_a_job_that_failed_before_runs_alone() -> None:
+    engine = MemoryEngine(num_slots=4)
+    again = replace(claimed_job("again", max_tokens=2), num_failures=1)
+    turning = Turning(engine, claimed_job("a", max_tokens=2), again, claimed_job("b", max_tokens=2))
+    seen = set()
+    for _ in range(9):
+        turning.turn()
+        seen.add(tuple(engine.running))
+    assert not any("again" in together and len(together) > 1 for together in seen)
+    assert turning.outcomes() == dict.fromkeys(["a", "again", "b"], "succeeded")
 
 
 def test_a_step_is_charged_to_the_tasks_in_it() -> None:

@@ -1,0 +1,139 @@
+"""Jobs that fail are tried again through retry topics: counted, bounded, under the same id, after their delay."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.errors import BrokerError, DecodeFailed
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import RESULTS, cluster_id
+from alphaloop.messages import Origin, Result, Status, derived_job_id
+from alphaloop.messages.retry import Retry
+from alphaloop.messages.topics import high_topic, retry_topic
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from worker.engine import Step
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+GOOD = [json.dumps({"job_id": f"good-{n}", "prompt": f"complete {n}", "max_tokens": 6}).encode() for n in range(6)]
+
+
+class UnluckyEngine(FakeEngine):
+    """A step with a job that is to fail fails; `failing` says how often, by the first word of the prompt."""
+
+    def __init__(self, failing: dict[str, int]) -> None:
+        super().__init__(num_slots=4)
+        self._left = Counter(failing)
+
+    def step(self) -> Step:
+        for sequence in self._running:
+            prompt = str(sequence.prepared.job.body.messages or "")
+            for word in self._left:
+                if f"{word} " in prompt and self._left[word]:
+                    self._left[word] -= len(self._running) == 1
+                    raise DecodeFailed("no luck")
+        return super().step()
+
+
+def asking(prompt: str, **fields: object) -> bytes:
+    return json.dumps({"prompt": prompt, "max_tokens": 6, **fields}).encode()
+
+
+def with_retries(settings: Settings, *delays_s: int) -> Settings:
+    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"retry_delays_s": delays_s})})
+
+
+def by_id(records: list[Record]) -> dict[str, Result]:
+    return {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
+
+
+def row_of(database: Database, job_id: str) -> tuple[str, int, int]:
+    query = text("SELECT status, num_failures, num_crashes FROM jobs WHERE job_id = :job_id")
+    with database.begin() as connection:
+        status, num_failures, num_crashes = connection.execute(query, {"job_id": job_id}).one()
+    return status, num_failures, num_crashes
+
+
+def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: Settings, database: Database) -> None:
+    settings = with_retries(worker_settings, 1, 2)
+    client = Client(settings)
+    value, trace = asking("unlucky one"), ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    engine = UnluckyEngine({"unlucky": 2})
+    client.send("code", [*GOOD[:3]], partition=0)
+    client.send("code", [value], partition=0, headers=[trace])
+    client.send("code", [*GOOD[3:]], partition=0)
+    with running_worker(settings, engine) as running:
+        records = client.read([RESULTS], lambda found: len(by_id(found)) == 7)
+        until(lambda: running.components.intake.num_in_flight == 0, "every delivery is finished")
+    (sent,) = [one for one in client.read(["jobs.code"], lambda found: len(found) == 7) if one.value == value]
+    origin = Origin(cluster_id(settings.kafka), "jobs.code", 0, sent.offset, sent.timestamp_ms)
+    job_id = derived_job_id(origin, value)
+    results = by_id(records)
+    assert {result.status for result in results.values()} == {Status.SUCCEEDED}
+    assert results.keys() == {*(f"good-{number}" for number in range(6)), job_id}
+    assert row_of(database, job_id) == ("succeeded", 2, 0)
+    (result,) = [record for record in records if record.key == job_id.encode()]
+    assert headers_of(result)["traceparent"] == trace[1].decode()
+    for number, delay_s in ((1, 1), (2, 2)):
+        (waited,) = client.read([retry_topic("code", delay_s)], lambda found: bool(found))
+        said = Retry.read(waited.headers)
+        assert said is not None
+        assert (waited.value, waited.key) == (value, None)
+        assert (said.topic, said.partition, said.offset, said.timestamp_ms) == (
+            "jobs.code",
+            0,
+            sent.offset,
+            sent.timestamp_ms,
+        )
+        assert (said.num_failures, said.reason) == (number, "decode_failed")
+    recorded_at = results[job_id].recorded_at.timestamp()
+    assert recorded_at >= said.not_before_ms / 1000, "the second retry was not tried before it was due"
+    assert (recorded_at - (sent.timestamp_ms or 0) / 1000) >= 3
+
+
+def test_after_its_last_try_a_job_has_failed_and_is_a_dead_letter(
+    worker_settings: Settings, database: Database
+) -> None:
+    settings = with_retries(worker_settings, 1)
+    client = Client(settings)
+    bad = asking("bad one", job_id="bad")
+    client.send_to(high_topic("code"), bad)
+    client.send("code", GOOD)
+    with running_worker(settings, UnluckyEngine({"bad": 99})):
+        results = by_id(client.read([RESULTS], lambda found: len(by_id(found)) == 7))
+        (letter,) = client.read(["jobs.code.dlq"], lambda found: bool(found))
+    failed = results.pop("bad")
+    assert (failed.status, failed.error and failed.error.code) == (Status.FAILED, "decode_failed")
+    assert {result.status for result in results.values()} == {Status.SUCCEEDED}
+    assert row_of(database, "bad") == ("failed", 1, 0)
+    headers = headers_of(letter)
+    assert letter.value == bad
+    assert headers["__dlq.errors.topic"] == high_topic("code"), "where it was sent, not where it waited"
+    assert (headers["__dlq.errors.exception"], headers["alphaloop-job-id"]) == ("decode_failed", "bad")
+    assert not [name for name in headers if name.startswith("alphaloop-retry-")]
+
+
+def test_where_no_retry_topic_can_be_made_a_failure_is_final(worker_settings: Settings) -> None:
+    settings = with_retries(worker_settings, 1)
+    client = Client(settings)
+    running = RunningWorker(settings, UnluckyEngine({"bad": 99}), seed=1)
+
+    def refuse(task: str) -> None:
+        raise BrokerError("creating topics: not authorized")
+
+    running.components.retries._ensure_topics = refuse
+    running.start()
+    try:
+        client.send("code", [asking("bad one", job_id="bad"), *GOOD])
+        results = by_id(client.read([RESULTS], lambda found: len(by_id(found)) == 7))
+    finally:
+        running.close()
+    assert results.pop("bad").status is Status.FAILED
+    assert {result.status for result in results.values()} == {Status.SUCCEEDED}
