@@ -195,12 +195,17 @@ def fill(database: Database, tasks: Sequence[str], num_hours: int, rng: random.R
                 for sampling in SAMPLING:
                     for prompts in PROMPTS:
                         evidence = rng.choice(evidence_by_key[k])
-                        yield (task, TARGET, name, revision, ENGINE, sampling, prompts, NOW, 100, evidence, 1)
+                        yield (task, TARGET, name, revision, ENGINE, sampling, prompts, NOW, 100, evidence, 0, 1)
 
     keys = "task, target_revision, drafter, draft_revision, engine, sampling_bucket, prompt_bucket"
     with database.dedicated() as connection:
-        types = ("text",) * 7 + ("timestamptz", "int8", "bytea", "int8")
-        _copy(connection, f"acceptance_state ({keys}, as_of, num_jobs, evidence, changed_in)", types, state())
+        types = ("text",) * 7 + ("timestamptz", "int8", "bytea", "int8", "int8")
+        _copy(
+            connection,
+            f"acceptance_state ({keys}, as_of, num_jobs, evidence, last_ledger_id, changed_in)",
+            types,
+            state(),
+        )
         connection.execute(
             f"""
             INSERT INTO acceptance_hourly (bucket, {keys}, segment, purpose, mode, num_draft_tokens, num_jobs,
@@ -214,7 +219,7 @@ def fill(database: Database, tasks: Sequence[str], num_hours: int, rng: random.R
             """,
             {"now": NOW, "hours": num_hours},
         )
-        connection.execute("ANALYZE acceptance_state, acceptance_hourly")
+        connection.execute("VACUUM ANALYZE acceptance_state, acceptance_hourly")
         counted = connection.execute(
             "SELECT (SELECT count(*) FROM acceptance_state), (SELECT count(*) FROM acceptance_hourly)"
         ).fetchone()

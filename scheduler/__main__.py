@@ -22,6 +22,7 @@ from alphaloop.endpoint import Endpoint
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.settings import Settings, load_settings
@@ -96,6 +97,7 @@ def _scheduler(
         report_folder=settings.report_folder,
         owner=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
         metrics=metrics,
+        message_retention=lambda: longest_job_retention(settings.kafka),
         probe_num_draft_tokens=settings.scheduler.probe_num_draft_tokens,
         schedule_id=schedule_id,
     )

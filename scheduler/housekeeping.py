@@ -1,4 +1,4 @@
-"""Housekeeping of the database: makes and drops partitions, sums up days, cleans up dead runs."""
+"""Housekeeping: makes and drops partitions, sums up days, cleans up dead runs, deletes what is too old."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.partitions import PartitionKeeper, utc_day
 from alphaloop.store.probes import ProbeStore
-from alphaloop.store.reports import ReportStore
 from alphaloop.store.rollups import RollupStore
+from scheduler.retention import Retention
 
 log = logging.getLogger(__name__)
 
@@ -25,23 +25,23 @@ class Housekeeper:
     partitions: PartitionKeeper
     rollups: RollupStore
     probes: ProbeStore
-    reports: ReportStore
     state: AcceptanceStateStore
     checkpoints: CheckpointStore
+    retention: Retention
     settings: SchedulerSettings
 
     def keep(self, now: datetime) -> None:
         """One round of housekeeping; every step can be repeated."""
         oldest = now - timedelta(days=self.settings.history_retention_days)
         self.partitions.ensure(now, self.settings.partitions_ahead_days)
-        # Yesterday's last hours arrive after midnight.
-        for day in (utc_day(now - timedelta(days=1)), utc_day(now)):
-            self.rollups.roll_up_day(day)
+        # Before retention, which deletes hours.
+        self.rollups.roll_up(now)
         self.probes.settle_unsent(now - timedelta(seconds=self.settings.probe_deadline_s))
-        self.reports.drop_before(oldest)
         self.checkpoints.take(now)
         self.state.drop_before(oldest)
         self.checkpoints.drop_before(oldest)
+        # Behind `state.drop_before`, because choices of forgotten targets go too.
+        self.retention.keep(now)
         try:
             self.partitions.drop_before(utc_day(oldest))
         except StoreUnavailable:

@@ -22,6 +22,7 @@ from alphaloop.store.drift import DriftStore, OpenEvent
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
@@ -31,6 +32,7 @@ from scheduler.flags import Verdicts, events_to_close, judge, status_changes
 from scheduler.housekeeping import Housekeeper
 from scheduler.metrics import SchedulerMetrics
 from scheduler.report import Report, build_report, render_page, render_text, write_report
+from scheduler.retention import MessageRetention, Retention
 from scheduler.sending import HEADERS, ProbeSender, Sender
 
 log = logging.getLogger(__name__)
@@ -72,11 +74,15 @@ class Scheduler:
         report_folder: Path,
         owner: str,
         metrics: SchedulerMetrics,
+        message_retention: MessageRetention,
         probe_num_draft_tokens: int = 3,
         flush_timeout_s: float = 30.0,
         schedule_id: str = SCHEDULE_ID,
     ) -> None:
-        """`tasks` are those that workers know; `probe_num_draft_tokens` is k where no choice is in force."""
+        """`tasks` are those that workers know; `probe_num_draft_tokens` is k where no choice is in force.
+
+        `message_retention` asks the broker how long a message of a jobs topic may still be read.
+        """
         self._settings, self._sender, self._metrics = settings, sender, metrics
         self._report_folder, self._owner, self._flush_timeout_s = report_folder, owner, flush_timeout_s
         self._schedule_id = schedule_id
@@ -92,9 +98,9 @@ class Scheduler:
             PartitionKeeper(database),
             RollupStore(database),
             self._probes,
-            self._reports,
             AcceptanceStateStore(database),
             CheckpointStore(database),
+            Retention(RetentionStore(database), settings, report_folder, message_retention),
             settings,
         )
         self._probe_sender = ProbeSender(self._probes, sender, settings, tasks, probe_num_draft_tokens, flush_timeout_s)

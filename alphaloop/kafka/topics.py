@@ -70,7 +70,7 @@ def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[st
         return []
     with mapped("creating topics"):
         # The name keeps the client alive until every answer is in.
-        admin = _admin(kafka)
+        admin = admin_client(kafka)
         answers = admin.create_topics(wanted, request_timeout=kafka.request_timeout_s)
     created = []
     for name, answer in answers.items():
@@ -123,9 +123,9 @@ def _topic(
 
 def _metadata(kafka: KafkaSettings, timeout_s: float) -> ClusterMetadata:
     with mapped(f"asking {kafka.bootstrap_servers} for its topics"):
-        return _admin(kafka).list_topics(timeout=timeout_s)
+        return admin_client(kafka).list_topics(timeout=timeout_s)
 
 
-def _admin(kafka: KafkaSettings) -> AdminClient:
+def admin_client(kafka: KafkaSettings) -> AdminClient:
     with mapped("starting an admin client"):
         return AdminClient(client_config(kafka))

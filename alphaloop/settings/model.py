@@ -183,7 +183,15 @@ class SchedulerSettings(Section):
     stale_drop: float = Field(0.10, gt=0, lt=1)  #: fall of probe α_1 that opens a stale flag
     stale_recover: float = Field(0.04, ge=0, lt=1)  #: remaining fall below which the flag closes
     partitions_ahead_days: int = Field(7, ge=1)  #: tables partitioned by day have partitions for so many days ahead
-    history_retention_days: int = Field(90, ge=2)  #: age at which single jobs and reports are deleted
+    history_retention_days: int = Field(
+        90, ge=2
+    )  #: age at which counts of single jobs, decisions, probes, runs and reports are deleted
+    jobs_retention_days: int = Field(
+        30, ge=1
+    )  #: age at which ended jobs are deleted with their texts; longer where the jobs topics keep their messages longer
+    hourly_retention_days: int = Field(400, ge=30)  #: age at which hourly sums are deleted; the daily ones stay
+    daily_retention_days: int = Field(1825, ge=30)  #: age at which daily sums and closed drift events are deleted
+    retention_max_s: float = Field(120.0, gt=0)  #: most time that a run spends on deleting; the next run goes on
     report_folder: Path | None = None  #: unset: data_dir/reports
     max_run_s: float = Field(1800.0, gt=0)  #: a longer measurement run hangs: the process ends, and another one leads
     http_host: str = "127.0.0.1"

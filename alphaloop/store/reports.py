@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import insert, select
 
 from alphaloop.store.database import Database
 from alphaloop.tables import reports
@@ -53,8 +53,3 @@ class ReportStore:
         with self._database.begin() as connection:
             row = connection.execute(query).mappings().first()
         return StoredReport(**row) if row else None
-
-    def drop_before(self, at: datetime) -> int:
-        """Delete reports older than `at`; returns how many."""
-        with self._database.begin() as connection:
-            return connection.execute(delete(reports).where(reports.c.created_at < at)).rowcount

@@ -11,6 +11,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from alphaloop.store.database import Database
 from alphaloop.tables import acceptance_daily, acceptance_hourly
 
+#: Hours change until so long after their day: jobs are recorded late, after midnight or after an outage.
+LATE: Final = timedelta(days=2)
 _KEY: Final = tuple(c.name for c in acceptance_daily.primary_key.columns if c.name != "bucket")
 _SUMS: Final = tuple(c for c in acceptance_hourly.c if not c.primary_key)
 
@@ -20,6 +22,25 @@ class RollupStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def roll_up(self, now: datetime) -> list[date]:
+        """Sum up every day that has hours newer than its sum, up to the day of `now`; returns those days, in order.
+
+        So no day is left out, however long nobody called this.
+        """
+        days, hours = acceptance_daily.c, acceptance_hourly.c
+        first = (
+            select(func.coalesce(func.max(days.bucket) - LATE, select(func.min(hours.bucket)).scalar_subquery()))
+            .where(days.bucket <= now)
+            .scalar_subquery()
+        )
+        with self._database.begin() as connection:
+            found: datetime | None = connection.execute(select(first)).scalar_one()
+        if found is None:
+            return []
+        start, end = found.astimezone(UTC).date(), now.astimezone(UTC).date()
+        every = (start + timedelta(days=n) for n in range((end - start).days + 1))
+        return [day for day in every if self.roll_up_day(day)]
 
     def roll_up_day(self, day: date) -> int:
         """Sum the hours of a UTC day; returns the number of rows written. A day without hours is left as it is."""

@@ -48,7 +48,7 @@ probe_runs: Final = Table(
     Column("drafter", Text, comment="What a probe measures; null for a control"),
     Column("num_draft_tokens", Integer, comment="k of a probe"),
     instant("sent_at", "When it was handed to Kafka", nullable=True),
-    Index("ix_probe_runs_task_scheduled_for", "task", "scheduled_for"),
+    Index("ix_probe_runs_scheduled_for_task", "scheduled_for", "task"),
     comment="Every probe and control sent; joins decode_runs by job_id",
 )
 

@@ -178,7 +178,11 @@ def create_jobs() -> None:
         comment="One row a job: claim, then the one recorded outcome",
     )
     op.create_index("ix_jobs_batch_id", "jobs", ["batch_id"], postgresql_where=text("batch_id IS NOT NULL"))
-    op.create_index("ix_jobs_task_created_at", "jobs", ["task", "created_at"])
+    op.create_index("ix_jobs_created_at", "jobs", ["created_at"])
+    op.create_index(
+        "ix_jobs_finished_at", "jobs", ["finished_at"],
+        postgresql_using="brin", postgresql_with={"pages_per_range": 32, "autosummarize": True},
+    )
     op.create_table(
         "outbox",
         Column("id", BigInteger(), Identity(always=True), nullable=False, comment="Order of recording"),
@@ -202,6 +206,7 @@ def create_jobs() -> None:
         PrimaryKeyConstraint("job_id", name=op.f("pk_cancellations")),
         comment="Requests from the control topic; a job that ended before is not changed",
     )
+    op.create_index("ix_cancellations_requested_at", "cancellations", ["requested_at"])
 
 
 def create_evidence() -> None:
@@ -294,10 +299,13 @@ def create_state() -> None:
             comment="Transaction that changed the row last; readers ask for newer ones",
         ),
         PrimaryKeyConstraint(*STATE_KEY, name=op.f("pk_acceptance_state")),
-        postgresql_with={"toast_tuple_target": 8160},
+        postgresql_with={"toast_tuple_target": 8160, "fillfactor": 50},
         comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
     )
-    op.create_index("ix_acceptance_state_changed_in", "acceptance_state", ["changed_in"])
+    op.create_index(
+        "ix_acceptance_state_changed_in", "acceptance_state", ["changed_in"],
+        postgresql_using="brin", postgresql_with={"pages_per_range": 4, "autosummarize": True},
+    )
     op.create_table(
         "acceptance_checkpoints",
         Column("taken_at", INSTANT, nullable=False, comment="When it was copied"),

@@ -31,7 +31,7 @@ CREATE TABLE probe_runs (
     sent_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_probe_runs PRIMARY KEY (job_id)
 );
-CREATE INDEX ix_probe_runs_task_scheduled_for ON probe_runs (task, scheduled_for);
+CREATE INDEX ix_probe_runs_scheduled_for_task ON probe_runs (scheduled_for, task);
 COMMENT ON TABLE probe_runs IS
     'Every probe and control sent; joins decode_runs by job_id';
 COMMENT ON COLUMN probe_runs.job_id IS 'The probe or control job';

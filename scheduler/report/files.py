@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from alphaloop.errors import ConfigError
 from scheduler.report.data import Report
+
+#: The name of a report's files, of the time in UTC.
+STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
 
 
 def write_report(folder: Path, report: Report, text: str, html: str) -> Path:
@@ -15,7 +19,7 @@ def write_report(folder: Path, report: Report, text: str, html: str) -> Path:
 
     Each file appears whole or not at all. Raises ConfigError when the folder cannot be written.
     """
-    stem = f"drift-report-{report.created_at.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+    stem = report.created_at.astimezone(UTC).strftime(STEM)
     page = folder / f"{stem}.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -24,11 +28,39 @@ def write_report(folder: Path, report: Report, text: str, html: str) -> Path:
         _write(page, html)
         _write(folder / "latest.html", html)
     except OSError as error:
-        raise ConfigError(
-            f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
-            hint="set scheduler.report_folder to a writable folder",
-        ) from None
+        raise _unwritable(folder, error) from None
     return page
+
+
+def drop_reports(folder: Path, before: datetime) -> int:
+    """Delete the files of reports that were made before `before`; returns how many. `latest.html` stays.
+
+    Raises ConfigError when the folder cannot be written.
+    """
+    num_files = 0
+    try:
+        for path in sorted(folder.glob("drift-report-*")):
+            if (made := _made_at(path)) is not None and made < before:
+                path.unlink(missing_ok=True)
+                num_files += 1
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return num_files
+
+
+def _made_at(path: Path) -> datetime | None:
+    """When a report was made, by its file's name; None for a name that is not a report's."""
+    try:
+        return datetime.strptime(path.stem, STEM).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
+        hint="set scheduler.report_folder to a writable folder",
+    )
 
 
 def _write(path: Path, content: str) -> None:

@@ -16,6 +16,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs
@@ -227,6 +228,26 @@ class TestRollups:
         assert total.trials == [sum(column) for column in zip(*(hour.trials for hour in hours), strict=True)]
         assert total.accepts_sq == [sum(column) for column in zip(*(hour.accepts_sq for hour in hours), strict=True)]
 
+    @pytest.mark.parametrize("num_days_away", [2, 20])
+    def test_no_day_is_missed_while_the_scheduler_was_away(
+        self, database: Database, history: History, num_days_away: int
+    ) -> None:
+        noon = NOW.replace(hour=12, minute=0, second=0)
+        days = [noon - n * DAY for n in range(num_days_away, -1, -1)]
+        store = RollupStore(database)
+        assert store.roll_up(days[0]) == [], "nothing was decoded yet"
+        history.traffic("code", 0.7, 2, days[0], MINUTE)
+        assert store.roll_up(days[0] + HOUR) == [days[0].date()]
+        for day in days[1:]:
+            history.traffic("code", 0.7, 3, day, MINUTE)
+        history.traffic("code", 0.7, 5, days[0] + 11 * HOUR, MINUTE)  # after that run, on its day
+        assert store.roll_up(noon + HOUR) == [day.date() for day in days]
+        with database.begin() as connection:
+            found = connection.execute(select(acceptance_daily.c.bucket, acceptance_daily.c.num_jobs)).all()
+        midnight = {day.replace(hour=0): 3 for day in days}
+        assert {row.bucket: row.num_jobs for row in found} == midnight | {days[0].replace(hour=0): 7}
+        assert store.roll_up(noon + HOUR)[0] >= (noon - 2 * DAY).date(), "only days that may still change"
+
     def test_a_day_without_hours(self, database: Database) -> None:
         assert RollupStore(database).roll_up_day(NOW.date()) == 0
 
@@ -241,5 +262,5 @@ def test_reports_are_kept_and_dropped(database: Database) -> None:
     for report in made:
         store.save(report)
     assert store.latest() == made[2]
-    assert store.drop_before(NOW + 2 * DAY) == 2
+    assert RetentionStore(database).drop("reports", NOW + 2 * DAY, lambda: False).num_rows == 2
     assert store.latest() == made[2]

@@ -66,6 +66,7 @@ class Process:
                 report_folder=folder / name,
                 owner=name,
                 metrics=SchedulerMetrics(),
+                message_retention=lambda: timedelta(days=7),
             )
 
         self.leadership = Leadership(self.lock, promote=promote, demote=lambda: None)

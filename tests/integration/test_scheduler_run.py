@@ -77,6 +77,7 @@ def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
             report_folder=tmp_path / "reports",
             owner="test",
             metrics=SchedulerMetrics(),
+            message_retention=lambda: timedelta(days=7),
         )
 
     return build

@@ -111,7 +111,7 @@ def test_a_thread_of_the_leases_that_dies_ends_the_worker_and_is_seen(
     def die() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(running.components.leases, "renew_once", die)
+    monkeypatch.setattr(running.components.leases, "renew_due", die)
     running.start()
     until(lambda: running.error is not None, "the worker ended by itself")
     assert health.unhealthy() == "the thread leases ended"

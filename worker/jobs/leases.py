@@ -13,7 +13,7 @@ from alphaloop.liveness import Pulse
 
 log = logging.getLogger(__name__)
 
-#: Cancellations without a notice are found after so long.
+#: Cancellations without a notice, and leases to renew, are found after so long.
 _CHECK_EVERY_S: Final = 1.0
 
 
@@ -25,7 +25,9 @@ class LeaseStore(Protocol):
 
 
 class LeaseKeeper:
-    """Renews every held claim three times a lease, and knows which of the held jobs are cancelled.
+    """Renews each held claim when half of its lease is over, and knows which of the held jobs are cancelled.
+
+    So a job that ends within half a lease is never renewed, and no row is written more than twice a lease.
 
     A cancellation arrives from the reader of `control` (`cancel`) or by a notice of another worker's reader
     (`check_cancelled`). If both are missed, it is found within a second.
@@ -37,13 +39,22 @@ class LeaseKeeper:
     """
 
     def __init__(
-        self, store: LeaseStore, *, owner: str, lease_s: float, may_renew: Callable[[], bool] = lambda: True
+        self,
+        store: LeaseStore,
+        *,
+        owner: str,
+        lease_s: float,
+        may_renew: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: seconds, from any start."""
         self._store = store
         self._owner = owner
         self._lease_s = lease_s
         self._may_renew = may_renew
+        self._clock = clock
         self._held: dict[str, int] = {}
+        self._renewed_at: dict[str, float] = {}
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -55,15 +66,17 @@ class LeaseKeeper:
         self._thread.start()
 
     def hold(self, attempts: Mapping[str, int]) -> None:
-        """Renew these claims from now on; job_id to attempt."""
+        """Renew these claims from now on; job_id to attempt. They were made just now."""
         with self._lock:
             self._held.update(attempts)
+            self._renewed_at.update(dict.fromkeys(attempts, self._clock()))
 
     def let_go(self, job_ids: Iterable[str]) -> None:
         """Renew these no longer."""
         with self._lock:
             for job_id in job_ids:
                 self._held.pop(job_id, None)
+                self._renewed_at.pop(job_id, None)
                 self._cancelled.discard(job_id)
 
     def holds(self, job_id: str) -> bool:
@@ -98,21 +111,30 @@ class LeaseKeeper:
         with self._lock:
             self._cancelled |= cancelled & self._held.keys()
 
-    def renew_once(self) -> None:
-        """One renewal; StoreError is logged, since the next renewal or the fencing token will tell."""
+    def renew_due(self) -> None:
+        """Renew the claims of which half of the lease is over.
+
+        StoreError is logged: the next renewal, or the fencing token, will tell.
+        """
+        began = self._clock()
         with self._lock:
-            held = dict(self._held)
-        if not held or not self._may_renew():
+            due = {
+                job_id: attempt
+                for job_id, attempt in self._held.items()
+                if began - self._renewed_at[job_id] >= self._lease_s / 2
+            }
+        if not due or not self._may_renew():
             return
         try:
-            still = self._store.renew(held, owner=self._owner, lease_s=self._lease_s)
+            still = self._store.renew(due, owner=self._owner, lease_s=self._lease_s)
         except StoreError as error:
             log.warning("leases not renewed: %s", error.message, extra={"action": "lease_renewal_failed"})
             return
         with self._lock:
             # A job that ended meanwhile cannot be renewed.
-            lost = (held.keys() - still) & self._held.keys()
-        if lost:
+            asked = due.keys() & self._held.keys()
+            self._renewed_at.update(dict.fromkeys(asked, began))
+        if lost := asked - still:
             log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
 
     @property
@@ -127,13 +149,9 @@ class LeaseKeeper:
             self._thread.join(self._lease_s)
 
     def _run(self) -> None:
-        renew_every_s = self._lease_s / 3
-        due = time.monotonic() + renew_every_s
-        while not self._stop.wait(min(renew_every_s, _CHECK_EVERY_S)):
+        while not self._stop.wait(min(self._lease_s / 8, _CHECK_EVERY_S)):
             self.pulse.beat()
-            if time.monotonic() >= due:
-                due = time.monotonic() + renew_every_s
-                self.renew_once()
+            self.renew_due()
             try:
                 self.check_cancelled()
             except StoreError as error:

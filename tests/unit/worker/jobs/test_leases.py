@@ -30,15 +30,64 @@ class LedgerOfLeases:
         return self.asked_to_end & set(job_ids)
 
 
-def test_held_claims_are_renewed_until_let_go() -> None:
-    store = LedgerOfLeases()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30)
-    keeper.renew_once()
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> None:
+    store, clock = LedgerOfLeases(), Clock()
+    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
     keeper.hold({"a": 1, "b": 3})
-    keeper.renew_once()
+    for _ in range(14):
+        clock.now += 1
+        keeper.renew_due()
+    assert store.renewed == [], "most jobs end before: their rows are never written for a lease"
+    keeper.hold({"later": 1})
+    for _ in range(29):
+        clock.now += 1
+        keeper.renew_due()
+    assert store.renewed == [{"a": 1, "b": 3}, {"later": 1}, {"a": 1, "b": 3}]
+
+
+def test_claims_are_renewed_until_let_go() -> None:
+    store, clock = LedgerOfLeases(), Clock()
+    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    keeper.renew_due()
+    keeper.hold({"a": 1, "b": 3})
     keeper.let_go(["a"])
-    keeper.renew_once()
-    assert store.renewed == [{"a": 1, "b": 3}, {"b": 3}]
+    clock.now += 15
+    keeper.renew_due()
+    assert store.renewed == [{"b": 3}]
+
+
+def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
+    store, clock = LedgerOfLeases(), Clock()
+    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    keeper.hold({"a": 1})
+    clock.now += 10
+    keeper.hold({"a": 2})
+    clock.now += 10
+    keeper.renew_due()
+    clock.now += 5
+    keeper.renew_due()
+    assert store.renewed == [{"a": 2}]
+
+
+def test_a_lost_claim_is_not_asked_for_every_second() -> None:
+    store, clock = LedgerOfLeases(), Clock()
+    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    keeper.hold({"a": 1})
+    store.lost = {"a"}
+    for _ in range(29):
+        clock.now += 1
+        keeper.renew_due()
+    assert len(store.renewed) == 1
 
 
 def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
@@ -53,25 +102,28 @@ def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
     assert keeper.cancelled() == set()
 
 
-def test_a_database_that_is_away_costs_nothing_but_a_renewal() -> None:
-    store = LedgerOfLeases()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30)
+def test_a_database_that_is_away_is_asked_again_until_it_answers() -> None:
+    store, clock = LedgerOfLeases(), Clock()
+    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
     keeper.hold({"a": 1})
     store.is_away = True
-    keeper.renew_once()
+    clock.now += 15
+    keeper.renew_due()
     store.is_away = False
-    keeper.renew_once()
+    clock.now += 1
+    keeper.renew_due()
     assert store.renewed == [{"a": 1}]
 
 
 def test_while_the_worker_hangs_its_claims_run_out() -> None:
-    store, hangs = LedgerOfLeases(), [True]
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, may_renew=lambda: not hangs)
+    store, hangs, clock = LedgerOfLeases(), [True], Clock()
+    keeper = LeaseKeeper(store, owner="w", lease_s=30, may_renew=lambda: not hangs, clock=clock)
     keeper.hold({"a": 1})
-    keeper.renew_once()
+    clock.now += 20
+    keeper.renew_due()
     assert store.renewed == []
     hangs.clear()
-    keeper.renew_once()
+    keeper.renew_due()
     assert store.renewed == [{"a": 1}]
 
 
@@ -82,9 +134,7 @@ def test_the_thread_renews_by_itself_and_ends() -> None:
     keeper.start()
     assert store.was_renewed.wait(10)
     keeper.close()
-    num_renewed = len(store.renewed)
-    keeper.renew_once()
-    assert len(store.renewed) == num_renewed + 1
+    assert not keeper.has_died
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

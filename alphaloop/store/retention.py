@@ -1,0 +1,114 @@
+"""Deletes rows that are older than their retention, a chunk a transaction, so that nobody waits long for a lock.
+
+Tables that are partitioned by day are not deleted from: alphaloop.store.partitions drops their days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from sqlalchemy import text
+
+from alphaloop.store.database import Database
+
+#: Rows of one transaction: some ten milliseconds.
+CHUNK_ROWS: Final = 1000
+
+# By the time of creation, because an index on the time of the end would make every outcome write to all indexes. What
+# ended before a moment was created before it. A claim whose lease ended so long ago is of a job whose message is gone.
+# A row whose result was never acknowledged stays; it is recorded in the transaction of its outbox row, at one now().
+_JOBS: Final = text("""
+    WITH old AS MATERIALIZED (
+        SELECT job_id, created_at FROM jobs
+        WHERE created_at >= :since AND created_at < :before
+            AND (finished_at < :before OR (finished_at IS NULL AND lease_expires_at < :before))
+            AND NOT EXISTS (
+                SELECT FROM outbox WHERE outbox.created_at = jobs.finished_at AND jobs.job_id = ANY(outbox.job_ids)
+            )
+        ORDER BY created_at LIMIT :chunk FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM jobs WHERE job_id = ANY(ARRAY(SELECT job_id FROM old))
+    )
+    SELECT count(*), max(created_at) FROM old
+""")
+#: By table, which rows are too old. Every name is a table that grows with time and is not partitioned.
+_TOO_OLD: Final = {
+    # One of a job that still runs is still to be carried out.
+    "cancellations": """
+        requested_at < :before AND NOT EXISTS (
+            SELECT FROM jobs WHERE jobs.job_id = cancellations.job_id AND jobs.status = 'running'
+        )""",
+    # The last choice of a subject before `before` is what was in force then, unless nothing of its target is left.
+    "decisions": """
+        decided_at < :before AND (
+            EXISTS (
+                SELECT FROM decisions AS newer
+                WHERE newer.task = decisions.task AND newer.target_revision = decisions.target_revision
+                    AND newer.device = decisions.device AND newer.sampling_bucket = decisions.sampling_bucket
+                    AND newer.id > decisions.id AND newer.decided_at < :before
+            ) OR NOT EXISTS (
+                SELECT FROM acceptance_state AS known
+                WHERE known.task = decisions.task AND known.target_revision = decisions.target_revision
+            )
+        )""",
+    "probe_runs": "scheduled_for < :before",
+    "schedule_runs": "scheduled_for < :before",
+    "reports": "created_at < :before",
+    "drift_events": "closed_at < :before",
+    "acceptance_hourly": "bucket < :before",
+    "acceptance_daily": "bucket < :before",
+}
+#: What `RetentionStore.drop` takes.
+TABLES: Final = tuple(_TOO_OLD)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What one call deleted; `is_all` is False where the time was up first."""
+
+    num_rows: int
+    is_all: bool
+
+
+class RetentionStore:
+    """Deletes old rows until none is left or the time is up."""
+
+    def __init__(self, database: Database, *, chunk_rows: int = CHUNK_ROWS) -> None:
+        self._database = database
+        self._chunk_rows = chunk_rows
+
+    def drop_jobs(self, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
+        """Delete jobs that ended before `before`, with their texts, and claims that nobody renewed since then.
+
+        A job whose result Kafka has not acknowledged is kept. `time_is_up` is asked between two transactions.
+        """
+        num_rows, since = 0, datetime.min.replace(tzinfo=UTC)
+        while not time_is_up():
+            given = {"since": since, "before": before, "chunk": self._chunk_rows}
+            with self._database.begin() as connection:
+                found, last = connection.execute(_JOBS, given).one()
+            num_rows += found
+            if found < self._chunk_rows:
+                return Dropped(num_rows, is_all=True)
+            # The next chunk does not pass over the remains of those before it.
+            since = last
+        return Dropped(num_rows, is_all=False)
+
+    def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
+        """Delete the rows of one of `TABLES` that belong to the time before `before`."""
+        statement = text(
+            f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608 - a name of this module, no values
+            f"SELECT ctid FROM {table} WHERE {_TOO_OLD[table]} LIMIT :chunk FOR UPDATE SKIP LOCKED))"
+        )
+        given: dict[str, Any] = {"before": before, "chunk": self._chunk_rows}
+        num_rows = 0
+        while not time_is_up():
+            with self._database.begin() as connection:
+                found = connection.execute(statement, given).rowcount
+            num_rows += found
+            if found < self._chunk_rows:
+                return Dropped(num_rows, is_all=True)
+        return Dropped(num_rows, is_all=False)

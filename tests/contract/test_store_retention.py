@@ -1,0 +1,202 @@
+"""Rows are deleted once they are too old, in small transactions, and what is still needed stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import func, insert, select, text
+
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.messages import Mode
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.retention import TABLES, RetentionStore
+from alphaloop.tables import cancellations, decisions, jobs, metadata, schedule_runs
+from tests.fixtures.runs import claim_request, outcome
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC)
+DAY = timedelta(days=1)
+
+
+def never() -> bool:
+    return False
+
+
+@pytest.fixture
+def store(database: Database) -> RetentionStore:
+    return RetentionStore(database, chunk_rows=3)
+
+
+@pytest.fixture
+def end(database: Database) -> Callable[..., None]:
+    """Claims and ends jobs as if `days` ago; `published` says whether Kafka acknowledged their results."""
+
+    def end_jobs(*job_ids: str, days: float = 0.0, published: bool = True) -> None:
+        JobStore(database).claim([claim_request(one) for one in job_ids], owner="w", lease_s=60, max_attempts=3)
+        messages = OutcomeStore(database).record([outcome(one) for one in job_ids], owner="w")
+        if published:
+            Outbox(database).delete({message.id for message in messages})
+        shift = {"ids": list(job_ids), "by": timedelta(days=days), "row": messages[0].id}
+        with database.begin() as connection:
+            connection.execute(
+                text(
+                    "UPDATE jobs SET created_at = created_at - :by, finished_at = finished_at - :by "
+                    "WHERE job_id = ANY(:ids)"
+                ),
+                shift,
+            )
+            connection.execute(text("UPDATE outbox SET created_at = created_at - :by WHERE id = :row"), shift)
+
+    return end_jobs
+
+
+def left(database: Database) -> set[str]:
+    with database.begin() as connection:
+        return set(connection.execute(select(jobs.c.job_id)).scalars())
+
+
+def test_jobs_go_with_their_texts_once_they_ended_long_ago(
+    store: RetentionStore, end: Callable[..., None], database: Database
+) -> None:
+    for number in range(10):
+        end(f"old-{number}", days=31 + number)
+    end("new", days=29)
+    JobStore(database).claim([claim_request("running")], owner="w", lease_s=60, max_attempts=3)
+    dropped = store.drop_jobs(NOW - 30 * DAY, never)
+    assert (dropped.num_rows, dropped.is_all) == (10, True)
+    assert left(database) == {"new", "running"}
+    assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 0
+
+
+def test_a_job_that_was_claimed_long_ago_and_ended_lately_stays(
+    store: RetentionStore, end: Callable[..., None], database: Database
+) -> None:
+    end("waited", days=5)
+    with database.begin() as connection:
+        connection.execute(text("UPDATE jobs SET created_at = created_at - interval '90 days'"))
+    assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 0
+
+
+def test_a_result_that_kafka_has_not_acknowledged_keeps_its_job(
+    store: RetentionStore, end: Callable[..., None], database: Database
+) -> None:
+    end("unacknowledged", days=40, published=False)
+    end("acknowledged", days=40)
+    assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
+    assert left(database) == {"unacknowledged"}
+    sent: list[bytes | None] = []
+    Outbox(database).relay(lambda messages: sent.extend(m.key for m in messages), older_than_s=0)
+    assert sent == [b"unacknowledged"]
+    assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
+
+
+def test_a_claim_that_nobody_renewed_for_so_long_goes_too(store: RetentionStore, database: Database) -> None:
+    JobStore(database).claim([claim_request("given-up")], owner="dead", lease_s=60, max_attempts=3)
+    with database.begin() as connection:
+        connection.execute(
+            text("UPDATE jobs SET created_at = now() - interval '50 d', lease_expires_at = now() - interval '49 d'")
+        )
+    assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
+
+
+def test_a_chunk_is_a_transaction_and_the_time_is_looked_at_between_them(
+    store: RetentionStore, end: Callable[..., None], database: Database
+) -> None:
+    end(*(f"old-{number}" for number in range(8)), days=40)
+    answers = iter([False, False, True])
+    dropped = store.drop_jobs(NOW - 30 * DAY, lambda: next(answers))
+    assert (dropped.num_rows, dropped.is_all) == (6, False)
+    assert len(left(database)) == 2
+    assert store.drop_jobs(NOW - 30 * DAY, never).is_all
+
+
+def test_a_row_that_somebody_holds_is_passed_over(
+    store: RetentionStore, end: Callable[..., None], database: Database
+) -> None:
+    """Retention waits for nobody, so nobody waits for retention behind it."""
+    end("held", "free", days=40)
+    with database.begin() as connection:
+        connection.execute(text("SELECT FROM jobs WHERE job_id = 'held' FOR UPDATE"))
+        assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
+    assert left(database) == {"held"}
+
+
+def test_a_cancellation_stays_while_its_job_runs(store: RetentionStore, database: Database) -> None:
+    claims = JobStore(database)
+    claims.claim([claim_request("running")], owner="w", lease_s=60, max_attempts=3)
+    for job_id in ("running", "never-seen", "young"):
+        claims.request_cancel(job_id)
+    with database.begin() as connection:
+        connection.execute(
+            text("UPDATE cancellations SET requested_at = now() - interval '40 d' WHERE job_id <> 'young'")
+        )
+    assert store.drop("cancellations", NOW - 30 * DAY, never).num_rows == 1
+    with database.begin() as connection:
+        assert set(connection.execute(select(cancellations.c.job_id)).scalars()) == {"running", "young"}
+
+
+def test_the_choice_that_was_in_force_stays(store: RetentionStore, database: Database) -> None:
+    """`explain --at` a moment within the history needs the last choice before it."""
+    log = DecisionLog(database)
+    for target, k in (("target", 1), ("target", 2), ("gone", 3), ("target", 4)):
+        chosen = Decision(Mode.SPECULATIVE, "lookup", "draft", k, Reason.FASTER, "because")
+        log.record_change("code", target, "cpu", "greedy", 1, chosen, "w")
+    with database.begin() as connection:
+        connection.execute(
+            text("UPDATE decisions SET decided_at = now() - interval '200 d' WHERE to_num_draft_tokens < 4")
+        )
+        connection.execute(
+            text(
+                "INSERT INTO acceptance_state (target_revision, engine, drafter, draft_revision, task, segment, "
+                "sampling_bucket, prompt_bucket, as_of, num_jobs, evidence, last_ledger_id, changed_in) "
+                "VALUES ('target', '', '', '', 'code', '', '', '', now(), 1, '', 1, 1)"
+            )
+        )
+    assert store.drop("decisions", NOW - 90 * DAY, never).num_rows == 2
+    with database.begin() as connection:
+        kept = connection.execute(select(decisions.c.to_num_draft_tokens).order_by(decisions.c.id)).scalars().all()
+    assert kept == [2, 4], "the one superseded before the history began, and the one of a target without evidence, went"
+
+
+def test_other_tables_lose_their_old_rows_in_chunks(store: RetentionStore, database: Database) -> None:
+    due = [NOW - n * DAY for n in range(100)]
+    with database.begin() as connection:
+        connection.execute(
+            insert(schedule_runs), [{"schedule_id": "measure", "scheduled_for": at, "owner": "w"} for at in due]
+        )
+    assert store.drop("schedule_runs", NOW - 90 * DAY, never).num_rows == 9
+    with database.begin() as connection:
+        assert connection.execute(select(func.min(schedule_runs.c.scheduled_for))).scalar_one() == NOW - 90 * DAY
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_sweep_runs(store: RetentionStore, table: str) -> None:
+    assert store.drop(table, NOW, never).num_rows == 0
+
+
+def test_every_table_that_grows_with_time_has_a_retention() -> None:
+    """Who adds a table says here how it is bounded, or adds it to retention."""
+    partitioned = {
+        table.name for table in metadata.sorted_tables if table.dialect_options["postgresql"]["partition_by"]
+    }
+    bounded_otherwise = {
+        "outbox": "emptied when Kafka has acknowledged",
+        "acceptance_state": "dropped after history_retention_days without a job",
+        "acceptance_checkpoints": "dropped when no fold begins with them",
+        "task_speedups": "one row a subject of the last day",
+        "cost_profiles": "one row a shape of a device",
+        "exploration_budgets": "one row a task and device",
+        "probe_sets": "written by people",
+        "draft_revisions": "written by people",
+        "code_revisions": "one row a release",
+        "leader_terms": "one row",
+    }
+    known = partitioned | set(TABLES) | {"jobs"} | bounded_otherwise.keys()
+    assert {table.name for table in metadata.sorted_tables} == known

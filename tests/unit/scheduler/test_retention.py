@@ -1,0 +1,98 @@
+"""What retention deletes before when, and what keeps jobs longer than the setting says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.retention import TABLES, Dropped
+from scheduler.report.files import drop_reports
+from scheduler.retention import MessageRetention, Retention
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+class Store:
+    """Keeps what it was asked to delete: days before now, by table."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, timedelta] = {}
+
+    def drop_jobs(self, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
+        return self.drop("jobs", before, time_is_up)
+
+    def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
+        if time_is_up():
+            return Dropped(0, is_all=False)
+        self.asked[table] = NOW - before
+        return Dropped(1, is_all=True)
+
+
+def keep(
+    folder: Path, message_retention: MessageRetention, clock: Callable[[], float] = lambda: 0.0, **settings: float
+) -> dict[str, timedelta]:
+    store = Store()
+    dials = SchedulerSettings.model_validate(settings)
+    Retention(store, dials, folder, message_retention, clock).keep(NOW)  # type: ignore[arg-type]
+    return store.asked
+
+
+def test_each_table_has_its_age(tmp_path: Path) -> None:
+    asked = keep(tmp_path, lambda: 14 * DAY)
+    assert asked.keys() == {*TABLES, "jobs"}, "none is forgotten"
+    assert asked["jobs"] == asked["cancellations"] == 30 * DAY
+    assert asked["decisions"] == asked["probe_runs"] == asked["schedule_runs"] == asked["reports"] == 90 * DAY
+    assert asked["acceptance_hourly"] == 400 * DAY
+    assert asked["acceptance_daily"] == asked["drift_events"] == 1825 * DAY
+
+
+def test_jobs_outlive_the_messages_of_their_topics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "scheduler.retention"):
+        asked = keep(tmp_path, lambda: 35 * DAY)
+    assert asked["jobs"] == asked["cancellations"] == 36 * DAY
+    assert "topics keep messages so long" in caplog.text
+
+
+def test_a_topic_without_limit_keeps_every_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "scheduler.retention"):
+        asked = keep(tmp_path, lambda: None)
+    assert asked.keys() == {*TABLES} - {"cancellations"}
+    assert "without limit" in caplog.text
+
+
+def test_a_broker_that_does_not_answer_keeps_every_job(tmp_path: Path) -> None:
+    def away() -> timedelta:
+        raise BrokerUnavailable
+
+    assert "jobs" not in keep(tmp_path, away)
+
+
+def test_a_run_deletes_for_a_bounded_time(tmp_path: Path) -> None:
+    seconds = iter([0.0, 59.0, 119.0, *[120.0] * 20])
+    asked = keep(tmp_path, lambda: DAY, lambda: next(seconds), retention_max_s=120.0)
+    assert list(asked) == ["decisions", "probe_runs"]
+
+
+def test_report_files_go_by_the_time_in_their_name(tmp_path: Path) -> None:
+    names = ["drift-report-20260801T000000Z", "drift-report-20261122T110000Z"]
+    for name in names:
+        for suffix in ("html", "json", "txt"):
+            (tmp_path / f"{name}.{suffix}").write_text("x", encoding="utf-8")
+    for other in ("latest.html", "drift-report-of-mine.html", "notes.txt"):
+        (tmp_path / other).write_text("x", encoding="utf-8")
+    assert drop_reports(tmp_path, NOW - 90 * DAY) == 3
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {
+        "latest.html",
+        "drift-report-of-mine.html",
+        "notes.txt",
+        *(f"{names[1]}.{s}" for s in ("html", "json", "txt")),
+    }
+    assert drop_reports(tmp_path / "missing", NOW) == 0
