@@ -60,6 +60,7 @@ from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import Letters
 from worker.jobs.publishing import Publisher, PublishingQueue, Refused
 from worker.jobs.recording import Recorder
+from worker.jobs.releasing import PatientRelease
 from worker.jobs.retries import JobRetries
 from worker.jobs.slices import SliceRecorder
 from worker.jobs.steering import Steering
@@ -235,7 +236,7 @@ def assemble(
         publishing=publishing,
         publisher=publisher,
         control_reader=control_reader,
-        jobs=jobs,
+        jobs=PatientRelease(jobs, retry),
         metrics=metrics,
         retry=retry,
         retries=retries,

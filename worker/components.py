@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Liveness, Pulse
-from alphaloop.store.jobs import JobStore
 from worker.background import BackgroundWrites
 from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
@@ -25,6 +24,7 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue
 from worker.jobs.recording import Recorder
+from worker.jobs.releasing import ReleaseStore
 from worker.jobs.retries import JobRetries
 from worker.jobs.steering import Steering, TaskSlice
 from worker.metrics import WorkerMetrics
@@ -53,7 +53,7 @@ class Components:
     publishing: PublishingQueue
     publisher: Publisher
     control_reader: ControlReader
-    jobs: JobStore
+    jobs: ReleaseStore
     metrics: WorkerMetrics
     retry: Retry
     background: BackgroundWrites

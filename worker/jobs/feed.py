@@ -240,13 +240,13 @@ class JobFeed:
         """Pass on jobs that need no decoding, and ask again later for jobs that could not be claimed."""
         now = self._clock()
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        self._refuse([(job.delivery, error) for job, error in claims.conflicts])
+        self._refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
             outcome = known.outcome or b""
             self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, known.headers, self._intake))
         if claims.ended:
             self._recorder.put(undecoded(claims, self._now()))
-        gone = [job for job, _ in (*claims.held, *claims.conflicts, *claims.answered)]
+        gone = [job for job, _ in (*claims.held, *claims.refused, *claims.answered)]
         gone += [ended.claimed.ready for ended in claims.ended]
         with self._lock:
             self._taken.subtract(job.lane for job in gone)

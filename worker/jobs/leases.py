@@ -66,6 +66,11 @@ class LeaseKeeper:
                 self._held.pop(job_id, None)
                 self._cancelled.discard(job_id)
 
+    def held(self) -> dict[str, int]:
+        """Every claim of this worker, job_id to attempt, as far as it knows."""
+        with self._lock:
+            return dict(self._held)
+
     def holds(self, job_id: str) -> bool:
         """Whether this worker has the claim, as far as it knows."""
         return job_id in self._held
@@ -100,8 +105,7 @@ class LeaseKeeper:
 
     def renew_once(self) -> None:
         """One renewal; StoreError is logged, since the next renewal or the fencing token will tell."""
-        with self._lock:
-            held = dict(self._held)
+        held = self.held()
         if not held or not self._may_renew():
             return
         try:
