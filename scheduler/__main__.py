@@ -66,7 +66,10 @@ def _measure(settings: Settings, *, stay: bool) -> int:
         )
     timeout_s = settings.postgres.connect_timeout_s
     with Database(
-        settings.postgres.url, pool_size=settings.postgres.pool_size, connect_timeout_s=timeout_s
+        settings.postgres.url,
+        pool_size=settings.postgres.pool_size,
+        connect_timeout_s=timeout_s,
+        limits=settings.postgres.long_limits(),
     ) as database:
         database.check_revision()
         ensure_topics(settings.kafka, settings.tasks)

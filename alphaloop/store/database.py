@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 
 from alphaloop.errors import ConfigError, SchemaMismatch, StoreError
 from alphaloop.store.refusals import store_error
+from alphaloop.store.session_limits import DEFAULT_LIMITS, SessionLimits
 
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
@@ -32,7 +33,14 @@ _UNDEFINED_TABLE: Final = "42P01"
 class Database:
     """Connections to one database. Threads share it; close it once."""
 
-    def __init__(self, url: SecretStr, *, pool_size: int = 5, connect_timeout_s: int = 10) -> None:
+    def __init__(
+        self,
+        url: SecretStr,
+        *,
+        pool_size: int = 5,
+        connect_timeout_s: int = 10,
+        limits: SessionLimits = DEFAULT_LIMITS,
+    ) -> None:
         """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
         parsed = parse_url(url)
         self.redacted_url: Final = parsed.render_as_string(hide_password=True)
@@ -40,8 +48,10 @@ class Database:
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
             "application_name": "alphaloop",
-            "options": "-c timezone=UTC",
-            "keepalives_idle": 30,
+            "options": " ".join(
+                f"-c {name}={value}" for name, value in {"timezone": "UTC", **limits.parameters}.items()
+            ),
+            **limits.connection,
         }
         self._engine = create_engine(
             parsed,

@@ -15,6 +15,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.chaos.proxy import Proxy
 from tests.fakes import FakeEngine
+from tests.fixtures.stepping import SteppedEngine
 from tests.fixtures.worker import Client, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 
@@ -74,6 +75,16 @@ def job(name: str) -> bytes:
     return json.dumps({"job_id": name, "prompt": f"complete {name}", "max_tokens": 4, "decoding": "vanilla"}).encode()
 
 
+def ever_in(engine: SteppedEngine) -> set[str]:
+    """The jobs of all rounds so far."""
+    return {name for round_ in engine.rounds for name in round_}
+
+
+def cancellations(database: Database) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM cancellations")).scalar_one())
+
+
 def num_succeeded(database: Database) -> int:
     with database.begin() as connection:
         counted = "SELECT count(*) FROM jobs WHERE status = 'succeeded'"
@@ -104,6 +115,32 @@ def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
     assert {(result.status, result.attempt) for result in results} == {(Status.SUCCEEDED, 1)}
     assert (fenced, crashes(database)) == (0.0, 0)
     assert_counts_add_up(database, num_jobs=len(STATES))
+
+
+@pytest.mark.parametrize("table", ["acceptance_hourly", "acceptance_state"])
+def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
+    worker_settings: Settings, database: Database, table: str
+) -> None:
+    postgres = worker_settings.postgres.model_copy(update={"lock_timeout_s": 0.2})
+    settings = worker_settings.model_copy(update={"postgres": postgres})
+    client, engine = Client(settings), SteppedEngine(num_slots=4)
+    engine.run_freely()
+    with running_worker(settings, engine) as running:
+        client.send("code", [job("first")])
+        client.results(1)
+        with database.begin() as idle:
+            assert idle.execute(text(f"SELECT count(*) FROM (SELECT FROM {table} FOR UPDATE) AS held")).scalar_one() > 0
+            client.send("code", [job(f"job-{number}") for number in range(20)])
+            until(lambda: len(ever_in(engine)) == 21, "every job was decoded")
+            until(lambda: len(running.components.recorder) == 20, "every outcome waits")
+            running.components.leases.renew_once()
+            client.send_to("control", b'{"action": "cancel", "job_id": "never-seen"}')
+            until(lambda: cancellations(database) == 1, "a cancellation is read meanwhile")
+            assert num_succeeded(database) == 1
+        results = client.results(21)
+    assert {(result.status, result.attempt) for result in results} == {(Status.SUCCEEDED, 1)}
+    assert crashes(database) == 0
+    assert_counts_add_up(database, num_jobs=21)
 
 
 @pytest.fixture
