@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Liveness, Pulse
@@ -71,8 +71,8 @@ class Components:
     liveness: Liveness  #: of every thread, and of the loop's steps
     loop_pulse: Pulse
     drain_s: float  #: most time for what is left to do at the end
+    now: Callable[[], datetime]  #: the time of day by the database
     clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:

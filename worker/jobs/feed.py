@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from alphaloop.errors import MessageError
@@ -62,8 +62,8 @@ class JobFeed:
         num_ahead: int,
         max_waiting: int,
         max_waiting_bytes: int,
+        now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._intake = intake
         self._queue = queue

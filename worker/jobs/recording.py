@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from alphaloop.errors import StoreValueRefused
@@ -63,7 +63,7 @@ class Recorder:
         max_items: int,
         max_bytes: int,
         is_hurried: Callable[[], bool],
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime],
     ) -> None:
         self._store = store
         self._intake = intake

@@ -12,7 +12,7 @@ from alphaloop.errors import BrokerError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import FinishedDeliveries, delivery, validation
+from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery, validation
 from worker.engine import PreparedJob, Sampling
 from worker.intake.buffer import Room
 from worker.intake.polling import Delivery
@@ -129,6 +129,7 @@ class Feeding:
             max_waiting=max_waiting,
             max_waiting_bytes=max_bytes,
             clock=lambda: self.now,
+            now=lambda: NOW,
         )
 
     def send(self, *job_ids: str, **given: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.claimed import FinishedDeliveries, claimed_job, ended_job
+from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
 from worker.jobs import recording
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publication, PublishingQueue, Recorded
@@ -80,6 +80,7 @@ class Recording:
             max_items=max_items,
             max_bytes=max_bytes,
             is_hurried=self.hurry.is_set,
+            now=lambda: NOW,
         )
 
     def published(self) -> list[Publication]:
