@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -113,8 +113,8 @@ def assemble(
     validation = Validation(
         engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
     )
-    intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake")
-    control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake")
+    intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
+    control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
     liveness = Liveness()
     leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
     died = threading.Event()
@@ -264,7 +264,9 @@ def assemble(
     return components
 
 
-def _consume(settings: Settings, group_id: str, patterns: Sequence[str], name: str) -> Intake:
+def _consume(
+    settings: Settings, group_id: str, patterns: Sequence[str], name: str, now: Callable[[], datetime]
+) -> Intake:
     limits = settings.worker
     return Intake(
         Consumer(settings.kafka, group_id=group_id),
@@ -274,6 +276,7 @@ def _consume(settings: Settings, group_id: str, patterns: Sequence[str], name: s
         max_distance=limits.max_watermark_distance,
         commit_interval_s=limits.commit_interval_s,
         name=name,
+        now=now,
     )
 
 
