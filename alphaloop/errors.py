@@ -15,7 +15,9 @@
     │   ├── StaleAssignment       a commit for partitions that this group member no longer owns
     │   └── FatalBrokerError      the client cannot continue and must be replaced: the process exits
     ├── StoreError                Postgres refused
-    │   ├── StoreUnavailable      no server answers at DATABASE_URL, or the connection broke
+    │   ├── StoreUnavailable      Postgres is away or cannot do this now: the same statement works later
+    │   │   └── StoreBusy         another transaction holds what the statement needs
+    │   ├── StoreValueRefused     a row that Postgres never takes, whoever sends it
     │   ├── LeadershipLost        another scheduler leads: what this one would write is refused
     │   └── SchemaMismatch        the database's revision is outside the range this code runs on
     ├── ModelError                a model or tokenizer
@@ -159,7 +161,7 @@ class StoreError(AlphaloopError):
 
 
 class StoreUnavailable(StoreError):
-    """No Postgres answers, or the connection broke."""
+    """Postgres is away or cannot do this now: the same statement works later."""
 
     code = "store_unavailable"
 
@@ -168,6 +170,18 @@ class LeadershipLost(StoreError):
     """Another scheduler leads now, so this one may write nothing."""
 
     code = "leadership_lost"
+
+
+class StoreBusy(StoreUnavailable):
+    """Another transaction holds what the statement needs: the same statement works once that one has ended."""
+
+    code = "store_busy"
+
+
+class StoreValueRefused(StoreError):
+    """A row that Postgres never takes: malformed, against a constraint, or too large."""
+
+    code = "store_value_refused"
 
 
 class SchemaMismatch(StoreError):

@@ -15,6 +15,7 @@ from sqlalchemy import text
 from alphaloop.errors import ConfigError
 from alphaloop.settings import load_settings
 from alphaloop.store.database import Database, parse_url
+from alphaloop.store.session_limits import UNLIMITED
 from alphaloop.tables import metadata
 
 #: Any fixed number: whoever migrates this schema takes the same one.
@@ -51,7 +52,7 @@ def run_online(url: SecretStr) -> None:
     The lock is taken inside the transaction: a lock taken before `configure` would begin a transaction of its own,
     and alembic's would then be nested in one that nobody commits.
     """
-    with Database(url, pool_size=1) as database, database.begin() as connection:
+    with Database(url, pool_size=1, limits=UNLIMITED) as database, database.begin() as connection:
         context.configure(connection=connection, target_metadata=metadata, include_name=include_name)
         with context.begin_transaction():
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})

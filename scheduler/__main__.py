@@ -11,7 +11,6 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -26,6 +25,7 @@ from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.settings import Settings, load_settings
+from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
@@ -67,21 +67,25 @@ def _measure(settings: Settings, *, stay: bool) -> int:
         )
     timeout_s = settings.postgres.connect_timeout_s
     with Database(
-        settings.postgres.url, pool_size=settings.postgres.pool_size, connect_timeout_s=timeout_s
+        settings.postgres.url,
+        pool_size=settings.postgres.pool_size,
+        connect_timeout_s=timeout_s,
+        limits=settings.postgres.long_limits(),
     ) as database:
         database.check_revision()
         ensure_topics(settings.kafka, settings.tasks)
         producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
         try:
-            metrics = SchedulerMetrics()
+            metrics, clock = SchedulerMetrics(), DatabaseClock(database)
             if not stay:
-                _scheduler(settings, database, producer, metrics, MANUAL_SCHEDULE_ID).run_once(datetime.now(UTC))
+                _scheduler(settings, database, producer, metrics, MANUAL_SCHEDULE_ID).run_once(clock.measure())
                 return 0
 
             def lead(term: Term) -> Scheduler:
                 return _scheduler(settings, database.guarded(term.check), producer, metrics, SCHEDULE_ID)
 
-            return _stay(settings, lead, metrics, AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s))
+            lock = AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s)
+            return _stay(settings, lead, metrics, clock, lock)
         finally:
             producer.close()
 
@@ -103,7 +107,13 @@ def _scheduler(
     )
 
 
-def _stay(settings: Settings, lead: Callable[[Term], Scheduler], metrics: SchedulerMetrics, lock: AdvisoryLock) -> int:
+def _stay(
+    settings: Settings,
+    lead: Callable[[Term], Scheduler],
+    metrics: SchedulerMetrics,
+    clock: DatabaseClock,
+    lock: AdvisoryLock,
+) -> int:
     """Lead or stand by until SIGTERM or SIGINT; returns 1 when the Kafka client died, so that a supervisor restarts.
 
     Each time that this process becomes the leader, `lead` makes the scheduler of that term.
@@ -134,7 +144,7 @@ def _stay(settings: Settings, lead: Callable[[Term], Scheduler], metrics: Schedu
             lead(term).run_once,
             interval_s=dials.interval_s,
             misfire_grace_s=dials.misfire_grace_s,
-            clock=lambda: datetime.now(UTC),
+            clock=clock.measure,
             metrics=metrics,
             fatal=fatal,
             run_pulse=runs,

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from alphaloop.errors import StoreError, StoreUnavailable
+from alphaloop.errors import StoreBusy
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
@@ -44,8 +44,6 @@ class Housekeeper:
         self.retention.keep(now)
         try:
             self.partitions.drop_before(utc_day(oldest))
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
+        except StoreBusy as error:
             # A long query holds the table: the next run drops the partition.
             log.warning("%s", error.message, extra={"action": "retention_postponed", "code": error.code})

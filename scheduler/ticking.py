@@ -75,10 +75,10 @@ class Ticker:
 
     def tick(self) -> None:
         """Run what is due now. A run that fails is logged; the next tick tries again."""
-        now = self._clock()
         if self.is_running:
             self._tick_pulse.beat()
         try:
+            now = self._clock()
             with self._run_pulse.expected():
                 self._run(now, due_at(now, self._interval_s))
         except FatalBrokerError as error:

@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-pytest_plugins = [f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker")]
+pytest_plugins = [
+    f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker", "dictionary_order")
+]
 
 #: The seed of every run that asks for no other.
 FIXED_SEED = 20261122

@@ -26,6 +26,9 @@ OWNERS: Final = {
     "typer": ("alphaloop.cli",),
 }
 
+#: The one module that asks for the time of day, because APScheduler's next run is by the machine's clock.
+TIMES_OF_DAY: Final = {"scheduler.ticking"}
+
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()", "--no-cache"]
@@ -71,6 +74,15 @@ def test_the_two_processes_never_import_each_other_and_alphaloop_neither() -> No
     for name, source in modules().items():
         for module in imported(source):
             assert module.split(".")[0] not in forbidden[name.split(".")[0]], f"{name} imports {module}"
+
+
+def test_the_processes_never_ask_their_machine_for_the_time_of_day() -> None:
+    """It comes from alphaloop.store.clock: a machine whose clock is wrong must not expire jobs."""
+    asked = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}
+    for name, source in modules().items():
+        calls = (ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+        if name.split(".")[0] in ("worker", "scheduler") and name not in TIMES_OF_DAY:
+            assert not asked & set(calls), name
 
 
 def test_a_command_line_is_declared_once() -> None:

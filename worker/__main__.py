@@ -56,6 +56,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         settings.postgres.url,
         pool_size=settings.postgres.pool_size,
         connect_timeout_s=settings.postgres.connect_timeout_s,
+        limits=settings.postgres.limits(),
     )
     database.check_revision()
     producer = Producer(settings.kafka)

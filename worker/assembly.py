@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,7 @@ from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings, TaskSettings, read_tasks
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.budgets import BudgetStore
+from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decision_records import DecisionRecordStore
@@ -60,6 +61,7 @@ from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import Letters
 from worker.jobs.publishing import Publisher, PublishingQueue, Refused
 from worker.jobs.recording import Recorder
+from worker.jobs.releasing import PatientRelease
 from worker.jobs.retries import JobRetries
 from worker.jobs.slices import SliceRecorder
 from worker.jobs.steering import Steering
@@ -100,7 +102,9 @@ def assemble(
     limits = settings.worker
     ensure_topics(settings.kafka, settings.tasks)
     background = BackgroundWrites(hurry.wait)
-    deciding = open_deciding(settings, engine, database, owner=owner, write=background.put)
+    clock = DatabaseClock(database)
+    clock.measure()
+    deciding = open_deciding(settings, engine, database, clock, owner=owner, write=background.put)
     jobs = JobStore(database)
     retry = Retry(hurry)
     metrics = WorkerMetrics()
@@ -109,8 +113,8 @@ def assemble(
     validation = Validation(
         engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
     )
-    intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake")
-    control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake")
+    intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
+    control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
     liveness = Liveness()
     leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
     died = threading.Event()
@@ -142,6 +146,7 @@ def assemble(
         max_items=RECORDING_ITEMS,
         max_bytes=limits.max_buffered_bytes,
         is_hurried=gives_up,
+        now=clock.now,
     )
     retries = JobRetries(
         settings.kafka.retry_delays_s,
@@ -176,6 +181,7 @@ def assemble(
         recorder,
         retry=retry,
         is_ending=lambda: stop.is_set() or died.is_set(),
+        now=clock.now,
         num_ahead=max(LEAST_AHEAD, limits.batch_size),
         max_waiting=limits.max_buffered,
         max_waiting_bytes=limits.max_buffered_bytes,
@@ -194,10 +200,11 @@ def assemble(
         engine.identity,
         _revisions(engine),
         owner=owner,
-        now=lambda: datetime.now(UTC),
+        now=clock.now,
     )
 
     def refresh() -> None:
+        clock.measure()
         deciding.evidence_cache.refresh()
         leases.check_cancelled()
 
@@ -226,7 +233,7 @@ def assemble(
         steering=Steering(
             SwitchbackSchedule(design, rng),
             LengthsTogether(lambda: deciding.costs.table),
-            lambda: datetime.now(UTC),
+            clock.now,
         ),
         recorder=recorder,
         background=background,
@@ -235,7 +242,7 @@ def assemble(
         publishing=publishing,
         publisher=publisher,
         control_reader=control_reader,
-        jobs=jobs,
+        jobs=PatientRelease(jobs, retry),
         metrics=metrics,
         retry=retry,
         retries=retries,
@@ -249,6 +256,7 @@ def assemble(
         hurry=hurry,
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
+        now=clock.now,
         drain_s=limits.drain_s,
     )
     for pulse in components.thread_pulses:
@@ -256,7 +264,9 @@ def assemble(
     return components
 
 
-def _consume(settings: Settings, group_id: str, patterns: Sequence[str], name: str) -> Intake:
+def _consume(
+    settings: Settings, group_id: str, patterns: Sequence[str], name: str, now: Callable[[], datetime]
+) -> Intake:
     limits = settings.worker
     return Intake(
         Consumer(settings.kafka, group_id=group_id),
@@ -266,6 +276,7 @@ def _consume(settings: Settings, group_id: str, patterns: Sequence[str], name: s
         max_distance=limits.max_watermark_distance,
         commit_interval_s=limits.commit_interval_s,
         name=name,
+        now=now,
     )
 
 
@@ -283,6 +294,7 @@ def open_deciding(
     settings: Settings,
     engine: Engine,
     database: Database,
+    clock: DatabaseClock,
     *,
     owner: str,
     write: Write = lambda what, act: act(),
@@ -314,7 +326,7 @@ def open_deciding(
         SharedBudgets(BudgetStore(database), HistoryStore(database), evidence_cache, identity, _revisions(engine)),
         costs=costs,
         limits=limits,
-        now=lambda: datetime.now(UTC),
+        now=clock.now,
         journal=journal,
     )
     return Deciding(decider, evidence_cache, costs, journal)

@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Liveness, Pulse
-from alphaloop.store.jobs import JobStore
 from worker.background import BackgroundWrites
 from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
@@ -25,6 +24,7 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publisher, PublishingQueue
 from worker.jobs.recording import Recorder
+from worker.jobs.releasing import ReleaseStore
 from worker.jobs.retries import JobRetries
 from worker.jobs.steering import Steering, TaskSlice
 from worker.metrics import WorkerMetrics
@@ -53,7 +53,7 @@ class Components:
     publishing: PublishingQueue
     publisher: Publisher
     control_reader: ControlReader
-    jobs: JobStore
+    jobs: ReleaseStore
     metrics: WorkerMetrics
     retry: Retry
     background: BackgroundWrites
@@ -71,8 +71,8 @@ class Components:
     liveness: Liveness  #: of every thread, and of the loop's steps
     loop_pulse: Pulse
     drain_s: float  #: most time for what is left to do at the end
+    now: Callable[[], datetime]  #: the time of day by the database
     clock: Callable[[], float] = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:

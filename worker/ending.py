@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from alphaloop.errors import StoreError
@@ -51,6 +51,14 @@ class Ending:
         self.release(self._c.feed.ready.take_all())
         self._leave()
 
+    def release_all(self) -> None:
+        """Give back every claim, because a server refused: no job caused that, so none may count a crash.
+
+        Outcomes that wait to be recorded are dropped.
+        """
+        self._running.give_back()
+        release_claims(self._c, self._c.leases.held())
+
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
         """Give these claims back, none of them counted as tried."""
         release(self._c, claimed)
@@ -85,11 +93,16 @@ class Ending:
 
 
 def release(components: Components, claimed: Sequence[ClaimedJob]) -> None:
-    """Give claims back, none of them counted as tried; if the database is away their leases run out instead."""
-    if not claimed:
+    """Give claims back, none of them counted as tried."""
+    release_claims(components, {one.job_id: one.attempt for one in claimed})
+
+
+def release_claims(components: Components, attempts: Mapping[str, int]) -> None:
+    """The same by job_id and attempt; if the database stays away, their leases run out instead."""
+    if not attempts:
         return
     try:
-        components.jobs.release({one.job_id: one.attempt for one in claimed}, owner=components.owner)
+        components.jobs.release(attempts, owner=components.owner)
     except StoreError as error:
-        log.warning("%d jobs not released: %s", len(claimed), error.message, extra={"action": "release_failed"})
-    components.leases.let_go(one.job_id for one in claimed)
+        log.warning("%d jobs not released: %s", len(attempts), error.message, extra={"action": "release_failed"})
+    components.leases.let_go(attempts)

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final
 from uuid import uuid4
 
-from alphaloop.errors import DecodeFailed, EngineSick
+from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import Outcome
@@ -73,6 +73,9 @@ class Worker:
             self._ending.drain(lambda: self.run_once(0.0))
         except EngineSick as error:
             self._ending.give_up(error.message)
+            raise
+        except (StoreError, BrokerError):
+            self._ending.release_all()
             raise
         except BaseException:
             # A running job may have caused this, so its claim is left to count as a crash; a job that never started

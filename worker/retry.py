@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
@@ -21,22 +22,39 @@ LONGEST_WAIT_S: Final = 10.0
 class Retry:
     """Repeats a call that failed because a server is away, until it works or the worker is told to hurry."""
 
-    def __init__(self, hurry: threading.Event) -> None:
+    def __init__(
+        self,
+        hurry: threading.Event,
+        *,
+        pause: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._hurry = hurry
+        self._pause, self._clock = pause, clock
 
     def until_done(self, what: str, act: Callable[[], Answer]) -> Answer:
         """The answer of `act`; its last StoreUnavailable, BrokerUnavailable or DeliveryFailed once in a hurry."""
+        return self._repeat(what, act, self._hurry.wait, self._hurry.is_set)
+
+    def for_a_while(self, what: str, act: Callable[[], Answer], limit_s: float) -> Answer:
+        """The same, but also in a hurry, and only until `limit_s` seconds have passed."""
+        until = self._clock() + limit_s
+        return self._repeat(what, act, self._pause, lambda: self._clock() >= until)
+
+    def _repeat(
+        self, what: str, act: Callable[[], Answer], pause: Callable[[float], object], gives_up: Callable[[], bool]
+    ) -> Answer:
         wait_s = FIRST_WAIT_S
         while True:
             beat()  # a server that is away may be away for long
             try:
                 answer = act()
             except (StoreUnavailable, BrokerUnavailable, DeliveryFailed) as error:
-                if self._hurry.is_set():
+                if gives_up():
                     raise
                 if wait_s == FIRST_WAIT_S:
                     log.warning("%s: %s; trying again", what, error.message, extra={"action": "server_away"})
-                self._hurry.wait(wait_s)
+                pause(wait_s)
                 wait_s = min(wait_s * 2, LONGEST_WAIT_S)
             else:
                 if wait_s > FIRST_WAIT_S:

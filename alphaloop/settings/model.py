@@ -14,6 +14,7 @@ from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.messages.job import Decoding
 from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section, Share
+from alphaloop.store.session_limits import SessionLimits
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -54,6 +55,25 @@ class PostgresSettings(Section):
     url: SecretStr | None = None  #: postgresql://user:password@host:port/name; unset: an embedded server
     pool_size: int = Field(5, ge=1)  #: most connections of one process
     connect_timeout_s: int = Field(10, ge=1)
+    lock_timeout_s: float = Field(5.0, ge=0)  #: wait for another process's lock; then a worker tries again; 0: no limit
+    statement_timeout_s: float = Field(60.0, ge=0)  #: longest statement of a worker; 0: no limit
+    long_statement_timeout_s: float = Field(
+        1800.0, ge=0
+    )  #: the same for the scheduler and for commands, which read much; 0: no limit
+    idle_transaction_timeout_s: float = Field(
+        20.0, ge=0
+    )  #: a process that stands still inside a transaction loses it then, so that its locks block nobody; 0: never
+    tcp_user_timeout_s: float = Field(20.0, ge=0)  #: a server that acknowledges nothing for so long is given up
+
+    def limits(self) -> SessionLimits:
+        """The limits of a worker's sessions."""
+        return SessionLimits(
+            self.lock_timeout_s, self.statement_timeout_s, self.idle_transaction_timeout_s, self.tcp_user_timeout_s
+        )
+
+    def long_limits(self) -> SessionLimits:
+        """The limits of sessions that read much."""
+        return self.limits().with_statements_of(self.long_statement_timeout_s)
 
 
 class TaskSettings(Section):

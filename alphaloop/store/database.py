@@ -13,10 +13,11 @@ import psycopg
 from pydantic import SecretStr
 from sqlalchemy import Connection, TextClause, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 
-from alphaloop.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
+from alphaloop.errors import ConfigError, SchemaMismatch, StoreError
+from alphaloop.store.refusals import store_error
+from alphaloop.store.session_limits import DEFAULT_LIMITS, SessionLimits
 
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
@@ -27,14 +28,19 @@ _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
 _DRIVER: Final = "postgresql+psycopg"
 _UNDEFINED_TABLE: Final = "42P01"
-# 08: connection exceptions; 57P01 to 57P03: shut down, crashed, starting up; 53300: too many connections.
-_GONE: Final = ("08", "57P01", "57P02", "57P03", "53300")
 
 
 class Database:
     """Connections to one database. Threads share it; close it once."""
 
-    def __init__(self, url: SecretStr, *, pool_size: int = 5, connect_timeout_s: int = 10) -> None:
+    def __init__(
+        self,
+        url: SecretStr,
+        *,
+        pool_size: int = 5,
+        connect_timeout_s: int = 10,
+        limits: SessionLimits = DEFAULT_LIMITS,
+    ) -> None:
         """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
         parsed = parse_url(url)
         self.redacted_url: Final = parsed.render_as_string(hide_password=True)
@@ -42,8 +48,10 @@ class Database:
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
             "application_name": "alphaloop",
-            "options": "-c timezone=UTC",
-            "keepalives_idle": 30,
+            "options": " ".join(
+                f"-c {name}={value}" for name, value in {"timezone": "UTC", **limits.parameters}.items()
+            ),
+            **limits.connection,
         }
         self._engine = create_engine(
             parsed,
@@ -67,8 +75,9 @@ class Database:
     def begin(self) -> Iterator[Connection]:
         """One transaction: committed at the end, rolled back on any exception.
 
-        Raises StoreUnavailable if the server does not answer or the connection broke (whether the transaction committed
-        is then unknown: read again), StoreError for everything else that Postgres refuses.
+        Raises StoreUnavailable for what passes by itself: the server does not answer, the connection broke (whether the
+        transaction committed is then unknown: read again), a lock is held, the disk is full. Raises StoreError for
+        everything else that Postgres refuses; see alphaloop.store.refusals.
         """
         try:
             with self._engine.begin() as connection:
@@ -163,24 +172,3 @@ def parse_url(url: SecretStr) -> URL:
     if parsed.drivername not in ("postgres", "postgresql", _DRIVER):
         raise ConfigError(f"expected a URL that starts with postgresql://, found {parsed.drivername}://", hint=hint)
     return parsed.set(drivername=_DRIVER)
-
-
-def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreError:
-    """The error of our tree for one of the driver's. Holds no parameter, no row and no password."""
-    if isinstance(error, PoolTimeout):
-        return StoreUnavailable(f"no free connection to {where}", hint="raise postgres.pool_size")
-    original = error.orig if isinstance(error, DBAPIError) else error
-    if not isinstance(original, psycopg.Error):
-        return StoreError(f"{type(error).__name__} at {where}")
-    state = original.sqlstate
-    broken = isinstance(error, DBAPIError) and error.connection_invalidated
-    if broken or (state or "").startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
-        told = original.diag.message_primary or _first_line(original)
-        return StoreUnavailable(f"no connection to {where}: {told}", hint="is the server up, and the URL right?")
-    diag = original.diag
-    told = diag.message_primary or type(original).__name__
-    return StoreError(f"{where} refused a statement: {told} (SQLSTATE {state or 'unknown'})")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 import psycopg
+from sqlalchemy import Column, Text
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
@@ -31,14 +32,20 @@ _SUMS: Final = ", ".join(
     for column in acceptance_hourly.c
     if not column.primary_key
 )
+
+
+def _collation(column: Column[Any]) -> str:
+    return ' COLLATE "C"' if isinstance(column.type, Text) else ""
+
+
 #: A row's sums without any job; lists are replaced, never changed.
 _NO_JOBS: Final[dict[str, Any]] = {
     column.name: [] if isinstance(column.type, ARRAY) else 0 for column in acceptance_hourly.c if not column.primary_key
 }
-#: Rows are locked in one order, so that two workers that share hours cannot deadlock.
+#: Rows are locked in one order, whatever the collation of the database, so two workers that share hours never deadlock.
 _ADD: Final = f"""
     INSERT INTO acceptance_hourly AS standing ({_HOURS.columns}) SELECT {_HOURS.given} FROM {_HOURS.source}
-    ORDER BY {", ".join(f"given.{name}" for name in HOUR_KEY)}
+    ORDER BY {", ".join(f"given.{column.name}{_collation(column)}" for column in acceptance_hourly.primary_key)}
     ON CONFLICT ({", ".join(HOUR_KEY)}) DO UPDATE SET {_SUMS}
 """  # noqa: S608 - names of columns, no values
 

@@ -11,7 +11,8 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from alphaloop.store.database import Database, store_error
+from alphaloop.store.database import Database
+from alphaloop.store.refusals import store_error
 
 #: Sent by triggers on draft_revisions and drift_events, so that a change in psql sends one too.
 DRAFTS_CHANGED: Final = "alphaloop_drafts"

@@ -22,6 +22,8 @@ _ENQUEUE: Final = """
     INSERT INTO outbox (topic, job_ids, owner)
     VALUES (%(topic)s, %(job_ids)b::text[], %(owner)s) RETURNING id
 """
+#: Longer than a publisher waits for the broker.
+_RELAY_IDLE: Final = "120s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Outbox:
             .with_for_update(skip_locked=True)
         )
         with self._database.begin() as connection:
+            # The transaction is idle while the broker is waited for, and blocks nobody: others pass its rows over.
+            connection.execute(select(func.set_config("idle_in_transaction_session_timeout", _RELAY_IDLE, True)))
             rows = connection.execute(query).all()
             values = _outcomes(connection, [job_id for row in rows for job_id in row.job_ids])
             messages = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -16,7 +16,7 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.store.acceptance_state import StateRow
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from alphaloop.store.exchange import one_exchange
+from alphaloop.store.exchange import driver_of, one_exchange
 from alphaloop.store.outbox import OutboxMessage, enqueue
 from alphaloop.store.recording import record_counts
 
@@ -74,19 +74,23 @@ class OutcomeStore:
     def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
         """Record what this owner still holds; returns the messages to publish, in order.
 
-        An outcome whose claim was lost (another attempt, another owner, or an outcome already recorded) is dropped: it
-        overwrites, counts and publishes nothing.
+        An outcome whose claim was lost (another attempt, another owner, or another outcome already recorded) is
+        dropped: it overwrites, counts and publishes nothing. A call may be repeated, because its commit may have been
+        carried out although the connection broke: an outcome that this very claim has recorded is returned for
+        publishing, and counted no second time.
         """
         if not outcomes:
             return []
+        rows: Sequence[StateRow] = ()
         with self._database.begin() as connection:
             winners = _end_jobs(connection, outcomes, owner)
             if winners:
                 rows = record_counts(connection, [won.counted for won in winners], self._half_life)
-                messages = _enqueue(connection, winners, owner)
-        if not winners:
-            return []
-        self._changed(rows)
+            if len(winners) < len(outcomes):
+                winners += _recorded_before(connection, outcomes, {won.job_id for won in winners})
+            messages = _enqueue(connection, winners, owner) if winners else []
+        if rows:
+            self._changed(rows)
         return messages
 
 
@@ -115,6 +119,22 @@ def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -
     return [outcome for number, outcome in enumerate(outcomes) if number in winners]
 
 
+def _recorded_before(connection: Connection, outcomes: Sequence[Outcome], recorded_now: Set[str]) -> list[Outcome]:
+    """Those outcomes that an earlier call recorded whose answer was lost.
+
+    Their rows of the outbox are taken out, because the caller enters the messages anew; a row that a relay is
+    publishing at this moment is left to the relay.
+    """
+    asked = {one.job_id: one for one in outcomes if one.job_id not in recorded_now}
+    columns: dict[str, Any] = {name: [getattr(one, name) for one in asked.values()] for name in ("job_id", "attempt")}
+    columns["result"] = [one.result.decode() for one in asked.values()]
+    driver = driver_of(connection)
+    found = [job_id for (job_id,) in driver.execute(_RECORDED_BEFORE, columns)]
+    if found:
+        driver.execute(_TAKE_OUT, {"job_ids": found})
+    return [asked[job_id] for job_id in found]
+
+
 def _enqueue(connection: Connection, winners: Sequence[Outcome], owner: str) -> list[OutboxMessage]:
     by_topic: dict[str, list[str]] = {}
     for won in winners:
@@ -125,6 +145,20 @@ def _enqueue(connection: Connection, winners: Sequence[Outcome], owner: str) -> 
     ]
 
 
+#: An attempt belongs to one claim, so its number and the same bytes mean that the same worker recorded it.
+_RECORDED_BEFORE: Final = """
+    SELECT job_id
+    FROM unnest(%(job_id)b::text[], %(attempt)b::int[], %(result)b::text[])
+        WITH ORDINALITY AS given(job_id, attempt, result, number)
+        JOIN jobs USING (job_id, attempt)
+    WHERE jobs.outcome::text = given.result
+    ORDER BY number
+"""
+_TAKE_OUT: Final = """
+    DELETE FROM outbox WHERE id IN (
+        SELECT id FROM outbox WHERE job_ids <@ %(job_ids)b::text[] FOR UPDATE SKIP LOCKED
+    )
+"""
 #: An INSERT, although the rows are there: its arbiter is the primary key, whatever the planner knows about the table,
 #: and it locks rows in the order of job_id, as all statements of `JobStore` do. An UPDATE with a join does neither: it
 #: was planned while the table was empty, and then read the whole table for every group of outcomes. What is inserted

@@ -50,7 +50,7 @@ class PartitionKeeper:
     def drop_before(self, day: date) -> list[date]:
         """Drop the partitions of days before `day`, rows and all; returns those days.
 
-        Waits at most `lock_timeout_s` for the users of a table, then raises StoreError; the next run tries again.
+        Waits at most `lock_timeout_s` for the users of a table, then raises StoreBusy; the next run tries again.
         """
         with self._database.begin() as connection:
             connection.execute(text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": self._lock_timeout})

@@ -13,7 +13,8 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import StoreUnavailable
-from alphaloop.store.database import Database, parse_url, store_error
+from alphaloop.store.database import Database, parse_url
+from alphaloop.store.refusals import store_error
 from alphaloop.store.terms import Term, begin_term
 from alphaloop.tables import schedule_runs
 

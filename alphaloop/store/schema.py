@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError, SchemaMismatch
 from alphaloop.store.database import Database
+from alphaloop.store.session_limits import UNLIMITED
 
 _BESIDE_THE_PACKAGE: Final = Path(__file__).resolve().parents[2] / "migrations"
 #: In a checkout, beside the package; in a container, in the working folder.
@@ -39,7 +40,7 @@ def downgrade(url: SecretStr, revision: str, *, migrations: Path = MIGRATIONS) -
 
 def current(url: SecretStr) -> str | None:
     """The database's revision; None before the first migration."""
-    with Database(url, pool_size=1) as database, database.begin() as connection:
+    with Database(url, pool_size=1, limits=UNLIMITED) as database, database.begin() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
@@ -70,7 +71,7 @@ def _is_later(url: SecretStr, migrations: Path) -> bool:
     scripts, found = _scripts(url, migrations), current(url)
     if found is None or found in {script.revision for script in scripts.walk_revisions()}:
         return False
-    with Database(url, pool_size=1) as database:
+    with Database(url, pool_size=1, limits=UNLIMITED) as database:
         return database.serves(str(scripts.get_current_head()))
 
 

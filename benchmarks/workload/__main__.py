@@ -34,6 +34,7 @@ from rich.table import Table
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
 from alphaloop.store.schema import upgrade
 from benchmarks.workload.blocks import FILE, blocks, read_phases
@@ -64,7 +65,7 @@ def main() -> None:
     played: list[Played] = []
     with _database() as database, Progress(console=console) as progress:
         rng = random.Random(options.seed)
-        deciding = open_deciding(settings, engine, database, owner="benchmark")
+        deciding = open_deciding(settings, engine, database, DatabaseClock(database), owner="benchmark")
         contest = Contest(engine, deciding, statics, max_tokens=options.max_tokens, rng=rng)
         gc.freeze()  # as a worker does
         bar = progress.add_task("blocks", total=len(history) + len(every))

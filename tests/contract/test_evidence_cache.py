@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import SUMS
@@ -192,3 +193,21 @@ def test_only_recent_tasks_count_for_a_drafter(
     assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later).sums) == pytest.approx([3, 4, 7], rel=0.1)
     assert worker.last_used(PLACE._replace(task="a")) == later
     assert worker.last_used(Place("a", "unknown", "r1")) is None
+
+
+@pytest.mark.parametrize("wrong", ["0002-01-01 00:00+00", "1970-01-01 00:00+00", "9998-12-31 00:00+00"])
+def test_the_wildly_wrong_clock_of_a_colleague_raises_nothing(
+    database: Database, worker: EvidenceCache, rng: random.Random, wrong: str
+) -> None:
+    record(database, batch(rng, 0, prompt_bucket="<=256") + batch(rng, 0, prompt_bucket="<=1024"))
+    with database.begin() as connection:
+        spoil = "UPDATE acceptance_state SET as_of = CAST(:wrong AS timestamptz) WHERE prompt_bucket = '<=256'"
+        assert connection.execute(text(spoil), {"wrong": wrong}).rowcount == 1
+    worker.refresh()
+    drafter = DrafterState("lookup", "draft-1", 4)
+    assert len(worker.standing(PLACE, NOW).leaves) == 2
+    assert len(worker.of_tasks(drafter, NOW).sums) == 1
+    assert worker.lengths("code", [drafter], NOW).jobs > 0
+    assert worker.last_used(PLACE) is not None
+    record(database, batch(rng, 1, prompt_bucket="<=256"), by=worker)
+    assert len(worker.standing(PLACE, NOW).leaves) == 2

@@ -14,6 +14,7 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import TopicPartition
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.claimed import NOW
 from worker.intake.polling import Delivery, Intake
 
 pytestmark = pytest.mark.kafka
@@ -86,6 +87,7 @@ def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
         max_buffered_bytes=1 << 20,
         max_distance=10_000,
         commit_interval_s=0.1,
+        now=lambda: NOW,
     )
     intake.start()
     yield intake

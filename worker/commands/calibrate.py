@@ -56,6 +56,7 @@ def _measure(settings: Settings, budget_s: float, tell: Tell) -> tuple[Engine, t
 def _database(settings: Settings) -> Database:
     if settings.postgres.url is None:
         raise ConfigError("no database is configured", hint="start `alphaloop up`, set DATABASE_URL or give --no-store")
-    database = Database(settings.postgres.url, connect_timeout_s=settings.postgres.connect_timeout_s)
+    postgres = settings.postgres
+    database = Database(settings.postgres.url, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.limits())
     database.check_revision()
     return database

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -55,9 +55,9 @@ class Intake:
         max_buffered_bytes: int,
         max_distance: int,
         commit_interval_s: float,
+        now: Callable[[], datetime],
         name: str = "intake",
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`max_buffered` and `max_buffered_bytes` are for each lane; `now` says when retries are due."""
         self._source = source

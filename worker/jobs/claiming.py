@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from alphaloop.errors import JobConflict
+from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreValueRefused
 from alphaloop.messages import Failure, Status, carried_headers
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.intake.validation import ReadyJob
@@ -53,7 +53,9 @@ class Claims:
     to_decode: list[ClaimedJob] = field(default_factory=list)
     ended: list[EndedUndecoded] = field(default_factory=list)
     answered: list[tuple[ReadyJob, Claim]] = field(default_factory=list)  #: recorded before; emit that outcome again
-    conflicts: list[tuple[ReadyJob, JobConflict]] = field(default_factory=list)
+    refused: list[tuple[ReadyJob, MessageError]] = field(
+        default_factory=list
+    )  #: known with another payload, or not storable
     held: list[tuple[ReadyJob, float]] = field(
         default_factory=list
     )  #: another worker's; ask again after so many seconds
@@ -80,19 +82,31 @@ class Claiming:
         for ready in batch:
             if first.setdefault(ready.job.job_id, ready) is not ready:
                 claims.held.append((ready, 0.0))
-        answers = self._store.claim(
-            [_request(ready) for ready in first.values()],
-            owner=self._owner,
-            lease_s=self._lease_s,
-            max_attempts=self._max_attempts,
-        )
-        for ready, answer in zip(first.values(), answers, strict=True):
-            self._sort(claims, ready, answer)
+        self._claim(claims, list(first.values()))
         return claims
 
     def give_back(self, claimed: Sequence[ClaimedJob]) -> None:
         """Undo claims of jobs that were not started; none counts as a crash."""
         self._store.release({one.job_id: one.attempt for one in claimed}, owner=self._owner)
+
+    def _claim(self, claims: Claims, batch: Sequence[ReadyJob]) -> None:
+        """Claim these jobs together. A job that Postgres does not take, alone, is refused and stops no other."""
+        try:
+            answers = self._store.claim(
+                [_request(ready) for ready in batch],
+                owner=self._owner,
+                lease_s=self._lease_s,
+                max_attempts=self._max_attempts,
+            )
+        except StoreValueRefused:
+            if len(batch) == 1:
+                claims.refused.append((batch[0], MalformedMessage("the database does not take the fields of this job")))
+                return
+            for ready in batch:
+                self._claim(claims, [ready])
+            return
+        for ready, answer in zip(batch, answers, strict=True):
+            self._sort(claims, ready, answer)
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
         claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
@@ -101,7 +115,7 @@ class Claiming:
                 claims.answered.append((ready, answer))
             case ClaimState.CONFLICT:
                 hint = "give another job another job_id; the same payload again is answered from the record"
-                claims.conflicts.append((ready, JobConflict(field="job_id", hint=hint)))
+                claims.refused.append((ready, JobConflict(field="job_id", hint=hint)))
             case ClaimState.HELD:
                 claims.held.append((ready, answer.held_for_s or 0.0))
             case ClaimState.CANCELLED:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from alphaloop.errors import MessageError
@@ -62,8 +62,8 @@ class JobFeed:
         num_ahead: int,
         max_waiting: int,
         max_waiting_bytes: int,
+        now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._intake = intake
         self._queue = queue
@@ -240,13 +240,13 @@ class JobFeed:
         """Pass on jobs that need no decoding, and ask again later for jobs that could not be claimed."""
         now = self._clock()
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        self._refuse([(job.delivery, error) for job, error in claims.conflicts])
+        self._refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
             outcome = known.outcome or b""
             self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, known.headers, self._intake))
         if claims.ended:
             self._recorder.put(undecoded(claims, self._now()))
-        gone = [job for job, _ in (*claims.held, *claims.conflicts, *claims.answered)]
+        gone = [job for job, _ in (*claims.held, *claims.refused, *claims.answered)]
         gone += [ended.claimed.ready for ended in claims.ended]
         with self._lock:
             self._taken.subtract(job.lane for job in gone)

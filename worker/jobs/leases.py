@@ -79,6 +79,11 @@ class LeaseKeeper:
                 self._renewed_at.pop(job_id, None)
                 self._cancelled.discard(job_id)
 
+    def held(self) -> dict[str, int]:
+        """Every claim of this worker, job_id to attempt, as far as it knows."""
+        with self._lock:
+            return dict(self._held)
+
     def holds(self, job_id: str) -> bool:
         """Whether this worker has the claim, as far as it knows."""
         return job_id in self._held

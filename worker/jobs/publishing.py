@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from alphaloop.errors import MessageError
+from alphaloop.errors import MessageError, StoreValueRefused
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import DeadLetter, result_headers
 from alphaloop.messages.headers import encoded
@@ -255,9 +255,13 @@ class Publisher:
             self._send_results(messages)
             self._sender.flush(FLUSH_S)
 
-        num_relayed = self._retry.until_done(
-            "relay", lambda: self._outbox.relay(emit, older_than_s=self._relay_after_s, limit=RELAY_LIMIT)
-        )
+        try:
+            num_relayed = self._retry.until_done(
+                "relay", lambda: self._outbox.relay(emit, older_than_s=self._relay_after_s, limit=RELAY_LIMIT)
+            )
+        except StoreValueRefused as error:
+            log.error("not relayed: %s", error.message, extra={"action": "relay_failed"})
+            return
         if num_relayed:
             log.info("published %d results recorded earlier", num_relayed, extra={"action": "outbox_relayed"})
 

@@ -5,13 +5,16 @@ While one group is being committed the next one gathers, so a slow disk makes gr
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from alphaloop.messages import Status
+from alphaloop.errors import StoreValueRefused
+from alphaloop.messages import Failure, Status
+from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome, OutcomeStore
 from worker.intake.polling import Intake
 from worker.jobs.bounded_queue import BoundedQueue
@@ -22,6 +25,8 @@ from worker.jobs.outcomes import ended
 from worker.jobs.publishing import PublishingQueue, Recorded
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
+
+log = logging.getLogger(__name__)
 
 #: Outcomes of one transaction at most. More would hold the locks of shared rows for longer than a commit takes.
 MOST_AT_ONCE: Final = 512
@@ -58,6 +63,7 @@ class Recorder:
         max_items: int,
         max_bytes: int,
         is_hurried: Callable[[], bool],
+        now: Callable[[], datetime],
     ) -> None:
         self._store = store
         self._intake = intake
@@ -67,6 +73,7 @@ class Recorder:
         self._owner = owner
         self._retry = retry
         self._is_hurried = is_hurried
+        self._now = now
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
         )
@@ -85,8 +92,7 @@ class Recorder:
         group = self._waiting.take(MOST_AT_ONCE, timeout_s, max_bytes=MOST_BYTES_AT_ONCE)
         if not group:
             return 0
-        outcomes = [one.outcome for one in group]
-        messages = self._retry.until_done("record", lambda: self._store.record(outcomes, owner=self._owner))
+        group, messages = self._record(group)
         self._leases.let_go(one.claimed.job_id for one in group)
         won = {(message.key or b"").decode(): message.value for message in messages}
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
@@ -99,6 +105,26 @@ class Recorder:
         self._count(winners)
         self._metrics.fenced(len(group) - len(won))
         return len(won)
+
+    def _record(self, group: list[EndedJob]) -> tuple[list[EndedJob], list[OutboxMessage]]:
+        """Record the group; returns it as it was recorded, and the messages to publish.
+
+        An outcome that Postgres does not take, alone, is replaced by a failure that says so: the job must not stop the
+        others, nor be decoded again and again.
+        """
+        outcomes = [one.outcome for one in group]
+        try:
+            return group, self._retry.until_done("record", lambda: self._store.record(outcomes, owner=self._owner))
+        except StoreValueRefused as error:
+            if len(group) > 1:
+                parts = [self._record([one]) for one in group]
+                return [one for its, _ in parts for one in its], [message for _, its in parts for message in its]
+            log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
+        claimed = group[0].claimed
+        failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")
+        failed = EndedJob(claimed, ended(claimed, Status.FAILED, failure, now=self._now()))
+        stand_in = [failed.outcome]
+        return [failed], self._retry.until_done("record", lambda: self._store.record(stand_in, owner=self._owner))
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}

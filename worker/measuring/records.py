@@ -96,7 +96,10 @@ def _registered(settings: Settings) -> tuple[Callable[[str, str], Judgement | No
     if settings.postgres.url is None:
         return lambda target, draft: None, ""
     try:
-        with Database(settings.postgres.url, connect_timeout_s=settings.postgres.connect_timeout_s) as database:
+        postgres = settings.postgres
+        with Database(
+            settings.postgres.url, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.long_limits()
+        ) as database:
             known = DraftRegistry(database).all()
     except AlphaloopError as error:
         return lambda target, draft: None, error.message

@@ -18,7 +18,14 @@ import pytest
 from alphaloop.cost import CostTable
 from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.errors import DecodeFailed, EngineSick, StoreUnavailable
+from alphaloop.errors import (
+    AlphaloopError,
+    DecodeFailed,
+    EngineSick,
+    FatalBrokerError,
+    StoreError,
+    StoreUnavailable,
+)
 from alphaloop.messages import Failure, Mode, Status
 from alphaloop.settings import TaskSettings
 from alphaloop.switchback.block import SwitchbackDesign
@@ -94,6 +101,7 @@ class Turning:
         self.now = NOW
         self.num_retries = 0
         self.tried_again: list[tuple[str, str]] = []
+        self.held = {one.job_id: one.attempt for one in claimed}  #: as the keeper of leases knows them
         self.stop, self.hurry = threading.Event(), threading.Event()
         self.feed.ready.put(claimed)
         nothing = lambda *_, **__: None  # noqa: E731
@@ -115,7 +123,7 @@ class Turning:
                 LengthsTogether(lambda: CostTable(())),
                 lambda: NOW,
             ),
-            leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing),
+            leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing, held=lambda: dict(self.held)),
             decider=SimpleNamespace(decide_each=self._decide, count_scored=nothing, save=nothing),
             costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),
             validation=SimpleNamespace(task=lambda name: TaskSettings()),
@@ -363,6 +371,22 @@ def test_in_a_hurry_what_runs_is_given_back_too() -> None:
     turning.worker.run()
     assert turning.outcomes() == {}
     assert turning.released == [{"c": 1}, {"a": 1, "b": 1}]
+
+
+@pytest.mark.parametrize("error", [StoreError("no right to write"), FatalBrokerError("fenced")])
+def test_a_server_that_refuses_for_good_counts_no_crash_of_any_job(error: AlphaloopError) -> None:
+    """What runs did not cause it, and neither did jobs whose outcomes wait to be recorded."""
+    turning = Turning(FakeEngine(num_slots=1), claimed_job("a"), claimed_job("b"))
+    turning.held["decoded"] = 7
+
+    def check() -> None:
+        if turning.engine.num_steps == 1:
+            raise error
+
+    turning.worker._c.check = check  # type: ignore[misc]
+    with pytest.raises(type(error)):
+        turning.worker.run()
+    assert turning.released == [{"a": 1, "b": 1, "decoded": 7}]
 
 
 def test_a_fault_of_the_loop_counts_no_crash_of_jobs_that_never_started() -> None:

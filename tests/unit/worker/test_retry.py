@@ -60,3 +60,21 @@ def test_a_refused_statement_is_not_repeated() -> None:
     with pytest.raises(StoreError):
         Retry(InstantEvent()).until_done("record", act)
     assert calls == [1]
+
+
+def test_for_a_while_a_hurry_changes_nothing_and_the_limit_ends_it() -> None:
+    hurry, seconds = threading.Event(), [0.0]
+    hurry.set()
+    calls = []
+
+    def pause(for_s: float) -> None:
+        seconds[0] += for_s
+
+    def act() -> None:
+        calls.append(seconds[0])
+        raise StoreUnavailable
+
+    with pytest.raises(StoreUnavailable):
+        Retry(hurry, pause=pause, clock=lambda: seconds[0]).for_a_while("release", act, 5.0)
+    assert calls[-2] < 5.0 <= calls[-1]
+    assert len(calls) > 3

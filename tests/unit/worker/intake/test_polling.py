@@ -12,6 +12,7 @@ import pytest
 from alphaloop.errors import BrokerError, FatalBrokerError
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.messages.retry import Retry
+from tests.fixtures.claimed import NOW
 from worker.intake.buffer import Room
 from worker.intake.polling import Intake
 
@@ -88,7 +89,13 @@ def source() -> ScriptedSource:
 @pytest.fixture
 def intake(source: ScriptedSource) -> Iterator[Intake]:
     intake = Intake(
-        source, ["^jobs"], max_buffered=4, max_buffered_bytes=1 << 20, max_distance=10, commit_interval_s=0.0
+        source,
+        ["^jobs"],
+        max_buffered=4,
+        max_buffered_bytes=1 << 20,
+        max_distance=10,
+        commit_interval_s=0.0,
+        now=lambda: NOW,
     )
     intake.start()
     source.script.put(lambda: source.on_assign([P0, P1]))

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
 
-from alphaloop.errors import BrokerError, StoreUnavailable
+from alphaloop.errors import BrokerError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import FinishedDeliveries, delivery, validation
+from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery, validation
 from worker.engine import PreparedJob, Sampling
 from worker.intake.buffer import Room
 from worker.intake.polling import Delivery
@@ -63,11 +63,14 @@ class ClaimTable:
         self.released: list[dict[str, int]] = []
         self.found: dict[str, Claim] = {}
         self.errors: list[Exception] = []
+        self.untakable: set[str] = set()  #: jobs with a field that no column holds
         self.before_claim: Callable[[], None] = lambda: None
 
     def claim(self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int) -> list[Claim]:
         if self.errors:
             raise self.errors.pop(0)
+        if self.untakable & {request.job_id for request in requests}:
+            raise StoreValueRefused("too long")
         self.before_claim()
         self.calls.append([request.job_id for request in requests])
         claimed = ClaimState.CLAIMED
@@ -126,6 +129,7 @@ class Feeding:
             max_waiting=max_waiting,
             max_waiting_bytes=max_bytes,
             clock=lambda: self.now,
+            now=lambda: NOW,
         )
 
     def send(self, *job_ids: str, **given: object) -> None:
@@ -243,6 +247,16 @@ def test_a_dead_consumer_ends_the_thread() -> None:
     one.intake.failure = BrokerError("no permission")
     with pytest.raises(BrokerError):
         one.feed.turn()
+
+
+def test_a_job_that_postgres_does_not_take_is_refused_and_stops_no_other() -> None:
+    one = Feeding(num_ahead=9)
+    one.table.untakable = {"b"}
+    one.send("a", "b", "c")
+    one.feed.turn()
+    assert [p.error.code for p in one.published() if isinstance(p, Refused)] == ["malformed_message"]
+    assert [claimed.job_id for claimed in one.start(9)] == ["a", "c"]
+    assert one.feed.num_waiting == 0
 
 
 def test_what_was_recorded_is_answered_what_conflicts_refused_and_what_ended_recorded() -> None:

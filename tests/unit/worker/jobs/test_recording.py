@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from alphaloop.errors import StoreError, StoreUnavailable
+from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.claimed import FinishedDeliveries, claimed_job, ended_job
+from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
 from worker.jobs import recording
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publishing import Publication, PublishingQueue, Recorded
@@ -29,6 +30,7 @@ class Ledger:
         self.transactions: list[list[str]] = []
         self.attempts: dict[str, int] = {}  #: jobs whose claim is at another attempt than the first
         self.errors: list[Exception] = []
+        self.untakable: set[str] = set()  #: jobs whose decoded outcome no column holds
         self.before_record: Callable[[], None] = lambda: None
         self._recorded: set[str] = set()
 
@@ -37,6 +39,8 @@ class Ledger:
         self.before_record()
         if self.errors:
             raise self.errors.pop(0)
+        if any(one.job_id in self.untakable and one.status != "failed" for one in outcomes):
+            raise StoreValueRefused("a character that no text may hold")
         self.transactions.append([outcome.job_id for outcome in outcomes])
         won = []
         for outcome in outcomes:
@@ -76,6 +80,7 @@ class Recording:
             max_items=max_items,
             max_bytes=max_bytes,
             is_hurried=self.hurry.is_set,
+            now=lambda: NOW,
         )
 
     def published(self) -> list[Publication]:
@@ -169,6 +174,20 @@ def test_a_database_that_is_away_is_waited_for_with_the_leases_held(monkeypatch:
     assert one.recorder.turn(0.0) == 1
     assert held_while_away == [True, True, True]
     assert len(one.published()) == 1
+
+
+def test_an_outcome_that_postgres_does_not_take_becomes_a_failure_and_stops_no_other() -> None:
+    one = Recording()
+    one.store.untakable = {"j2"}
+    one.recorder.put(ended("j1", "j2", "j3"))
+    assert one.recorder.turn(0.0) == 3
+    assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
+    (recorded,) = one.published()
+    assert isinstance(recorded, Recorded)
+    results = {(message.key or b"").decode(): json.loads(message.value) for message in recorded.messages}
+    assert results["j2"]["error"]["code"] == "outcome_refused"
+    assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2, 3]
+    assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 0.0
 
 
 @pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("refused"), False)])

@@ -1,0 +1,44 @@
+"""How long a session may wait and hold others up: without limits a suspended process blocks every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Limits of every session of a pool, in seconds; 0 is none. Past a limit Postgres ends the statement or session."""
+
+    lock_s: float = 5.0  #: wait for a lock of another transaction
+    statement_s: float = 60.0  #: one statement, its waits included
+    idle_transaction_s: float = 20.0  #: a transaction whose process sends nothing, so that its locks become free
+    unacknowledged_s: float = 20.0  #: data that the other machine does not acknowledge, so that a lost one is noticed
+
+    def with_statements_of(self, statement_s: float) -> Self:
+        """The same limits, for processes whose statements read much."""
+        return replace(self, statement_s=statement_s)
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The server's parameters by name."""
+        return {
+            "lock_timeout": _milliseconds(self.lock_s),
+            "statement_timeout": _milliseconds(self.statement_s),
+            "idle_in_transaction_session_timeout": _milliseconds(self.idle_transaction_s),
+        }
+
+    @property
+    def connection(self) -> Mapping[str, int]:
+        """The parameters of libpq, for this side of the connection."""
+        return {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30}
+
+
+DEFAULT_LIMITS: Final = SessionLimits()
+#: For migrations: they rewrite tables, and wait for each other.
+UNLIMITED: Final = SessionLimits(lock_s=0, statement_s=0, idle_transaction_s=0)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"

@@ -1,0 +1,195 @@
+"""A TCP proxy before one server, in a thread of its own, that cuts connections on request.
+
+A cut is a reset (RST), as a failing switch or a killed load balancer gives it: neither side is told anything before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Final
+
+_CHUNK: Final = 64 << 10
+#: The whole statement: BEGIN ISOLATION LEVEL READ COMMITTED is none.
+_COMMIT: Final = b"COMMIT\x00"
+_WAIT_S: Final = 10.0
+
+
+class Proxy:
+    """Listens on 127.0.0.1:`port` and passes everything on to 127.0.0.1:`target_port`."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._loop = asyncio.new_event_loop()
+        self._links: set[_Link] = set()
+        self._num_cuts = 0
+        self._commits_to_lose = 0
+        self._answers_to_lose = 0
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_WAIT_S)
+        self.port: Final[int] = self._server.sockets[0].getsockname()[1]
+
+    @property
+    def num_cuts(self) -> int:
+        """Connections cut so far."""
+        return self._num_cuts
+
+    def cut(self) -> None:
+        """Reset every connection now."""
+        self._call(lambda: [link.cut() for link in tuple(self._links)])
+
+    def cut_commits(self, num_lost: int, num_unanswered: int) -> None:
+        """Reset the connections of the next COMMITs: first those that never reach the server, then those that do.
+
+        Of the latter the client never learns that they were carried out.
+        """
+        self._call(lambda: self._plan_cuts(num_lost, num_unanswered))
+
+    def hold(self) -> None:
+        """Pass nothing on: connections stay open and say nothing, as behind a broken cable."""
+        self._call(self._flowing.clear)
+
+    def release(self) -> None:
+        """Pass on what was held, and all that comes."""
+        self._call(self._flowing.set)
+
+    def close(self) -> None:
+        """Cut everything and end the thread."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_WAIT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_WAIT_S)
+        self._loop.close()
+
+    def _call(self, act: Callable[[], object]) -> None:
+        done = threading.Event()
+
+        def run() -> None:
+            act()
+            done.set()
+
+        self._loop.call_soon_threadsafe(run)
+        done.wait(_WAIT_S)
+
+    def _plan_cuts(self, num_lost: int, num_unanswered: int) -> None:
+        self._commits_to_lose, self._answers_to_lose = num_lost, num_unanswered
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            _reset(writer)
+            return
+        link = _Link(self, reader, writer, server_reader, server_writer)
+        self._links.add(link)
+        try:
+            await link.run()
+        finally:
+            self._links.discard(link)
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._flowing.set()
+        for link in tuple(self._links):
+            link.cut()
+        while self._links:
+            await asyncio.sleep(0)
+
+    async def pass_on(self, link: _Link, chunk: bytes) -> bool:
+        """Whether a chunk of the client may go to the server, after a hold; cuts `link` where that was asked for."""
+        await self._flowing.wait()
+        if _COMMIT not in chunk:
+            return True
+        if self._commits_to_lose:
+            self._commits_to_lose -= 1
+            link.cut()
+            return False
+        if self._answers_to_lose:
+            self._answers_to_lose -= 1
+            link.cut_at_answer = True
+        return True
+
+    async def answer(self, link: _Link) -> bool:
+        """Whether an answer of the server may go to the client."""
+        await self._flowing.wait()
+        if link.cut_at_answer:
+            link.cut()
+        return not link.is_cut
+
+    def counted(self) -> None:
+        """Count one cut connection."""
+        self._num_cuts += 1
+
+
+class _Link:
+    """One connection and its continuation."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server_writer: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy = proxy
+        self._client = reader, writer
+        self._server = server_reader, server_writer
+        self.cut_at_answer = False
+        self.is_cut = False
+
+    async def run(self) -> None:
+        """Until either side ends; the other then ends, too."""
+        there, back = asyncio.create_task(self._there()), asyncio.create_task(self._back())
+        try:
+            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (there, back):
+                task.cancel()
+            await asyncio.gather(there, back, return_exceptions=True)
+            for _, writer in (self._client, self._server):
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    def cut(self) -> None:
+        """Reset both sides."""
+        if not self.is_cut:
+            self.is_cut = True
+            self._proxy.counted()
+            _reset(self._client[1])
+            _reset(self._server[1])
+
+    async def _there(self) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await self._client[0].read(_CHUNK):
+                if not await self._proxy.pass_on(self, chunk):
+                    return
+                self._server[1].write(chunk)
+                await self._server[1].drain()
+
+    async def _back(self) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await self._server[0].read(_CHUNK):
+                if not await self._proxy.answer(self):
+                    return
+                self._client[1].write(chunk)
+                await self._client[1].drain()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            # Lingering for no time makes the close a reset.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,59 @@
+"""The time of day comes from the database, whatever the clock of this machine says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.store.clock import DatabaseClock
+from alphaloop.store.database import Database
+
+pytestmark = pytest.mark.postgres
+
+
+def of_the_database(database: Database) -> datetime:
+    with database.begin() as connection:
+        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return moment
+
+
+class Ticks:
+    """A monotonic clock that the test sets."""
+
+    def __init__(self, *readings: float) -> None:
+        self._readings: Iterator[float] = iter(readings)
+
+    def __call__(self) -> float:
+        return next(self._readings)
+
+
+def test_a_wrong_clock_of_the_machine_changes_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+    clock = DatabaseClock(database)
+    before = of_the_database(database)
+    told = [clock.now(), clock.measure(), clock.now()]
+    after = of_the_database(database)
+    assert before <= told[0] <= told[1]
+    # Half a round trip, which takes less than the whole test.
+    assert told[2] <= after + (after - before)
+    assert {moment.tzinfo for moment in told} == {UTC}
+
+
+def test_between_two_measurements_the_monotonic_clock_tells_the_time(database: Database) -> None:
+    clock = DatabaseClock(database, monotonic=Ticks(10.0, 10.5, 70.25))
+    measured = clock.measure()
+    assert clock.now() == measured + timedelta(seconds=60.0)
+
+
+def test_a_slow_answer_does_not_replace_a_quick_one(database: Database) -> None:
+    clock = DatabaseClock(database, monotonic=Ticks(0.0, 5.0, 10.0, 10.1, 20.0, 29.0, 40.05))
+    first = clock.measure()
+    quick = clock.measure()
+    slow = clock.measure()
+    assert first < quick < slow
+    assert clock.now() == quick + timedelta(seconds=30.0)

@@ -1,0 +1,178 @@
+"""What Postgres refuses for a while stops no worker, burns no try, and costs no job its outcome."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from alphaloop.messages import Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.chaos.proxy import Proxy
+from tests.fakes import FakeEngine
+from tests.fixtures.stepping import SteppedEngine
+from tests.fixtures.worker import Client, running_worker, until
+from tests.integration.test_worker_flow import assert_counts_add_up
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+#: Disk full, too many connections, deadlock, serialization, lock timeout, read-only, cancelled, stopping, and others.
+STATES = ("53100", "53300", "40P01", "40001", "55P03", "25006", "57014", "57P01", "55000", "58030")
+#: Where each state is raised, one after the other: at the claim, at the ledger, at the outbox.
+TABLES = ("jobs", "decode_runs", "outbox")
+FAULTS = """
+CREATE SEQUENCE num_faults;
+CREATE TABLE faults (of_table text, state text);
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE found text;
+BEGIN
+    SELECT state INTO found FROM faults WHERE of_table = TG_ARGV[0];
+    IF found IS NOT NULL THEN
+        PERFORM nextval('num_faults');  -- stays although the transaction is rolled back
+        RAISE EXCEPTION 'a test' USING ERRCODE = found;
+    END IF;
+    RETURN NULL;
+END $$;
+"""
+
+
+class Faults:
+    """Makes every statement that writes a table fail, until told otherwise."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._run(FAULTS)
+        for table in TABLES:
+            self._run(
+                f"CREATE TRIGGER refusing BEFORE INSERT OR UPDATE OR DELETE ON {table}"
+                f" FOR EACH STATEMENT EXECUTE FUNCTION refuse('{table}')"
+            )
+
+    def refuse(self, table: str, state: str) -> None:
+        """From now on, and no longer what was refused before."""
+        self.clear()
+        self._run(f"INSERT INTO faults VALUES ('{table}', '{state}')")
+
+    def clear(self) -> None:
+        self._run("TRUNCATE faults")
+
+    def num_raised(self) -> int:
+        with self._database.begin() as connection:
+            raised = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM num_faults"
+            return int(connection.execute(text(raised)).scalar_one())
+
+    def _run(self, statement: str) -> None:
+        with self._database.begin() as connection:
+            connection.exec_driver_sql(statement)
+
+
+def job(name: str) -> bytes:
+    return json.dumps({"job_id": name, "prompt": f"complete {name}", "max_tokens": 4, "decoding": "vanilla"}).encode()
+
+
+def ever_in(engine: SteppedEngine) -> set[str]:
+    """The jobs of all rounds so far."""
+    return {name for round_ in engine.rounds for name in round_}
+
+
+def cancellations(database: Database) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM cancellations")).scalar_one())
+
+
+def num_succeeded(database: Database) -> int:
+    with database.begin() as connection:
+        counted = "SELECT count(*) FROM jobs WHERE status = 'succeeded'"
+        return int(connection.execute(text(counted)).scalar_one())
+
+
+def crashes(database: Database) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text("SELECT sum(num_crashes) FROM jobs")).scalar_one())
+
+
+def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
+    worker_settings: Settings, database: Database
+) -> None:
+    client, faults = Client(worker_settings), Faults(database)
+    with running_worker(worker_settings, FakeEngine(num_slots=4)) as running:
+        for number, state in enumerate(STATES):
+            for table in TABLES:
+                raised = faults.num_raised()
+                faults.refuse(table, state)
+                if table == TABLES[0]:
+                    client.send("code", [job(state)])
+                until(lambda before=raised: faults.num_raised() > before, f"{state} was raised at {table}")  # type: ignore[misc]
+            faults.clear()
+            until(lambda wanted=number + 1: num_succeeded(database) == wanted, f"the job with {state} succeeded")  # type: ignore[misc]
+        results = client.results(len(STATES))
+        fenced = running.components.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
+    assert {(result.status, result.attempt) for result in results} == {(Status.SUCCEEDED, 1)}
+    assert (fenced, crashes(database)) == (0.0, 0)
+    assert_counts_add_up(database, num_jobs=len(STATES))
+
+
+@pytest.mark.parametrize("table", ["acceptance_hourly", "acceptance_state"])
+def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
+    worker_settings: Settings, database: Database, table: str
+) -> None:
+    postgres = worker_settings.postgres.model_copy(update={"lock_timeout_s": 0.2})
+    settings = worker_settings.model_copy(update={"postgres": postgres})
+    client, engine = Client(settings), SteppedEngine(num_slots=4)
+    engine.run_freely()
+    with running_worker(settings, engine) as running:
+        client.send("code", [job("first")])
+        client.results(1)
+        with database.begin() as idle:
+            assert idle.execute(text(f"SELECT count(*) FROM (SELECT FROM {table} FOR UPDATE) AS held")).scalar_one() > 0
+            client.send("code", [job(f"job-{number}") for number in range(20)])
+            until(lambda: len(ever_in(engine)) == 21, "every job was decoded")
+            until(lambda: len(running.components.recorder) == 20, "every outcome waits")
+            running.components.leases.renew_once()
+            client.send_to("control", b'{"action": "cancel", "job_id": "never-seen"}')
+            until(lambda: cancellations(database) == 1, "a cancellation is read meanwhile")
+            assert num_succeeded(database) == 1
+        results = client.results(21)
+    assert {(result.status, result.attempt) for result in results} == {(Status.SUCCEEDED, 1)}
+    assert crashes(database) == 0
+    assert_counts_add_up(database, num_jobs=21)
+
+
+@pytest.fixture
+def proxy(database_url: SecretStr) -> Iterator[Proxy]:
+    proxy = Proxy(urlsplit(database_url.get_secret_value()).port or 5432)
+    yield proxy
+    proxy.close()
+
+
+def behind(proxy: Proxy, settings: Settings) -> Settings:
+    """The same settings with the database behind the proxy, and leases so long that no relay hides a lost answer."""
+    assert settings.postgres.url is not None
+    parts = urlsplit(settings.postgres.url.get_secret_value())
+    url = SecretStr(parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl())
+    postgres = settings.postgres.model_copy(update={"url": url})
+    worker = settings.worker.model_copy(update={"lease_s": 600.0})
+    return settings.model_copy(update={"postgres": postgres, "worker": worker})
+
+
+def test_connections_that_break_in_mid_commit_cost_nothing(
+    worker_settings: Settings, database: Database, proxy: Proxy
+) -> None:
+    client, names = Client(worker_settings), [f"job-{number}" for number in range(12)]
+    with running_worker(behind(proxy, worker_settings), FakeEngine(num_slots=4)) as running:
+        for number, name in enumerate(names):
+            proxy.cut_commits(number % 2, 1)
+            client.send("code", [job(name)])
+            until(lambda wanted=number + 1: num_succeeded(database) == wanted, f"{name} succeeded")  # type: ignore[misc]
+        results = client.results(len(names))
+        fenced = running.components.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
+    assert {result.job_id for result in results} == set(names)
+    assert {result.status for result in results} == {Status.SUCCEEDED}
+    assert (fenced, crashes(database)) == (0.0, 0)
+    assert proxy.num_cuts >= len(names)
+    assert_counts_add_up(database, num_jobs=len(names))
