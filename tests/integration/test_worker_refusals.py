@@ -13,6 +13,7 @@ from sqlalchemy import text
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
 from tests.chaos.proxy import Proxy
 from tests.fakes import FakeEngine
 from tests.fixtures.stepping import SteppedEngine
@@ -133,7 +134,9 @@ def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
             client.send("code", [job(f"job-{number}") for number in range(20)])
             until(lambda: len(ever_in(engine)) == 21, "every job was decoded")
             until(lambda: len(running.components.recorder) == 20, "every outcome waits")
-            running.components.leases.renew_once()
+            components = running.components
+            held = components.leases.held()
+            assert JobStore(database).renew(held, owner=components.owner, lease_s=30.0) == held.keys()
             client.send_to("control", b'{"action": "cancel", "job_id": "never-seen"}')
             until(lambda: cancellations(database) == 1, "a cancellation is read meanwhile")
             assert num_succeeded(database) == 1
