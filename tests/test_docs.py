@@ -263,3 +263,11 @@ def test_the_changelog_tells_of_this_version() -> None:
 def test_generated_documents_are_json() -> None:
     for path in (ROOT / "docs" / "reference").rglob("*.json"):
         assert isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+
+
+def test_every_test_that_guards_a_promise_exists() -> None:
+    """docs/concepts/guarantees.md names the test of each promise, linked to its file."""
+    named = re.findall(r"\[`(test_\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)", text("docs/concepts/guarantees.md"))
+    assert len(named) > 20
+    for name, path in named:
+        assert name == Path(path).stem or re.search(rf"def {name}\(", text(path)), f"{path}::{name}"

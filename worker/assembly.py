@@ -147,6 +147,7 @@ def assemble(
         max_bytes=limits.max_buffered_bytes,
         is_hurried=gives_up,
         now=clock.now,
+        pause=hurry.wait,
     )
     retries = JobRetries(
         settings.kafka.retry_delays_s,

@@ -18,6 +18,7 @@ from worker.intake.buffer import Room
 from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import ReadyJob, Validation
 from worker.jobs.admission import AdmissionQueue, Waiting
+from worker.jobs.ahead import Ahead
 from worker.jobs.beginnings import beginnings_of
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claiming, Claims
@@ -42,8 +43,8 @@ MOST_CLAIMED_AT_ONCE: Final = 256
 class JobFeed:
     """Keeps `ready` filled with claimed jobs, in the order of admission.
 
-    Claims run ahead of the engine by no more than `ready` holds, so that another worker can still take a waiting job.
-    The next are claimed when half of `ready` is used up, because a transaction costs the same for one job and for many.
+    Claims run ahead of the engine by no more than `Ahead` wants, so that another worker can still take a waiting job.
+    The next are claimed when half of that is used up, because a transaction costs the same for one job and for many.
     While a job waits with which a worker died, only such jobs are claimed, one by one.
     """
 
@@ -73,7 +74,7 @@ class JobFeed:
         self._recorder = recorder
         self._retry = retry
         self._is_ending = is_ending
-        self._num_ahead = num_ahead
+        self._ahead = Ahead(num_ahead, clock)
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._clock = clock
@@ -86,7 +87,9 @@ class JobFeed:
         self._charged: Counter[str] = Counter()
         self._taken: Counter[LaneKey] = Counter()
         self.ready: BoundedQueue[ClaimedJob] = BoundedQueue(
-            max_items=num_ahead, max_bytes=max_waiting_bytes, num_bytes_of=lambda claimed: claimed.ready.num_bytes
+            max_items=self._ahead.most,
+            max_bytes=max_waiting_bytes,
+            num_bytes_of=lambda claimed: claimed.ready.num_bytes,
         )
 
     @property
@@ -199,7 +202,7 @@ class JobFeed:
             self._queue.discard(lambda job: not self._intake.is_current(job.delivery))
 
     def _is_claiming_due(self) -> bool:
-        return 2 * len(self.ready) <= self._num_ahead
+        return 2 * len(self.ready) <= self._ahead.wanted()
 
     def _claim_ahead(self) -> None:
         if self._suspects.come_first:
@@ -215,7 +218,9 @@ class JobFeed:
 
     def _next_in_line(self) -> list[ReadyJob]:
         """Take the jobs that are claimed next out of the queue."""
-        limit = min(self.ready.num_free, MOST_CLAIMED_AT_ONCE) if self._is_claiming_due() else 0
+        limit = 0
+        if self._is_claiming_due() and self.ready.num_free:
+            limit = min(self._ahead.wanted() - len(self.ready), MOST_CLAIMED_AT_ONCE)
         with self._lock:
             self._queue.charge(self._charged)
             self._charged.clear()
@@ -225,6 +230,7 @@ class JobFeed:
             new = [ready for number, (_, ready) in enumerate(batch) if number not in again]
             self._taken.update(ready.lane for ready in new)
         self._held += [(self._clock(), batch[number][1]) for number in sorted(again)]
+        self._ahead.claimed(len(new))
         return new
 
     def _claim(self, jobs: Sequence[ReadyJob]) -> None:

@@ -1,11 +1,14 @@
 """Recording outcomes from one thread: all that wait share one Postgres transaction (group commit).
 
 While one group is being committed the next one gathers, so a slow disk makes groups larger and not the device slower.
+Where jobs are short, groups also gather for a moment, because a transaction takes as long for one job as for many.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 #: Outcomes of one transaction at most. More would hold the locks of shared rows for longer than a commit takes.
 MOST_AT_ONCE: Final = 512
 MOST_BYTES_AT_ONCE: Final = 8 << 20
+#: Between the beginnings of two transactions. A job that ends alone does not wait.
+GATHER_S: Final = 0.02
 _IDLE_WAIT_S: Final = 0.2
 
 
@@ -64,6 +69,8 @@ class Recorder:
         max_bytes: int,
         is_hurried: Callable[[], bool],
         now: Callable[[], datetime],
+        pause: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._intake = intake
@@ -74,6 +81,9 @@ class Recorder:
         self._retry = retry
         self._is_hurried = is_hurried
         self._now = now
+        self._pause = pause
+        self._clock = clock
+        self._gathered_at = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
         )
@@ -89,9 +99,12 @@ class Recorder:
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
+        if (gathering_s := self._gathered_at + GATHER_S - self._clock()) > 0:
+            self._pause(gathering_s)
         group = self._waiting.take(MOST_AT_ONCE, timeout_s, max_bytes=MOST_BYTES_AT_ONCE)
         if not group:
             return 0
+        self._gathered_at = self._clock()
         group, messages = self._record(group)
         self._leases.let_go(one.claimed.job_id for one in group)
         won = {(message.key or b"").decode(): message.value for message in messages}

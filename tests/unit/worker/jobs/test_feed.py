@@ -17,6 +17,7 @@ from worker.engine import PreparedJob, Sampling
 from worker.intake.buffer import Room
 from worker.intake.polling import Delivery
 from worker.jobs.admission import AdmissionQueue
+from worker.jobs.ahead import AHEAD_S
 from worker.jobs.claiming import ClaimedJob, Claiming
 from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
@@ -190,7 +191,21 @@ def test_claims_wait_until_half_of_those_ahead_are_used_up() -> None:
         claimed.append(one.table.calls[-1])
         assert len(one.feed.ready.take(1, 0.0)) == 1
         one.feed.started()
+        one.now += AHEAD_S + 0.01
     assert claimed == [["a", "b", "c", "d"], ["a", "b", "c", "d"], ["e", "f"], ["e", "f"]]
+
+
+def test_jobs_that_start_quickly_are_claimed_further_ahead() -> None:
+    """Claims of two jobs each would take a transaction for every two jobs."""
+    one = Feeding(num_ahead=2, max_waiting=1000)
+    one.send(*(f"job-{number:03d}" for number in range(100)))
+    sizes = []
+    for _ in range(6):
+        one.feed.turn()
+        sizes.append(len(one.table.calls[-1]))
+        one.feed.ready.take_all()
+        one.now += AHEAD_S / 4
+    assert sizes == [2, 2, 4, 8, 16, 30]
 
 
 def test_the_loop_gets_jobs_by_priority_and_then_by_arrival() -> None:

@@ -65,6 +65,7 @@ class Recording:
 
     def __init__(self, *, max_items: int = 100, max_bytes: int = 1 << 20) -> None:
         self.store, self.hurry = Ledger(), threading.Event()
+        self.now, self.pauses = 100.0, list[float]()
         self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
         self.publishing = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=self.hurry.is_set)
         self.metrics = WorkerMetrics()
@@ -81,7 +82,13 @@ class Recording:
             max_bytes=max_bytes,
             is_hurried=self.hurry.is_set,
             now=lambda: NOW,
+            pause=self._pause,
+            clock=lambda: self.now,
         )
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
 
     def published(self) -> list[Publication]:
         return self.publishing.take(0.0)
@@ -89,6 +96,22 @@ class Recording:
 
 def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
     return [ended_job(claimed_job(job_id, offset=int(job_id[1:])), num_bytes=num_bytes) for job_id in job_ids]
+
+
+def test_transactions_begin_at_most_every_20_ms_and_a_lone_job_does_not_wait() -> None:
+    one = Recording()
+    one.recorder.put(ended("j1"))
+    one.recorder.turn(0.0)
+    assert one.pauses == []
+    one.now += 0.005
+    one.recorder.put(ended("j2"))
+    one.recorder.turn(0.0)
+    assert one.pauses == [pytest.approx(0.015)]
+    one.now += 1
+    one.recorder.put(ended("j3"))
+    one.recorder.turn(0.0)
+    assert len(one.pauses) == 1
+    assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
 
 
 def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> None:
