@@ -21,9 +21,11 @@ from worker.jobs.admission import AdmissionQueue, Waiting
 from worker.jobs.beginnings import beginnings_of
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claiming, Claims
+from worker.jobs.forwarding import Forwarder
 from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publishing import AnswerAgain, PublishingQueue, Refused
+from worker.jobs.letters import DeadMessage
+from worker.jobs.publications import AnswerAgain, PublishingQueue
 from worker.jobs.reading import Reading
 from worker.jobs.recording import Recorder, undecoded
 from worker.jobs.suspects import Suspects
@@ -55,6 +57,7 @@ class JobFeed:
         claiming: Claiming,
         leases: LeaseKeeper,
         publishing: PublishingQueue,
+        forwarder: Forwarder,
         recorder: Recorder,
         *,
         retry: Retry,
@@ -70,6 +73,7 @@ class JobFeed:
         self._claiming = claiming
         self._leases = leases
         self._publishing = publishing
+        self._forwarder = forwarder
         self._recorder = recorder
         self._retry = retry
         self._is_ending = is_ending
@@ -175,7 +179,7 @@ class JobFeed:
 
     def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
         for delivery, error in refused:
-            self._publishing.put(Refused(delivery, error, self._intake))
+            self._forwarder.put(DeadMessage(delivery, error, self._intake))
 
     def _retry_held(self) -> None:
         now = self._clock()
