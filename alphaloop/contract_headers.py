@@ -19,6 +19,7 @@ _DEAD_LETTER_HEADERS: Final = {
     "delivery.count": "How often it was tried, in digits.",
     "message": "What was found and what was expected; never prompt text.",
     "exception": "Code of the error, docs/reference/errors.md.",
+    "shortened": "What of value, key or headers is not the whole; absent when nothing was cut.",
     "field": "Path of the wrong field; absent when the message as a whole is at fault.",
 }
 _FAILED_JOB_HEADERS: Final = {
@@ -78,12 +79,13 @@ def dead_letter_headers_schema() -> dict[str, Any]:
     return {
         "$schema": DIALECT,
         "title": "DeadLetterHeaders",
-        "description": "Headers added to the message of a dead letter; its key, value and other headers are kept.",
+        "description": "Headers added to the message of a dead letter; its key, value and other headers are kept, "
+        "unless the letter had to be shortened.",
         "type": "object",
         "properties": _texts(
             {**{PREFIX + name: text for name, text in _DEAD_LETTER_HEADERS.items()}, **_FAILED_JOB_HEADERS}
         ),
-        "required": [PREFIX + name for name in _DEAD_LETTER_HEADERS if name != "field"],
+        "required": [PREFIX + name for name in _DEAD_LETTER_HEADERS if name not in ("field", "shortened")],
     }
 
 

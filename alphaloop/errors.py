@@ -12,6 +12,9 @@
     ├── BrokerError               Kafka refused or is gone
     │   ├── BrokerUnavailable     no broker answers at bootstrap.servers
     │   ├── DeliveryFailed        a message was not acknowledged in time
+    │   ├── TopicUnavailable      no message reaches the topic: it is missing, or this user may not write to it
+    │   ├── MessageRefused        Kafka refuses this one message, however often it is sent
+    │   │   └── MessageTooLarge   the message is larger than its topic or the client accepts
     │   ├── StaleAssignment       a commit for partitions that this group member no longer owns
     │   └── FatalBrokerError      the client cannot continue and must be replaced: the process exits
     ├── StoreError                Postgres refused
@@ -139,6 +142,24 @@ class DeliveryFailed(BrokerError):
     """A message was not acknowledged by the broker."""
 
     code = "delivery_failed"
+
+
+class TopicUnavailable(BrokerError):
+    """No message reaches the topic, because it is missing or this user may not write to it."""
+
+    code = "topic_unavailable"
+
+
+class MessageRefused(BrokerError):
+    """Kafka refuses this one message, however often it is sent."""
+
+    code = "message_refused"
+
+
+class MessageTooLarge(MessageRefused):
+    """The message is larger than its topic or the client accepts."""
+
+    code = "message_too_large"
 
 
 class StaleAssignment(BrokerError):

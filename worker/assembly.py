@@ -11,15 +11,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.lengths_together import LengthsTogether
-from alphaloop.errors import ConfigError
+from alphaloop.errors import BrokerError, BrokerUnavailable, ConfigError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_dead_letter_topic, ensure_topics
+from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topic, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings, TaskSettings, read_tasks
@@ -36,6 +37,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.refused_results import RefusedResultStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
@@ -57,14 +59,18 @@ from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
 from worker.jobs.decoding_again import DecodingAgain
 from worker.jobs.feed import JobFeed
+from worker.jobs.forwarding import Forwarder
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.letters import Letters
-from worker.jobs.publishing import Publisher, PublishingQueue, Refused
+from worker.jobs.letters import DeadMessage, Letters
+from worker.jobs.publications import PublishingQueue
+from worker.jobs.publishing import Publisher
 from worker.jobs.recording import Recorder
+from worker.jobs.refusals import RefusedResults
 from worker.jobs.releasing import PatientRelease
 from worker.jobs.retries import JobRetries
 from worker.jobs.slices import SliceRecorder
 from worker.jobs.steering import Steering
+from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
@@ -100,7 +106,7 @@ def assemble(
     Topics that are missing are created; costs never measured here are measured now.
     """
     limits = settings.worker
-    ensure_topics(settings.kafka, settings.tasks)
+    _ensure_topics(settings)
     background = BackgroundWrites(hurry.wait)
     clock = DatabaseClock(database)
     clock.measure()
@@ -124,15 +130,25 @@ def assemble(
         return hurry.is_set() or died.is_set()
 
     publishing = PublishingQueue(max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=gives_up)
+    topics = UnavailableTopics(partial(ensure_topic, settings.kafka), metrics.topic_unavailable)
+    forwarder = Forwarder(
+        lambda: Producer(settings.kafka, client_id="alphaloop-forwarding"),
+        topics,
+        metrics,
+        letters=Letters(validation, settings.kafka.group_id),
+        is_hurried=hurry.is_set,
+    )
     publisher = Publisher(
         publishing,
         producer,
         Outbox(database),
+        RefusedResults(RefusedResultStore(database), metrics.result_refused),
+        topics,
+        forwarder,
         metrics,
-        letters=Letters(validation, settings.kafka.group_id),
-        ensure_dead_letter_topic=lambda topic: ensure_dead_letter_topic(settings.kafka, topic),
         model=engine.identity.target,
         retry=retry,
+        is_hurried=hurry.is_set,
         relay_after_s=2 * limits.lease_s,
     )
     recorder = Recorder(
@@ -153,7 +169,7 @@ def assemble(
         settings.kafka.retry_delays_s,
         jobs,
         leases,
-        publishing,
+        forwarder,
         recorder,
         intake,
         ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
@@ -179,6 +195,7 @@ def assemble(
         claiming,
         leases,
         publishing,
+        forwarder,
         recorder,
         retry=retry,
         is_ending=lambda: stop.is_set() or died.is_set(),
@@ -191,7 +208,7 @@ def assemble(
         control_intake,
         jobs,
         cancel_here=leases.cancel,
-        refuse=lambda delivery, error: publishing.put(Refused(delivery, error, control_intake)),
+        refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, control_intake)),
         retry=retry,
     )
 
@@ -242,6 +259,8 @@ def assemble(
         store_decisions=deciding.journal.write,
         publishing=publishing,
         publisher=publisher,
+        topics=topics,
+        forwarder=forwarder,
         control_reader=control_reader,
         jobs=PatientRelease(jobs, retry),
         metrics=metrics,
@@ -251,6 +270,7 @@ def assemble(
         retries_thread=Neighbour("retries", retries.turn, on_failure=tell),
         recording_thread=Neighbour("recording", recorder.turn, on_failure=tell),
         publishing_thread=Neighbour("publishing", publisher.turn, on_failure=tell),
+        forwarding_thread=Neighbour("forwarding", forwarder.turn, on_failure=tell),
         control_thread=Neighbour("control", control_reader.turn, on_failure=tell),
         background_thread=Neighbour("background", write_in_background, on_failure=tell),
         stop=stop,
@@ -263,6 +283,16 @@ def assemble(
     for pulse in components.thread_pulses:
         liveness.watch(pulse, limits.max_silence_s)
     return components
+
+
+def _ensure_topics(settings: Settings) -> None:
+    """Create missing topics. One that this user may not create does not end the worker; its users say so again."""
+    try:
+        ensure_topics(settings.kafka, settings.tasks)
+    except BrokerUnavailable:
+        raise
+    except BrokerError as error:
+        log.error("topics are missing: %s", error.message, extra={"action": "topics_missing", "hint": error.hint or ""})
 
 
 def _consume(

@@ -21,12 +21,15 @@ from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.jobs.decoding_again import DecodingAgain
 from worker.jobs.feed import JobFeed
+from worker.jobs.forwarding import Forwarder
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publishing import Publisher, PublishingQueue
+from worker.jobs.publications import PublishingQueue
+from worker.jobs.publishing import Publisher
 from worker.jobs.recording import Recorder
 from worker.jobs.releasing import ReleaseStore
 from worker.jobs.retries import JobRetries
 from worker.jobs.steering import Steering, TaskSlice
+from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
@@ -52,6 +55,8 @@ class Components:
     recorder: Recorder
     publishing: PublishingQueue
     publisher: Publisher
+    topics: UnavailableTopics
+    forwarder: Forwarder
     control_reader: ControlReader
     jobs: ReleaseStore
     metrics: WorkerMetrics
@@ -64,6 +69,7 @@ class Components:
     retries_thread: Neighbour
     recording_thread: Neighbour
     publishing_thread: Neighbour
+    forwarding_thread: Neighbour
     control_thread: Neighbour
     background_thread: Neighbour
     stop: threading.Event  #: take nothing new, finish what runs
@@ -83,8 +89,14 @@ class Components:
             self.retries_thread,
             self.recording_thread,
             self.publishing_thread,
+            self.forwarding_thread,
             self.background_thread,
         )
+
+    @property
+    def num_unpublished(self) -> int:
+        """Outcomes and messages that the neighbours still have in hand."""
+        return len(self.retries) + len(self.recorder) + len(self.publishing) + len(self.forwarder)
 
     def start(self) -> None:
         """Start every thread; consuming begins."""
@@ -138,5 +150,6 @@ class Components:
         for intake in (self.control_intake, self.intake):
             intake.stop_taking()
             intake.close(timeout_s)
+        self.forwarder.close()
         self.leases.close()
         self.watch.close()

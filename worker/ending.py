@@ -76,7 +76,7 @@ class Ending:
 
     def _leave(self) -> None:
         self.release(self._running.give_back())
-        self._wait_until(lambda: not (len(self._c.retries) or len(self._c.recorder) or len(self._c.publishing)))
+        self._wait_until(lambda: not self._c.num_unpublished)
         if slices := self._c.steering.close():
             self._c.background.put("switchback slices", lambda: self._c.store_slices(slices))
         self._wait_until(lambda: not len(self._c.background))

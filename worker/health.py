@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from alphaloop.kafka.topics import RESULTS
 from worker.components import Components
 from worker.ending import release
 from worker.loop import Worker
@@ -26,6 +27,8 @@ class WorkerHealth:
             return wrong
         if self._c.stop.is_set():
             return "draining"
+        if (reason := self._c.topics.reason(RESULTS)) is not None:
+            return f"no result can be published: {reason}"
         return None if self._c.intake.is_assigned else "no partitions assigned yet"
 
     def give_back_unstarted(self) -> None:

@@ -35,6 +35,21 @@ class WorkerMetrics:
         r = self.registry
         self._jobs = Counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"], registry=r)
         self._dead_letters = Counter("alphaloop_dead_letters", "Refused messages", ["code"], registry=r)
+        self._results_refused = Counter(
+            "alphaloop_results_refused", "Results that Kafka refused, by what was done", ["code", "done"], registry=r
+        )
+        self._set_aside = Gauge(
+            "alphaloop_results_set_aside", "Results in the outbox that wait for a person", registry=r
+        )
+        self._chunks_dropped = Counter(
+            "alphaloop_chunks_dropped", "Streamed chunks that Kafka did not take", ["code"], registry=r
+        )
+        self._topics = Gauge(
+            "alphaloop_topic_unavailable", "1 while no message reaches the topic", ["topic"], registry=r
+        )
+        self._letters_shortened = Counter(
+            "alphaloop_dead_letters_shortened", "Dead letters published without their whole message", registry=r
+        )
         self._retried = Counter("alphaloop_jobs_retried", "Failed jobs that are tried again", ["code"], registry=r)
         self._answered = Counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record", registry=r)
         self._fenced = Counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost", registry=r)
@@ -177,6 +192,29 @@ class WorkerMetrics:
     def retried(self, code: str) -> None:
         """Count a job that failed and is tried again."""
         self._retried.labels(code).inc()
+
+    def result_refused(self, code: str, done: str) -> None:
+        """Count a result that Kafka refused, and what was done: replaced, set_aside or not_repeated."""
+        self._results_refused.labels(code, done).inc()
+
+    def set_aside(self, num_results: int) -> None:
+        """Show how many results are set aside, of all workers."""
+        self._set_aside.set(num_results)
+
+    def chunk_dropped(self, code: str) -> None:
+        """Count a chunk that is not published."""
+        self._chunks_dropped.labels(code).inc()
+
+    def topic_unavailable(self, topic: str, is_unavailable: bool) -> None:
+        """Show that no message reaches a topic; a topic that works again is shown no longer."""
+        if is_unavailable:
+            self._topics.labels(topic).set(1)
+        else:
+            self._topics.remove(topic)
+
+    def letter_shortened(self) -> None:
+        """Count a dead letter that had to be shortened."""
+        self._letters_shortened.inc()
 
     def answered_again(self, num_jobs: int) -> None:
         """Count redeliveries answered from the record."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreUnavailable
+from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreUnavailable, TopicUnavailable
 from alphaloop.liveness import beat
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Retry:
         self._pause, self._clock = pause, clock
 
     def until_done(self, what: str, act: Callable[[], Answer]) -> Answer:
-        """The answer of `act`; its last StoreUnavailable, BrokerUnavailable or DeliveryFailed once in a hurry."""
+        """The answer of `act`; its last error of a server or topic that is away once in a hurry."""
         return self._repeat(what, act, self._hurry.wait, self._hurry.is_set)
 
     def for_a_while(self, what: str, act: Callable[[], Answer], limit_s: float) -> Answer:
@@ -49,7 +49,7 @@ class Retry:
             beat()  # a server that is away may be away for long
             try:
                 answer = act()
-            except (StoreUnavailable, BrokerUnavailable, DeliveryFailed) as error:
+            except (StoreUnavailable, BrokerUnavailable, DeliveryFailed, TopicUnavailable) as error:
                 if gives_up():
                     raise
                 if wait_s == FIRST_WAIT_S:

@@ -12,7 +12,16 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from alphaloop.errors import BrokerError, BrokerUnavailable, DeliveryFailed, FatalBrokerError, StaleAssignment
+from alphaloop.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    DeliveryFailed,
+    FatalBrokerError,
+    MessageRefused,
+    MessageTooLarge,
+    StaleAssignment,
+    TopicUnavailable,
+)
 
 STALE_ASSIGNMENT: Final = frozenset(
     {
@@ -58,11 +67,23 @@ NOT_STORED: Final = frozenset(
         KafkaError._MSG_TIMED_OUT,
         KafkaError._PURGE_QUEUE,
         KafkaError._PURGE_INFLIGHT,
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
+        KafkaError._INVALID_DIFFERENT_RECORD,
         KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    }
+)
+#: One message, or the batch that it was sent in, is too large.
+TOO_LARGE: Final = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
+)
+#: Something about one message that another try does not change.
+REFUSED: Final = frozenset(
+    {
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError._INVALID_ARG,
     }
 )
 DENIED: Final = frozenset(
@@ -96,6 +117,31 @@ def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
     return BrokerError(text, hint=_hint(code))
 
 
+def delivery_error(error: KafkaError | KafkaException, topic: str) -> BrokerError:
+    """The BrokerError for what became of one message; tells what sending it again can change.
+
+    MessageRefused: nothing. TopicUnavailable: nothing until somebody mends the topic or its access rights. Every other
+    one but FatalBrokerError: the next try may succeed.
+    """
+    doing = f"sending to {topic}"
+    mapped_error = broker_error(error, doing)
+    cause = _cause(error)
+    if cause is None or isinstance(mapped_error, FatalBrokerError):
+        return mapped_error
+    text, code = mapped_error.message, cause.code()
+    if code in TOO_LARGE:
+        return MessageTooLarge(text, hint=f"max.message.bytes of {topic}, or kafka.max_message_bytes, is smaller")
+    if code in REFUSED:
+        return MessageRefused(text)
+    if code in MISSING:
+        return TopicUnavailable(text, hint=f"create the topic {topic}, or let this user create topics")
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return TopicUnavailable(text, hint=f"let this user write to {topic} (Kafka's ACLs)")
+    if type(mapped_error) is BrokerError:
+        return DeliveryFailed(text, hint=mapped_error.hint)
+    return mapped_error
+
+
 @contextlib.contextmanager
 def mapped(doing: str) -> Iterator[None]:
     """Raise what librdkafka raises as ours."""
@@ -115,5 +161,5 @@ def _hint(code: int) -> str | None:
     if code in DENIED:
         return "check kafka.security_protocol, the credentials and certificates, and the ACLs of this user"
     if code in MISSING:
-        return "no such topic: `alphaloop up` creates the embedded ones; on your own cluster run `alphaloop migrate`"
+        return "no such topic: workers create their topics when they start, if this user may create topics"
     return None

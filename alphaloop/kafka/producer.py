@@ -13,12 +13,14 @@ from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError
 from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
-from alphaloop.kafka.errors import broker_error, mapped
+from alphaloop.kafka.errors import delivery_error, mapped
 from alphaloop.settings import KafkaSettings
 
 OnDelivery = Callable[[BrokerError | None], None]
 
 _SERVE_S: Final = 0.1
+#: A topic that is not seen for so long counts as missing. A new topic takes a moment to reach every broker.
+_PROPAGATION_MS: Final = 10_000
 
 
 class Producer:
@@ -40,6 +42,7 @@ class Producer:
             "acks": "all",
             "delivery.timeout.ms": 120_000,
             "linger.ms": 5,
+            "topic.metadata.propagation.max.ms": _PROPAGATION_MS,
             "compression.type": "lz4",
         }
         with mapped("starting a producer"):
@@ -59,14 +62,18 @@ class Producer:
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
+        wait_s: float | None = None,
     ) -> None:
         """Hand one message to the client; it is stored only when `flush` returns or `on_delivery` got None.
 
-        Waits up to `kafka.request_timeout_s` while the buffer is full, and handles delivery reports meanwhile. Raises
-        DeliveryFailed if it stays full or the message is too large, FatalBrokerError when the client is dead.
+        A failure is told to `on_delivery` if there is one, otherwise to the next `flush`. Waits up to `wait_s`, by
+        default `kafka.request_timeout_s`, while the buffer is full, and handles delivery reports meanwhile. Raises
+        DeliveryFailed if it stays full, MessageTooLarge or TopicUnavailable if the client knows at once,
+        FatalBrokerError when the client is dead.
         """
         report = functools.partial(self._delivered, topic, on_delivery)
-        deadline = time.monotonic() + self._buffer_s
+        wait_s = self._buffer_s if wait_s is None else wait_s
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 self._client.produce(
@@ -75,11 +82,11 @@ class Producer:
             except BufferError:
                 if time.monotonic() >= deadline:
                     raise DeliveryFailed(
-                        f"{topic}: the send buffer, {self.num_pending} messages, stayed full for {self._buffer_s:g} s"
+                        f"{topic}: the send buffer, {self.num_pending} messages, stayed full for {wait_s:g} s"
                     ) from None
                 self._client.poll(_SERVE_S)
             except KafkaException as error:
-                raise broker_error(error, f"sending to {topic}") from error
+                raise delivery_error(error, topic) from error
             else:
                 self._pending[topic] += 1
                 self._client.poll(0)
@@ -88,6 +95,10 @@ class Producer:
     def poll(self, timeout_s: float = 0.0) -> None:
         """Handle delivery reports and client events."""
         self._client.poll(timeout_s)
+
+    def serve(self, timeout_s: float) -> None:
+        """Send without lingering and handle delivery reports, until none is awaited or the time is up."""
+        self._client.flush(timeout_s)
 
     def flush(self, timeout_s: float) -> None:
         """Wait for the delivery report of every message sent so far.
@@ -121,10 +132,11 @@ class Producer:
         if error is None:
             self._watch.answered()
         else:
-            failure = broker_error(error, f"sending to {topic}")
+            failure = delivery_error(error, topic)
+        if on_delivery is not None:
+            on_delivery(failure)
+        elif failure is not None:
             self._failed[topic] += 1
             # A fatal error makes every later message fail with a vaguer one: it is the one to report.
             if self._first_failure is None or isinstance(failure, FatalBrokerError):
                 self._first_failure = failure
-        if on_delivery is not None:
-            on_delivery(failure)

@@ -28,18 +28,24 @@ _DAY_MS: Final = 24 * _HOUR_MS
 def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[str]:
     """Create the topics that are missing, and return their names; existing ones are left as they are.
 
-    Several processes may do this at once. Raises BrokerError when a topic is refused, BrokerUnavailable without a
-    broker.
+    Several processes may do this at once. Raises BrokerError, which names them, when topics are refused, those that can
+    be created are created first; BrokerUnavailable without a broker.
     """
     return _create_missing(kafka, _contract_topics(kafka, tasks))
 
 
-def ensure_dead_letter_topic(kafka: KafkaSettings, topic: str) -> None:
-    """Create `topic`'s dead-letter topic if it is missing, for a jobs topic that no configured task names.
+def ensure_topic(kafka: KafkaSettings, topic: str) -> None:
+    """Create one topic that alphaloop writes to, if it is missing; also a dead-letter topic that no task names.
 
     Raises the errors of ensure_topics.
     """
-    _create_missing(kafka, [_dead_letter_topic(kafka, topic)])
+    suffix = dlq_topic("")
+    if topic.endswith(suffix):
+        wanted = [_dead_letter_topic(kafka, topic.removesuffix(suffix))]
+    else:
+        tasks = topic.split(".")[1:2] if topic.startswith("jobs.") else []
+        wanted = [one for one in _contract_topics(kafka, tasks) if one.topic == topic]
+    _create_missing(kafka, wanted)
 
 
 def list_topics(kafka: KafkaSettings) -> list[str]:
@@ -73,13 +79,17 @@ def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[st
         admin = admin_client(kafka)
         answers = admin.create_topics(wanted, request_timeout=kafka.request_timeout_s)
     created = []
+    refused: dict[str, KafkaException] = {}
     for name, answer in answers.items():
         try:
             answer.result()
             created.append(name)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise broker_error(error, f"creating the topic {name}") from error
+                refused[name] = error
+    if refused:
+        first = next(iter(refused.values()))
+        raise broker_error(first, f"creating {', '.join(sorted(refused))}") from first
     return created
 
 

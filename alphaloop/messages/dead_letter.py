@@ -20,6 +20,12 @@ OUTCOME: Final = "alphaloop-outcome"  #: header with the job's recorded status; 
 MAX_REASON_CHARS: Final = 2000
 MAX_FIELD_CHARS: Final = 200  #: a field's path holds names that the sender chose
 
+#: Of a shortened letter: what of its value, key or headers is not what was sent. Such a letter cannot be sent again.
+SHORTENED: Final = PREFIX + "shortened"
+_KEPT_VALUE_BYTES: Final = 64 << 10
+_KEPT_HEADERS_BYTES: Final = 8 << 10
+_MAX_KEY_BYTES: Final = 1 << 10
+
 Headers = Sequence[tuple[str, bytes]]
 
 
@@ -80,3 +86,36 @@ def dead_letter(
 def is_reason(header: str) -> bool:
     """Whether a header of this name was added to a dead letter, and is no header of its message."""
     return header.startswith(PREFIX) or header in (JOB_ID, OUTCOME)
+
+
+def shortened(letter: DeadLetter) -> DeadLetter | None:
+    """The letter with less of the message, for a broker that refuses it as it is; None if no less is possible.
+
+    First the value is cut to 64 KiB and long headers of the sender are left out; then all of them, the value and a long
+    key. The header `__dlq.errors.shortened` says what; the whole message lies at the topic, partition and offset that
+    the other headers name.
+    """
+    is_first = all(name != SHORTENED for name, _ in letter.headers)
+    first = _cut(letter, _KEPT_VALUE_BYTES, _KEPT_HEADERS_BYTES) if is_first else None
+    return first or _cut(letter, 0, 0)
+
+
+def _cut(letter: DeadLetter, max_value_bytes: int, max_header_bytes: int) -> DeadLetter | None:
+    """The letter within these bounds; None if it was before."""
+    ours = [(name, content) for name, content in letter.headers if is_reason(name) and name != SHORTENED]
+    theirs = [(name, content) for name, content in letter.headers if not is_reason(name)]
+    said = [content.decode() for name, content in letter.headers if name == SHORTENED]
+    num_before = len(said)
+    key, value = letter.key, letter.value or b""
+    if len(value) > max_value_bytes:
+        said.append(f"{max_value_bytes} of {len(value)} bytes of the value kept")
+        value = value[:max_value_bytes]
+    if (num_header_bytes := sum(len(name) + len(content) for name, content in theirs)) > max_header_bytes:
+        said.append(f"{num_header_bytes} bytes of headers left out")
+        theirs = []
+    if key is not None and len(key) > _MAX_KEY_BYTES:
+        said.append(f"a key of {len(key)} bytes left out")
+        key = None
+    if len(said) == num_before:
+        return None
+    return DeadLetter(letter.topic, key, value, (*theirs, *ours, (SHORTENED, "; ".join(said).encode())))

@@ -1,18 +1,17 @@
 """Messages recorded with an outcome and not yet acknowledged by the broker.
 
-The worker that records outcomes publishes them from memory and deletes the row. The relay publishes the messages of
-workers that died between the two. One row stands for all outcomes of a transaction, because they are published and
-acknowledged together; their bytes are in `jobs`.
+The worker that records outcomes publishes them from memory and deletes the row. Rows that grow old were left by workers
+that died between the two: another worker takes them over. One row stands for all outcomes of a transaction, because
+they are published together; their bytes are in `jobs`. alphaloop.store.refused_results sets aside what Kafka refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, delete, func, select
+from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, func, select
 
 from alphaloop.store.database import Database
 from alphaloop.store.exchange import driver_of
@@ -22,8 +21,16 @@ _ENQUEUE: Final = """
     INSERT INTO outbox (topic, job_ids, owner)
     VALUES (%(topic)s, %(job_ids)b::text[], %(owner)s) RETURNING id
 """
-#: Longer than a publisher waits for the broker.
-_RELAY_IDLE: Final = "120s"
+_TAKE_OVER: Final = """
+    WITH due AS (
+        SELECT id FROM outbox
+        WHERE set_aside_at IS NULL
+            AND coalesce(relayed_at, created_at) <= now() - make_interval(secs => %(older_than_s)s)
+        ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    )
+    UPDATE outbox SET relayed_at = now() FROM due WHERE outbox.id = due.id
+    RETURNING outbox.id, topic, job_ids
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,11 @@ class OutboxMessage:
     key: bytes | None
     value: bytes
     headers: Mapping[str, str]
+
+    @property
+    def job_id(self) -> str:
+        """The job whose result this is."""
+        return (self.key or b"").decode()
 
 
 def enqueue(connection: Connection, topic: str, job_ids: Sequence[str], owner: str) -> int:
@@ -57,44 +69,41 @@ class Outbox:
         self._database = database
 
     def delete(self, ids: Collection[int]) -> None:
-        """Delete rows whose messages the broker has all acknowledged."""
+        """Delete rows whose messages the broker has all acknowledged. What was set aside has rows of its own."""
         if not ids:
             return
         with self._database.single() as connection:
             driver_of(connection).execute("DELETE FROM outbox WHERE id = ANY(%s)", [list(ids)])
 
-    def relay(self, publish: Callable[[Sequence[OutboxMessage]], None], *, older_than_s: float, limit: int = 4) -> int:
-        """Publish the messages of rows older than `older_than_s`, of `limit` rows, oldest first; returns how many.
+    def take_over(self, *, older_than_s: float, limit: int) -> dict[int, list[OutboxMessage]]:
+        """The messages of up to `limit` rows that nobody has published for `older_than_s`, oldest first, by row.
 
-        `publish` returns once the broker has acknowledged all of them, or raises, and then nothing is deleted. Rows
-        that another process is relaying are passed over.
+        For the next `older_than_s` they are the caller's, who publishes them and deletes the rows. A row may be left
+        without messages, because retention has deleted its jobs.
         """
-        query = (
-            select(outbox.c.id, outbox.c.topic, outbox.c.job_ids)
-            .where(outbox.c.created_at <= func.now() - timedelta(seconds=older_than_s))
-            .order_by(outbox.c.id)
-            .limit(limit)
-            .with_for_update(skip_locked=True)
-        )
         with self._database.begin() as connection:
-            # The transaction is idle while the broker is waited for, and blocks nobody: others pass its rows over.
-            connection.execute(select(func.set_config("idle_in_transaction_session_timeout", _RELAY_IDLE, True)))
-            rows = connection.execute(query).all()
-            values = _outcomes(connection, [job_id for row in rows for job_id in row.job_ids])
-            messages = [
-                OutboxMessage(row.id, row.topic, job_id.encode(), *values[job_id])
-                for row in rows
-                for job_id in row.job_ids
-                if job_id in values  # else retention has deleted the job
+            asked = {"older_than_s": older_than_s, "limit": limit}
+            rows = sorted(driver_of(connection).execute(_TAKE_OVER, asked).fetchall())
+            values = _outcomes(connection, [job_id for _, _, job_ids in rows for job_id in job_ids])
+        return {
+            row_id: [
+                OutboxMessage(row_id, topic, job_id.encode(), *values[job_id]) for job_id in job_ids if job_id in values
             ]
-            if rows:
-                publish(messages)
-                connection.execute(delete(outbox).where(outbox.c.id.in_([row.id for row in rows])))
-        return len(messages)
+            for row_id, topic, job_ids in rows
+        }
 
     def num_pending(self) -> int:
-        """Messages not yet acknowledged."""
+        """Messages not yet acknowledged, those set aside included."""
+        return self._count()
+
+    def num_set_aside(self) -> int:
+        """Messages that Kafka refused for good, and that wait for a person."""
+        return self._count(set_aside=True)
+
+    def _count(self, *, set_aside: bool = False) -> int:
         query = select(func.coalesce(func.sum(func.cardinality(outbox.c.job_ids)), 0))
+        if set_aside:
+            query = query.where(outbox.c.set_aside_at.is_not(None))
         with self._database.begin() as connection:
             return int(connection.execute(query).scalar_one())
 

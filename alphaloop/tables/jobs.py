@@ -59,6 +59,11 @@ jobs: Final = Table(
         JSON,
         comment="Headers that the job's message hands on to its result; null before the outcome and without any",
     ),
+    Column(
+        "refused_outcome",
+        JSON,
+        comment="The Result that Kafka refused before it was published; outcome is the failure that replaced it",
+    ),
     CheckConstraint("status IN ('running','succeeded','failed','expired','cancelled')", name="status"),
     CheckConstraint("(status = 'running') = (outcome IS NULL)", name="outcome_when_ended"),
     # Retention goes by it: a job ends after it was created, so this index finds what ended long ago.
@@ -91,6 +96,9 @@ outbox: Final = Table(
     ),
     Column("owner", Text, comment="Worker that recorded them and publishes them first"),
     instant("created_at", "When they were recorded", server_default=NOW),
+    instant("relayed_at", "When a worker last took them over to publish them", nullable=True),
+    instant("set_aside_at", "When Kafka had refused them for good; null them again to publish them", nullable=True),
+    Column("set_aside_because", Text, comment="Why Kafka refused them"),
     comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that "
     "recorded them",
 )

@@ -169,6 +169,11 @@ def create_jobs() -> None:
             JSON(),
             comment="Headers that the job's message hands on to its result; null before the outcome and without any",
         ),
+        Column(
+            "refused_outcome",
+            JSON(),
+            comment="The Result that Kafka refused before it was published; outcome is the failure that replaced it",
+        ),
         CheckConstraint("(status = 'running') = (outcome IS NULL)", name=op.f("ck_jobs_outcome_when_ended")),
         CheckConstraint(
             "status IN ('running','succeeded','failed','expired','cancelled')", name=op.f("ck_jobs_status")
@@ -195,6 +200,11 @@ def create_jobs() -> None:
         ),
         Column("owner", Text(), comment="Worker that recorded them and publishes them first"),
         Column("created_at", INSTANT, server_default=NOW, nullable=False, comment="When they were recorded"),
+        Column("relayed_at", INSTANT, comment="When a worker last took them over to publish them"),
+        Column(
+            "set_aside_at", INSTANT, comment="When Kafka had refused them for good; null them again to publish them"
+        ),
+        Column("set_aside_because", Text(), comment="Why Kafka refused them"),
         PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
         comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that "
         "recorded them",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.errors import DeliveryFailed, StoreError
+from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
@@ -239,18 +238,17 @@ def test_a_day_without_a_partition_loses_no_job(jobs: JobStore, outcomes: Outcom
     assert count(database, "SELECT count(*) FROM decode_runs") == 2
 
 
-def test_the_relay_publishes_what_a_dead_worker_left(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+def test_what_a_dead_worker_left_is_taken_over(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
     claim(jobs, *"abcd")
     recorded = [outcomes.record([outcome(job_id) for job_id in group], owner="w1") for group in ("ab", "c", "d")]
     outbox.delete([recorded[1][0].id])
     outbox.delete([])
-    sent: list[OutboxMessage] = []
-    assert outbox.relay(sent.extend, older_than_s=3600.0) == 0
-    assert outbox.relay(sent.extend, older_than_s=0.0, limit=1) == 2
-    assert outbox.relay(sent.extend, older_than_s=0.0) == 1
-    assert sent == [*recorded[0], *recorded[2]]
+    assert outbox.take_over(older_than_s=3600.0, limit=4) == {}
+    assert outbox.take_over(older_than_s=0.0, limit=1) == {recorded[0][0].id: recorded[0]}
+    assert outbox.take_over(older_than_s=0.0, limit=4) == {group[0].id: group for group in (recorded[0], recorded[2])}
+    outbox.delete([recorded[0][0].id, recorded[2][0].id])
     assert outbox.num_pending() == 0
-    assert outbox.relay(sent.extend, older_than_s=0.0) == 0
+    assert outbox.take_over(older_than_s=0.0, limit=4) == {}
 
 
 def test_headers_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
@@ -258,34 +256,20 @@ def test_headers_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeStor
     headers = {"tracestate": 'NUL \x00, é, \N{SLIGHTLY SMILING FACE}, \ufffd, "quoted", \\', "empty": ""}
     claim(jobs, "a")
     [recorded] = outcomes.record([replace(outcome("a"), headers=headers)], owner="w1")
-    sent: list[OutboxMessage] = []
-    outbox.relay(sent.extend, older_than_s=0.0)
-    assert sent == [recorded]
-    assert sent[0].headers == headers
+    assert outbox.take_over(older_than_s=0.0, limit=1) == {recorded.id: [recorded]}
+    assert recorded.headers == headers
 
 
-def test_what_the_broker_did_not_take_stays(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
-    claim(jobs, "a")
-    outcomes.record([outcome("a")], owner="w1")
-
-    def refuse(messages: Sequence[OutboxMessage]) -> None:
-        raise DeliveryFailed("nobody there")
-
-    with pytest.raises(DeliveryFailed):
-        outbox.relay(refuse, older_than_s=0.0)
-    assert outbox.num_pending() == 1
-
-
-def test_two_relays_share_the_work(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+def test_what_was_taken_over_is_nobody_elses_for_a_while(
+    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database
+) -> None:
     claim(jobs, "a", "b")
     for job_id in "ab":
         outcomes.record([outcome(job_id)], owner="w1")
-    inner: list[OutboxMessage] = []
-
-    def publish_while_another_relays(messages: Sequence[OutboxMessage]) -> None:
-        assert [message.key for message in messages] == [b"a"]
-        assert outbox.relay(inner.extend, older_than_s=0.0) == 1
-
-    assert outbox.relay(publish_while_another_relays, older_than_s=0.0, limit=1) == 1
-    assert [message.key for message in inner] == [b"b"]
-    assert outbox.num_pending() == 0
+    with database.begin() as connection:
+        connection.execute(text("UPDATE outbox SET created_at = now() - interval '2 h'"))
+    (first,) = outbox.take_over(older_than_s=3600.0, limit=1).values()
+    (second,) = outbox.take_over(older_than_s=3600.0, limit=4).values()
+    assert [message.key for message in (*first, *second)] == [b"a", b"b"]
+    assert outbox.take_over(older_than_s=3600.0, limit=4) == {}
+    assert outbox.num_pending() == 2, "they stay until somebody deletes them"

@@ -201,7 +201,10 @@ def test_after_a_crash_there_is_one_outcome_and_its_result_is_published(
     values = {record.value for record in client.read([RESULTS], has_both) if record.key == b"job-1"}
     assert len(values) == 1, "what is published again is the recorded outcome, byte for byte"
     (value,) = values
-    assert (Result.decode(value or b"").attempt, job_state(database)) == (attempt, ("succeeded", attempt))
+    recorded = Result.decode(value or b"").attempt
+    assert job_state(database) == ("succeeded", recorded)
+    # A suspect that was claimed together with the other job is given back and claimed again, alone.
+    assert recorded in ({attempt} if attempt == 1 else {attempt, attempt + 1})
     with database.begin() as connection:
         runs = dict(connection.execute(text("SELECT job_id, count(*) FROM decode_runs GROUP BY job_id")).all())  # type: ignore[arg-type]
     assert runs == {"job-1": 1, "last": 1}

@@ -69,6 +69,7 @@ class Intake:
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._epoch = 0
         self._assignment_number = 0
+        self._held_topics: frozenset[str] = frozenset()
         self._high, self._normal = (Buffer(max_items=max_buffered, max_bytes=max_buffered_bytes) for _ in range(2))
         self._is_woken = False
         self._changed = threading.Condition()
@@ -110,6 +111,14 @@ class Intake:
         """These messages need never be read again."""
         for delivery in deliveries:
             self._finished.put(delivery)
+
+    def hold(self, topic: str) -> None:
+        """Read no more of a topic until `release`; what was delivered of it can be finished meanwhile."""
+        self._held_topics |= {topic}
+
+    def release(self, topic: str) -> None:
+        """Read a topic again."""
+        self._held_topics -= {topic}
 
     def is_current(self, delivery: Delivery) -> bool:
         """Whether its partition is still ours under the same assignment."""
@@ -230,6 +239,7 @@ class Intake:
         for partition, held in self._partitions.items():
             buffer = self._high if held.is_high else self._normal
             must_wait = held.watermark.distance >= self._max_distance or held.head is not None or not self._is_taking
+            must_wait = must_wait or partition.topic in self._held_topics
             if not held.is_paused and (buffer.is_full or must_wait):
                 pause.append(partition)
             elif held.is_paused and buffer.has_room and not must_wait:

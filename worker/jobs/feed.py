@@ -22,9 +22,11 @@ from worker.jobs.ahead import Ahead
 from worker.jobs.beginnings import beginnings_of
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claiming, Claims
+from worker.jobs.forwarding import Forwarder
 from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publishing import AnswerAgain, PublishingQueue, Refused
+from worker.jobs.letters import DeadMessage
+from worker.jobs.publications import AnswerAgain, PublishingQueue
 from worker.jobs.reading import Reading
 from worker.jobs.recording import Recorder, undecoded
 from worker.jobs.suspects import Suspects
@@ -56,6 +58,7 @@ class JobFeed:
         claiming: Claiming,
         leases: LeaseKeeper,
         publishing: PublishingQueue,
+        forwarder: Forwarder,
         recorder: Recorder,
         *,
         retry: Retry,
@@ -71,6 +74,7 @@ class JobFeed:
         self._claiming = claiming
         self._leases = leases
         self._publishing = publishing
+        self._forwarder = forwarder
         self._recorder = recorder
         self._retry = retry
         self._is_ending = is_ending
@@ -178,7 +182,7 @@ class JobFeed:
 
     def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
         for delivery, error in refused:
-            self._publishing.put(Refused(delivery, error, self._intake))
+            self._forwarder.put(DeadMessage(delivery, error, self._intake))
 
     def _retry_held(self) -> None:
         now = self._clock()

@@ -1,8 +1,8 @@
 """Dead letters: of messages that are no jobs, and of jobs that failed.
 
 A failed job has a result and a dead letter. The result answers its sender, and the letter keeps its message for an
-operator. Both are published together, also for an outcome that was recorded earlier, because a worker may die after
-recording it. So there is at least one letter, and perhaps two.
+operator. A job whose outcome was recorded earlier gets its letter, too, because a worker may die after recording it. So
+there is at least one letter, and perhaps two.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from alphaloop.errors import MessageError
 from alphaloop.messages import DeadLetter, Failure, Result, Status, dead_letter
-from worker.intake.polling import Delivery
+from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import Validation
 
 #: In the bytes of every result that says so. Within a text the quotes are escaped.
@@ -20,25 +20,35 @@ _IS_FAILED: Final = b'"status":"failed"'
 
 
 @dataclass(frozen=True, slots=True)
-class FailedJob:
-    """A job whose recorded outcome is that it failed."""
+class DeadMessage:
+    """A message that becomes a dead letter: it is no job, or its job failed, which then has a `job_id`."""
 
     delivery: Delivery
-    job_id: str
-    failure: Failure
-    attempt: int
+    reason: MessageError | Failure
+    intake: Intake
+    job_id: str | None = None
+    attempt: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the message."""
+        return self.delivery.num_bytes
+
+    @property
+    def topic(self) -> str:
+        """Where it came from."""
+        return self.delivery.record.topic
 
 
-def failed_job(delivery: Delivery, outcome: bytes) -> FailedJob | None:
-    """The job of a recorded Result, if it failed."""
+def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessage | None:
+    """The message of a recorded Result's job, if it failed."""
     if _IS_FAILED not in outcome:
         return None  # most are not, and need not be read
     result = Result.decode(outcome)
     if result.status is not Status.FAILED:
         return None
-    return FailedJob(
-        delivery, result.job_id, result.error or Failure(code="unknown", message="no reason recorded"), result.attempt
-    )
+    failure = result.error or Failure(code="unknown", message="no reason recorded")
+    return DeadMessage(delivery, failure, intake, result.job_id, result.attempt)
 
 
 class Letters:
@@ -49,23 +59,16 @@ class Letters:
         self._validation = validation
         self._group = group
 
-    def of_message(self, delivery: Delivery, error: MessageError) -> DeadLetter:
-        """The dead letter of a message that is no job."""
-        return self._write(delivery, error, None, 1)
-
-    def of_job(self, failed: FailedJob) -> DeadLetter:
-        """The dead letter of a job that failed."""
-        return self._write(failed.delivery, failed.failure, failed.job_id, failed.attempt)
-
-    def _write(self, delivery: Delivery, reason: MessageError | Failure, job_id: str | None, num: int) -> DeadLetter:
-        record = delivery.record
+    def of(self, dead: DeadMessage) -> DeadLetter:
+        """The dead letter of a message."""
+        record = dead.delivery.record
         return dead_letter(
-            reason,
-            self._validation.origin(delivery),
+            dead.reason,
+            self._validation.origin(dead.delivery),
             group=self._group,
-            num_deliveries=num,
+            num_deliveries=dead.attempt,
             key=record.key,
             value=record.value,
             headers=record.headers,
-            job_id=job_id,
+            job_id=dead.job_id,
         )

@@ -23,9 +23,9 @@ from worker.intake.polling import Intake
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claims
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.letters import FailedJob, failed_job
+from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.outcomes import ended
-from worker.jobs.publishing import PublishingQueue, Recorded
+from worker.jobs.publications import PublishingQueue, Recorded
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 
@@ -111,9 +111,14 @@ class Recorder:
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
-        failed = tuple(found for one in winners if (found := _failed(one)))
         self._publishing.put(
-            Recorded(tuple(messages), tuple(one.claimed.ready.delivery for one in group), self._intake, failed)
+            Recorded(
+                tuple(messages),
+                tuple(one.claimed.ready.delivery for one in group),
+                self._intake,
+                tuple(one.claimed.job_id for one in group),
+                tuple(found for one in winners if (found := self._failed(one))),
+            )
         )
         self._count(winners)
         self._metrics.fenced(len(group) - len(won))
@@ -139,6 +144,10 @@ class Recorder:
         stand_in = [failed.outcome]
         return [failed], self._retry.until_done("record", lambda: self._store.record(stand_in, owner=self._owner))
 
+    def _failed(self, one: EndedJob) -> DeadMessage | None:
+        is_failed = one.outcome.status == Status.FAILED.value
+        return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake) if is_failed else None
+
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
         for one in winners:
@@ -153,8 +162,3 @@ class Recorder:
         while self._recorded:
             taken.append(self._recorded.popleft())
         return taken
-
-
-def _failed(one: EndedJob) -> FailedJob | None:
-    is_failed = one.outcome.status == Status.FAILED.value
-    return failed_job(one.claimed.ready.delivery, one.outcome.result) if is_failed else None

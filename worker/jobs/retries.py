@@ -1,7 +1,7 @@
 """Jobs that failed and are tried again: counted in Postgres, then sent to a retry topic.
 
 1. count     the failure, and give the claim back, in one statement
-2. publish   the message on the retry topic of its delay; the broker acknowledges it (worker/jobs/publishing.py)
+2. publish   the message on the retry topic of its delay; the broker acknowledges it (worker/jobs/forwarding.py)
 3. finish    the delivery that failed
 
 A worker that dies after 1 or 2 leaves the delivery unfinished. So it is delivered again, and perhaps decoded before its
@@ -26,9 +26,9 @@ from worker.intake.delays import JITTER
 from worker.intake.polling import Intake
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob
+from worker.jobs.forwarding import Forwarder, TryAgain
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.outcomes import ended
-from worker.jobs.publishing import PublishingQueue, TryAgain
 from worker.jobs.recording import EndedJob, Recorder
 from worker.retry import Retry
 
@@ -57,7 +57,7 @@ class JobRetries:
         delays_s: Sequence[int],
         store: JobStore,
         leases: LeaseKeeper,
-        publishing: PublishingQueue,
+        forwarder: Forwarder,
         recorder: Recorder,
         intake: Intake,
         *,
@@ -75,7 +75,7 @@ class JobRetries:
         self._delays_s = tuple(delays_s)
         self._store = store
         self._leases = leases
-        self._publishing = publishing
+        self._forwarder = forwarder
         self._recorder = recorder
         self._ensure_topics = ensure_topics
         self._has_topics: dict[str, bool] = {}
@@ -89,7 +89,7 @@ class JobRetries:
         )
 
     def __len__(self) -> int:
-        """Failed jobs that were not handed to the publisher yet."""
+        """Failed jobs that were not handed to the forwarder yet."""
         return self._waiting.num_unsettled
 
     def put(self, claimed: ClaimedJob, failure: Failure, now: datetime) -> bool:
@@ -108,7 +108,7 @@ class JobRetries:
         return True
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
-        """Count what waits as failed and hand it to the publisher; returns how many jobs.
+        """Count what waits as failed and hand it to the forwarder; returns how many jobs.
 
         A job whose claim was lost is sent too: whoever took it over records its outcome, and its retry is answered from
         the record. Whether it was lost is not certain, because the answer to a first statement may have been.
@@ -120,7 +120,7 @@ class JobRetries:
         attempts = {one.claimed.job_id: one.claimed.attempt for one in tries}
         self._retry.until_done("count failures", lambda: self._store.fail(attempts, owner=self._owner))
         self._leases.let_go(attempts)
-        self._publishing.put(*(self._message(one) for one in tries))
+        self._forwarder.put(*(self._message(one) for one in tries))
         return len(tries)
 
     def _can_wait(self, one: FailedTry) -> bool:

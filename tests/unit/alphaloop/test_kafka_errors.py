@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from alphaloop.errors import BrokerError, BrokerUnavailable, DeliveryFailed, FatalBrokerError, StaleAssignment
-from alphaloop.kafka.errors import broker_error
+from alphaloop.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    DeliveryFailed,
+    FatalBrokerError,
+    MessageRefused,
+    MessageTooLarge,
+    StaleAssignment,
+    TopicUnavailable,
+)
+from alphaloop.kafka.errors import broker_error, delivery_error
 
 CODES = {
     name: code
@@ -41,7 +50,7 @@ def test_every_code_is_a_broker_error_that_names_itself(name: str) -> None:
         ("_RESOLVE", BrokerUnavailable),
         ("COORDINATOR_LOAD_IN_PROGRESS", BrokerUnavailable),
         ("_MSG_TIMED_OUT", DeliveryFailed),
-        ("MSG_SIZE_TOO_LARGE", DeliveryFailed),
+        ("NOT_ENOUGH_REPLICAS", DeliveryFailed),
         ("_FATAL", FatalBrokerError),
         ("TOPIC_AUTHORIZATION_FAILED", BrokerError),
     ],
@@ -52,9 +61,32 @@ def test_what_the_caller_must_tell_apart(name: str, kind: type[BrokerError]) -> 
     assert mapped.is_stale_assignment == (kind is StaleAssignment)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("MSG_SIZE_TOO_LARGE", MessageTooLarge),
+        ("RECORD_LIST_TOO_LARGE", MessageTooLarge),
+        ("INVALID_RECORD", MessageRefused),
+        ("_INVALID_DIFFERENT_RECORD", DeliveryFailed),
+        ("TOPIC_AUTHORIZATION_FAILED", TopicUnavailable),
+        ("_UNKNOWN_TOPIC", TopicUnavailable),
+        ("UNKNOWN_TOPIC_OR_PART", TopicUnavailable),
+        ("_MSG_TIMED_OUT", DeliveryFailed),
+        ("_TRANSPORT", BrokerUnavailable),
+        ("OFFSET_OUT_OF_RANGE", DeliveryFailed),
+    ],
+)
+def test_what_another_try_can_change_is_told_for_each_message(name: str, kind: type[BrokerError]) -> None:
+    told = delivery_error(KafkaError(CODES[name], "as the broker puts it"), "results")
+    assert type(told) is kind
+    assert "sending to results: as the broker puts it" in told.message
+
+
 def test_a_fatal_error_is_fatal_whatever_its_code() -> None:
-    error = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH, "fenced", fatal=True)
-    assert type(broker_error(error, "sending")) is FatalBrokerError
+    for code in (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.MSG_SIZE_TOO_LARGE):
+        error = KafkaError(code, "fenced", fatal=True)
+        assert type(broker_error(error, "sending")) is FatalBrokerError
+        assert type(delivery_error(error, "results")) is FatalBrokerError
 
 
 @pytest.mark.parametrize("name", ["_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "GROUP_AUTHORIZATION_FAILED"])

@@ -27,7 +27,7 @@ from alphaloop.messages import (
     parse_job,
     payload_digest,
 )
-from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX
+from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX, SHORTENED, shortened
 
 ORIGIN = Origin("cluster", "jobs.code", 2, 41)
 SECRET_PROMPT = "the-prompt-nobody-may-log"
@@ -429,3 +429,26 @@ def test_a_result_is_sent_as_it_is_read_back() -> None:
     assert Result.decode(result.encode()) == result
     assert Result.decode(result.encode()).encode() == result.encode()
     assert "text" not in json.loads(result.encode())
+
+
+def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
+    letter = dead_letter(
+        MalformedMessage("no"),
+        ORIGIN,
+        group="g",
+        num_deliveries=1,
+        key=b"k" * 5000,
+        value=b"v",
+        headers=[("big", b"h" * 20_000), ("small", b"s")],
+    )
+    less = shortened(letter)
+    assert less is not None
+    assert (less.key, less.value) == (None, b"v")
+    headers = dict(less.headers)
+    assert headers[PREFIX + "exception"] == b"malformed_message"
+    assert headers[SHORTENED] == b"20009 bytes of headers left out; a key of 5000 bytes left out"
+    assert {"big", "small"}.isdisjoint(headers)
+    least = shortened(less)
+    assert least is not None
+    assert least.value == b""
+    assert shortened(least) is None

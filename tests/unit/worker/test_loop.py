@@ -116,6 +116,7 @@ class Turning:
             feed_thread=thread,
             recorder=recorder,
             publishing=recorder,
+            num_unpublished=0,
             background=BackgroundWrites(self.hurry.wait),
             store_decisions=nothing,
             steering=Steering(

@@ -21,7 +21,8 @@ from worker.jobs.ahead import AHEAD_S
 from worker.jobs.claiming import ClaimedJob, Claiming
 from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publishing import AnswerAgain, Publication, PublishingQueue, Refused
+from worker.jobs.letters import DeadMessage
+from worker.jobs.publications import AnswerAgain, Publication, PublishingQueue
 from worker.jobs.recording import EndedJob
 from worker.retry import Retry
 
@@ -100,6 +101,16 @@ class Ended:
         self.ended += ended
 
 
+class RefusedMessages:
+    """The thread of dead letters, which publishes nothing here."""
+
+    def __init__(self) -> None:
+        self.taken: list[DeadMessage] = []
+
+    def put(self, *refused: DeadMessage) -> None:
+        self.taken += refused
+
+
 class Feeding:
     """A feed with everything around it, driven by hand."""
 
@@ -115,6 +126,7 @@ class Feeding:
         self.intake, self.table, self.recorder = Buffer(), ClaimTable(), Ended()
         self.now, self.hurry = 0.0, InstantEvent()
         self.leases = LeaseKeeper(self.table, owner="w", lease_s=30)
+        self.refused = RefusedMessages()
         self.publishing = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=lambda: False)
         self.feed = JobFeed(
             self.intake,  # type: ignore[arg-type]
@@ -123,6 +135,7 @@ class Feeding:
             Claiming(self.table, owner="w", lease_s=30, max_attempts=3),  # type: ignore[arg-type]
             self.leases,
             self.publishing,
+            self.refused,  # type: ignore[arg-type]
             self.recorder,  # type: ignore[arg-type]
             retry=Retry(self.hurry),
             is_ending=lambda: True,
@@ -250,7 +263,7 @@ def test_what_is_no_job_is_refused_and_a_tripping_tokenizer_stops_nobody() -> No
     one.send("good", offset=3)
     one.feed.turn()
     told = [
-        (p.delivery.record.offset, p.error.code, p.error.message) for p in one.published() if isinstance(p, Refused)
+        (refused.delivery.record.offset, refused.reason.code, refused.reason.message) for refused in one.refused.taken
     ]
     assert [(offset, code) for offset, code, _ in told] == [(1, "malformed_message"), (2, "malformed_message")]
     assert told[1][2] == "could not be read: ZeroDivisionError"
@@ -269,7 +282,7 @@ def test_a_job_that_postgres_does_not_take_is_refused_and_stops_no_other() -> No
     one.table.untakable = {"b"}
     one.send("a", "b", "c")
     one.feed.turn()
-    assert [p.error.code for p in one.published() if isinstance(p, Refused)] == ["malformed_message"]
+    assert [dead.reason.code for dead in one.refused.taken] == ["malformed_message"]
     assert [claimed.job_id for claimed in one.start(9)] == ["a", "c"]
     assert one.feed.num_waiting == 0
 
@@ -285,12 +298,8 @@ def test_what_was_recorded_is_answered_what_conflicts_refused_and_what_ended_rec
     one.table.found = states
     one.send(*states, "fresh")
     one.feed.turn()
-    again, refused = [], []
-    for publication in one.published():
-        if isinstance(publication, AnswerAgain):
-            again.append((publication.job_id, publication.outcome))
-        elif isinstance(publication, Refused):
-            refused.append(publication.error.code)
+    again = [(p.job_id, p.outcome) for p in one.published() if isinstance(p, AnswerAgain)]
+    refused = [told.reason.code for told in one.refused.taken]
     assert (again, refused) == ([("recorded", b"the bytes")], ["job_conflict"])
     assert [(e.claimed.job_id, e.outcome.status) for e in one.recorder.ended] == [
         ("cancelled", "cancelled"),

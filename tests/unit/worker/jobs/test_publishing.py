@@ -8,16 +8,30 @@ from dataclasses import replace
 
 import pytest
 
-from alphaloop.errors import DeliveryFailed, FatalBrokerError, InvalidField, StoreUnavailable
+from alphaloop.errors import (
+    BrokerError,
+    DeliveryFailed,
+    FatalBrokerError,
+    MessageRefused,
+    MessageTooLarge,
+    StoreUnavailable,
+    TopicUnavailable,
+)
 from alphaloop.kafka.topics import RESULTS, TOKENS
 from alphaloop.messages import Failure, Result, Status, StreamReader, read_chunk
 from alphaloop.store.outbox import OutboxMessage
-from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery, validation
-from worker.jobs.letters import Letters, failed_job
-from worker.jobs.publishing import AnswerAgain, Publisher, PublishingQueue, Recorded, Refused
+from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery
+from tests.fixtures.runs import outcome
+from worker.jobs.letters import DeadMessage, failed_job
+from worker.jobs.publications import AnswerAgain, PublishingQueue, Recorded
+from worker.jobs.publishing import Publisher
+from worker.jobs.refusals import RefusedResults
 from worker.jobs.streaming import JobStream
+from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
+
+Report = BrokerError | None
 
 
 class World:
@@ -26,19 +40,32 @@ class World:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.sent: list[tuple[str, bytes, Sequence[tuple[str, bytes]]]] = []
-        self.flush_errors: list[Exception] = []
-        self.send_errors: list[Exception] = []
+        self.reports: dict[str, list[Report]] = {}  #: what the next sends of a key or to a topic end in
+        self.send_errors: list[BrokerError] = []
         self.delete_errors: list[Exception] = []
-        self.overdue: list[OutboxMessage] = []
+        self.settle_errors: list[Exception] = []
+        self.create_errors: list[BrokerError] = []
+        self.overdue: dict[int, list[OutboxMessage]] = {}
         self.relayed_older_than_s: list[float] = []
+        self._under_way: list[tuple[Callable[[Report], None], Report]] = []
 
     def send(
-        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = ()
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        on_delivery: Callable[[Report], None] | None = None,
+        wait_s: float | None = None,
     ) -> None:
         if self.send_errors:
             raise self.send_errors.pop(0)
         self.events.append(f"sent {topic} {(value or b'').decode()}")
         self.sent.append((topic, value or b"", headers))
+        told = self.reports.get((key or b"").decode()) or self.reports.get(topic) or [None]
+        assert on_delivery is not None
+        self._under_way.append((on_delivery, told.pop(0)))
 
     def topics(self) -> list[str]:
         return [topic for topic, _, _ in self.sent]
@@ -47,11 +74,12 @@ class World:
     def chunks(self) -> list[tuple[bytes, Sequence[tuple[str, bytes]]]]:
         return [(value, headers) for topic, value, headers in self.sent if topic == TOKENS]
 
-    def flush(self, timeout_s: float) -> None:
-        if self.flush_errors:
-            self.events.append("not acknowledged")
-            raise self.flush_errors.pop(0)
-        self.events.append("acknowledged")
+    def serve(self, timeout_s: float) -> None:
+        under_way, self._under_way = self._under_way, []
+        is_whole = all(report is None for _, report in under_way)
+        self.events.append("acknowledged" if is_whole else "not acknowledged")
+        for tell, report in under_way:
+            tell(report)
 
     def delete(self, ids: Collection[int]) -> None:
         if self.delete_errors:
@@ -59,12 +87,30 @@ class World:
         if ids:
             self.events.append(f"cleared {sorted(ids)}")
 
-    def relay(self, publish: Callable[[Sequence[OutboxMessage]], None], *, older_than_s: float, limit: int) -> int:
+    def take_over(self, *, older_than_s: float, limit: int) -> dict[int, list[OutboxMessage]]:
         self.relayed_older_than_s.append(older_than_s)
-        messages, self.overdue = self.overdue, []
-        if messages:
-            publish(messages)
-        return len(messages)
+        rows, self.overdue = self.overdue, {}
+        return rows
+
+    def num_set_aside(self) -> int:
+        return sum(event.startswith("set aside") for event in self.events)
+
+    def replace(self, row_id: int, results: Mapping[str, bytes]) -> set[str]:
+        if self.settle_errors:
+            raise self.settle_errors.pop(0)
+        self.events += [f"replaced {job_id}" for job_id in results]
+        return set(results)
+
+    def set_aside(self, row_id: int, job_ids: Mapping[str, str]) -> set[str]:
+        if self.settle_errors:
+            raise self.settle_errors.pop(0)
+        self.events += [f"set aside {job_id}: {why}" for job_id, why in job_ids.items()]
+        return set(job_ids)
+
+    def create(self, topic: str) -> None:
+        self.events.append(f"created {topic}")
+        if self.create_errors:
+            raise self.create_errors.pop(0)
 
 
 class InstantEvent(threading.Event):
@@ -79,16 +125,21 @@ class Publishing:
         self.world, self.now, self.hurry = World(), 0.0, InstantEvent()
         self.intake = FinishedDeliveries(self.world.events)
         self.metrics = WorkerMetrics()
+        self.shown: list[tuple[str, bool]] = []
+        self.dead: list[DeadMessage] = []
+        self.topics = UnavailableTopics(self.world.create, self._show)
         self.queue = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=self.hurry.is_set)
         self.publisher = Publisher(
             self.queue,
             self.world,
             self.world,  # type: ignore[arg-type]
+            RefusedResults(self.world, self.metrics.result_refused),
+            self.topics,
+            self,  # type: ignore[arg-type]
             self.metrics,
-            letters=Letters(validation(), "g"),
-            ensure_dead_letter_topic=lambda topic: self.world.events.append(f"ensured {topic}"),
             model="target",
             retry=Retry(self.hurry),
+            is_hurried=self.hurry.is_set,
             relay_after_s=60.0,
             clock=lambda: self.now,
         )
@@ -97,8 +148,27 @@ class Publishing:
         messages = tuple(OutboxMessage(n, RESULTS, b"j%d" % n, b"result-%d" % n, {}) for n in numbers)
         return Recorded(messages, tuple(delivery(f"j{n}", offset=n) for n in numbers), self.intake)  # type: ignore[arg-type]
 
+    def put(self, *dead: DeadMessage) -> None:
+        """What the thread of dead letters is given."""
+        self.dead += dead
+        self.world.events += [f"letter of {one.job_id}" for one in dead]
+
+    def whole(self, *numbers: int) -> Recorded:
+        """Results as they are recorded, all in one row of the outbox."""
+        results = [outcome(f"j{n}", text=f"text {n}").result for n in numbers]
+        messages = [
+            OutboxMessage(7, RESULTS, b"j%d" % n, result, {}) for n, result in zip(numbers, results, strict=True)
+        ]
+        deliveries = tuple(delivery(f"j{n}", offset=n) for n in numbers)
+        job_ids = tuple(f"j{n}" for n in numbers)
+        return Recorded(tuple(messages), deliveries, self.intake, job_ids)  # type: ignore[arg-type]
+
     def again(self, number: int, outcome: bytes = b"recorded") -> AnswerAgain:
         return AnswerAgain(delivery(f"j{number}", offset=number), f"j{number}", outcome, {}, self.intake)  # type: ignore[arg-type]
+
+    def _show(self, topic: str, is_unavailable: bool) -> None:
+        self.shown.append((topic, is_unavailable))
+        self.metrics.topic_unavailable(topic, is_unavailable)
 
     def streamed(
         self,
@@ -122,9 +192,11 @@ class Publishing:
         message = OutboxMessage(number, RESULTS, b"j%d" % number, result.encode(), headers or {})
         return Recorded((message,), (delivery(f"j{number}", offset=number),), self.intake)  # type: ignore[arg-type]
 
-    def refused(self, offset: int) -> Refused:
-        error = InvalidField("expected a number", field="body.max_tokens")
-        return Refused(delivery("bad", offset=offset, value=b"?"), error, self.intake)  # type: ignore[arg-type]
+    def sent(self, topic: str = RESULTS) -> list[str]:
+        return [event.split(" ", 2)[2] for event in self.world.events if event.startswith(f"sent {topic} ")]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
 
 
 def test_a_result_is_cleared_only_after_its_acknowledgement_and_finished_last() -> None:
@@ -144,73 +216,144 @@ def test_a_result_is_cleared_only_after_its_acknowledgement_and_finished_last() 
     assert len(one.queue) == 0
 
 
-FAILED = Result(
-    job_id="j1",
-    status=Status.FAILED,
-    task="code",
-    error=Failure(code="decode_failed", message="no luck"),
-    attempt=4,
-    recorded_at=NOW,
-).encode()
+FAILED = outcome("j1", status=Status.FAILED, error=Failure(code="decode_failed", message="no luck")).result
 
 
-def test_a_failed_job_is_finished_when_result_and_dead_letter_are_acknowledged() -> None:
+def test_a_failed_job_is_finished_by_the_thread_that_publishes_its_dead_letter() -> None:
     """Also when the outcome was recorded by a worker that died before it could publish the letter."""
     one = Publishing()
-    failed = failed_job(delivery("j1", offset=1, value=b"asked"), FAILED)
+    failed = failed_job(delivery("j1", offset=1), FAILED, one.intake)  # type: ignore[arg-type]
     assert failed is not None
-    one.world.flush_errors = [DeliveryFailed("1 refused")]
-    one.queue.put(replace(one.recorded(1), failed=(failed,)))
+    recorded = one.recorded(1, 2)
+    one.queue.put(replace(recorded, failed=(replace(failed, delivery=recorded.deliveries[0]),)))
     one.publisher.turn(0.0)
-    round_ = ["sent results result-1", "ensured jobs.code", "sent jobs.code.dlq asked"]
-    again = [event for event in round_ if not event.startswith("ensured")]
-    assert one.world.events == [*round_, "not acknowledged", *again, "acknowledged", "cleared [1]", "finished 1"]
-    one.world.events.clear()
+    assert one.world.events[-4:] == ["acknowledged", "cleared [1, 2]", "finished 2", "letter of j1"]
     one.queue.put(one.again(1, FAILED))
     one.publisher.turn(0.0)
-    letter = one.world.sent[-1]
-    assert one.world.events[-3:] == ["sent jobs.code.dlq " + letter[1].decode(), "acknowledged", "finished 1"]
-    assert dict(letter[2])["__dlq.errors.exception"] == b"decode_failed"
-    assert dict(letter[2])["alphaloop-job-id"] == b"j1"
-    assert dict(letter[2])["alphaloop-outcome"] == b"failed"
-    assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_total", {"code": "decode_failed"}) == 2.0
+    assert one.world.events[-2:] == ["acknowledged", "letter of j1"]
+    assert {dead.reason.code for dead in one.dead} == {"decode_failed"}
 
 
-@pytest.mark.parametrize("outcome", [FAILED.replace(b"failed", b"expired", 1), b"?", b'"\\"status\\":\\"failed\\""'])
-def test_other_outcomes_have_no_dead_letter(outcome: bytes) -> None:
-    assert failed_job(delivery("j1"), outcome) is None
+@pytest.mark.parametrize("other", [FAILED.replace(b"failed", b"expired", 1), b"?", b'"\\"status\\":\\"failed\\""'])
+def test_other_outcomes_have_no_dead_letter(other: bytes) -> None:
+    assert failed_job(delivery("j1"), other, FinishedDeliveries()) is None  # type: ignore[arg-type]
 
 
 def test_everything_that_waits_shares_one_acknowledgement() -> None:
     one = Publishing()
-    one.queue.put(one.recorded(1), one.again(2), one.refused(3), one.recorded(4))
-    assert one.publisher.turn(0.0) == 4
+    one.queue.put(one.recorded(1), one.again(2), one.recorded(4))
+    assert one.publisher.turn(0.0) == 3
     assert one.world.events.count("acknowledged") == 1
-    sent = [event for event in one.world.events if event.startswith("sent")]
-    assert sent == ["sent results result-1", "sent results recorded", "sent jobs.code.dlq ?", "sent results result-4"]
-    assert one.world.events[-5:] == ["cleared [1, 4]", "finished 1", "finished 2", "finished 3", "finished 4"]
-    value = one.metrics.registry.get_sample_value
-    assert value("alphaloop_jobs_answered_again_total") == 1.0
-    assert value("alphaloop_dead_letters_total", {"code": "invalid_field"}) == 1.0
+    assert one.sent() == ["result-1", "recorded", "result-4"]
+    assert one.world.events[-4:] == ["cleared [1, 4]", "finished 1", "finished 2", "finished 4"]
+    assert one.value("alphaloop_jobs_answered_again_total") == 1.0
 
 
-@pytest.mark.parametrize("place", ["flush_errors", "send_errors"])
-def test_what_was_not_acknowledged_is_sent_again_from_the_start(place: str) -> None:
+@pytest.mark.parametrize("failing", ["j1", "j2"])
+def test_only_what_was_not_acknowledged_is_sent_again(failing: str) -> None:
     one = Publishing()
-    setattr(one.world, place, [DeliveryFailed("1 refused"), DeliveryFailed("1 refused")])
+    one.world.reports[failing] = [DeliveryFailed("timed out"), DeliveryFailed("timed out"), None]
     one.queue.put(one.recorded(1), one.recorded(2))
     one.publisher.turn(0.0)
-    told = one.world.events
-    assert told[-6:] == [
-        "sent results result-1",
-        "sent results result-2",
-        "acknowledged",
-        "cleared [1, 2]",
-        "finished 1",
-        "finished 2",
+    number = failing[1]
+    assert sorted(one.sent()) == sorted(["result-1", "result-2", f"result-{number}", f"result-{number}"])
+    assert one.world.events[-3:] == ["cleared [1, 2]", "finished 1", "finished 2"]
+    assert not any(event.startswith(("cleared", "finished")) for event in one.world.events[:-3])
+
+
+def test_a_full_buffer_is_tried_again() -> None:
+    one = Publishing()
+    one.world.send_errors = [DeliveryFailed("the send buffer stayed full")]
+    one.queue.put(one.recorded(1), one.recorded(2))
+    one.publisher.turn(0.0)
+    assert one.sent() == ["result-1", "result-2"]
+    assert one.world.events[-3:] == ["cleared [1, 2]", "finished 1", "finished 2"]
+
+
+def test_a_result_that_is_refused_is_replaced_and_its_neighbours_go_on() -> None:
+    one = Publishing()
+    one.world.reports["j2"] = [MessageTooLarge("too large"), MessageTooLarge("too large"), None]
+    one.queue.put(one.whole(1, 2, 3))
+    one.publisher.turn(0.0)
+    assert one.world.events[-5:-3] == ["acknowledged", "cleared [7]"]
+    assert one.world.events[-3:] == ["finished 1", "finished 3", "letter of j2"]
+    assert one.dead[0].reason.code == "result_too_large"
+    assert "replaced j2" in one.world.events
+    published = [Result.decode(value.encode()) for value in one.sent()]
+    assert [result.job_id for result in published] == ["j1", "j2", "j3", "j2", "j2"], "once more alone, then replaced"
+    instead = published[-1]
+    assert (instead.status, instead.text, instead.attempt) == (Status.FAILED, None, 1)
+    assert instead.error is not None
+    assert instead.error.code == "result_too_large"
+    assert one.value("alphaloop_results_refused_total", code="result_too_large", done="replaced") == 1.0
+
+
+def test_what_is_refused_only_together_with_others_is_published_alone() -> None:
+    """Kafka refuses a batch that is larger than the topic's limit, although no message of it is."""
+    one = Publishing()
+    for key in ("j1", "j2"):
+        one.world.reports[key] = [MessageTooLarge("too large"), None]
+    one.queue.put(one.whole(1, 2))
+    one.publisher.turn(0.0)
+    assert len(one.sent()) == 4
+    assert not any(event.startswith(("replaced", "set aside")) for event in one.world.events)
+    assert one.world.events[-3:] == ["cleared [7]", "finished 1", "finished 2"]
+
+
+def test_the_stream_of_a_replaced_result_ends_once_and_as_failed() -> None:
+    one = Publishing()
+    one.world.reports["j1"] = [MessageTooLarge("too large"), None]
+    streamed = one.streamed(1, num_chunks=2)
+    one.queue.put(streamed)
+    one.publisher.turn(0.0)
+    ((value, headers),) = one.world.chunks
+    assert read_chunk(value, headers).status is Status.FAILED
+
+
+def test_a_replacement_that_is_refused_too_is_set_aside() -> None:
+    one = Publishing()
+    one.world.reports[RESULTS] = [MessageRefused("invalid")] * 2 + [None]
+    one.queue.put(one.whole(1))
+    one.publisher.turn(0.0)
+    assert [event for event in one.world.events if event.startswith(("replaced", "set aside"))] == [
+        "replaced j1",
+        "set aside j1: invalid",
     ]
-    assert not any(event.startswith(("cleared", "finished")) for event in told[:-4])
-    assert told.count("not acknowledged") == (2 if place == "flush_errors" else 0)
+    assert one.world.events[-2:] == ["cleared [7]", "letter of j1"]
+    assert one.value("alphaloop_results_refused_total", code="result_refused", done="set_aside") == 1.0
+
+
+def test_a_repeated_answer_that_is_refused_changes_nothing() -> None:
+    one = Publishing()
+    one.world.reports["j1"] = [MessageTooLarge("too large")]
+    one.queue.put(one.again(1))
+    one.publisher.turn(0.0)
+    assert one.world.events == ["sent results recorded", "not acknowledged", "finished 1"]
+    assert one.value("alphaloop_results_refused_total", code="result_too_large", done="not_repeated") == 1.0
+
+
+def test_a_refusal_that_cannot_be_recorded_yet_is_settled_later() -> None:
+    one = Publishing()
+    one.world.settle_errors = [StoreUnavailable()]
+    one.world.reports["j1"] = [MessageTooLarge("too large")] * 2 + [None]
+    one.queue.put(one.whole(1))
+    one.publisher.turn(0.0)
+    assert one.world.events[-3:] == ["acknowledged", "cleared [7]", "letter of j1"]
+    assert one.world.events.count("replaced j1") == 1
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+def test_a_missing_topic_is_told_made_where_allowed_and_waited_for(may_create: bool) -> None:
+    one = Publishing()
+    one.world.reports[RESULTS] = [TopicUnavailable("no such topic")] * 3 + [None]
+    one.world.create_errors = [] if may_create else [BrokerError("not allowed")] * 3
+    one.queue.put(one.whole(1))
+    one.publisher.turn(0.0)
+    assert one.shown == [(RESULTS, True), (RESULTS, False)], "said once, and once that it works again"
+    assert one.topics.reason(RESULTS) is None
+    assert one.world.events.count("created results") == 3
+    assert one.world.events[-2:] == ["cleared [7]", "finished 1"]
+    assert one.value("alphaloop_topic_unavailable", topic=RESULTS) is None
 
 
 def test_an_outbox_that_cannot_be_cleared_keeps_deliveries_unfinished_and_sends_nothing_twice() -> None:
@@ -224,7 +367,7 @@ def test_an_outbox_that_cannot_be_cleared_keeps_deliveries_unfinished_and_sends_
 def test_in_a_hurry_what_is_not_acknowledged_stays_in_the_outbox() -> None:
     one = Publishing()
     one.hurry.set()
-    one.world.flush_errors = [DeliveryFailed("nobody answers")]
+    one.world.reports["j1"] = [DeliveryFailed("nobody answers")]
     one.queue.put(one.recorded(1))
     with pytest.raises(DeliveryFailed):
         one.publisher.turn(0.0)
@@ -233,7 +376,7 @@ def test_in_a_hurry_what_is_not_acknowledged_stays_in_the_outbox() -> None:
 
 def test_a_dead_producer_ends_the_thread() -> None:
     one = Publishing()
-    one.world.flush_errors = [FatalBrokerError("fenced")]
+    one.world.reports["j1"] = [FatalBrokerError("fenced")]
     one.queue.put(one.recorded(1))
     with pytest.raises(FatalBrokerError):
         one.publisher.turn(0.0)
@@ -244,7 +387,7 @@ def test_outcomes_that_lost_their_claims_publish_nothing_and_finish_their_delive
     one = Publishing()
     one.queue.put(Recorded((), (delivery("j7", offset=7),), one.intake))  # type: ignore[arg-type]
     one.publisher.turn(0.0)
-    assert one.world.events == ["acknowledged", "finished 7"]
+    assert one.world.events == ["finished 7"]
 
 
 def test_chunks_are_sent_in_order_before_the_result_that_ends_them() -> None:
@@ -253,7 +396,7 @@ def test_chunks_are_sent_in_order_before_the_result_that_ends_them() -> None:
     chunks = [stream.add(text, created=0, model="target") for text in ("one ", "two")]
     one.queue.put(*chunks, one.streamed(1, num_chunks=2))
     assert one.publisher.turn(0.0) == 3
-    assert one.world.topics() == [TOKENS, TOKENS, TOKENS, RESULTS]
+    assert one.world.topics() == [TOKENS, TOKENS, RESULTS, TOKENS], "the stream ends once the result is there"
     text = StreamReader()
     for value, headers in one.world.chunks:
         text.take(read_chunk(value, headers))
@@ -270,13 +413,13 @@ def test_every_copy_of_a_result_has_the_same_headers_and_the_same_final_chunk() 
     (message,) = recorded.messages
     one.queue.put(recorded)
     one.publisher.turn(0.0)
-    one.world.overdue = [message]
+    one.world.overdue = {message.id: [message]}
     one.now = 60.0
     one.publisher.turn(0.0)
     one.queue.put(AnswerAgain(delivery("j1"), "j1", message.value, carried, one.intake))  # type: ignore[arg-type]
     one.publisher.turn(0.0)
-    assert one.world.topics() == [TOKENS, RESULTS] * 3
-    first, second, third = one.world.sent[1::2]
+    assert one.world.topics() == [RESULTS, TOKENS] * 3
+    first, second, third = one.world.sent[::2]
     assert first == second == third
     assert dict(first[2]).items() >= {name: value.encode() for name, value in carried.items()}.items()
     assert one.world.chunks == [one.world.chunks[0]] * 3
@@ -301,24 +444,27 @@ def test_chunks_alone_are_not_waited_for() -> None:
     assert "acknowledged" not in one.world.events
 
 
-def test_a_dead_letter_topic_is_ensured_once_before_its_first_letter() -> None:
+@pytest.mark.parametrize("error", [TopicUnavailable("no topic"), DeliveryFailed("full"), MessageTooLarge("large")])
+@pytest.mark.parametrize("is_told_at_once", [True, False])
+def test_a_chunk_that_does_not_arrive_is_dropped_and_results_go_on(error: BrokerError, is_told_at_once: bool) -> None:
     one = Publishing()
-    one.queue.put(one.refused(1))
+    if is_told_at_once:
+        one.world.send_errors = [error]
+    else:
+        one.world.reports[TOKENS] = [error]
+    one.queue.put(JobStream("j1", 1, {}).add("one ", created=0, model="target"), one.recorded(1))
     one.publisher.turn(0.0)
-    one.queue.put(one.refused(2))
-    one.publisher.turn(0.0)
-    assert one.world.events[:2] == ["ensured jobs.code", "sent jobs.code.dlq ?"]
-    assert one.world.events.count("ensured jobs.code") == 1
-    assert [delivery.record.offset for delivery in one.intake.finished] == [1, 2]
+    assert one.world.events[-2:] == ["cleared [1]", "finished 1"]
+    assert one.value("alphaloop_chunks_dropped_total", code=error.code) == 1.0
 
 
 def test_what_was_recorded_and_never_published_is_relayed_when_due() -> None:
     one = Publishing()
     orphan = OutboxMessage(9, RESULTS, b"k", b"orphan", {})
-    one.world.overdue = [orphan]
+    one.world.overdue = {9: [orphan], 10: []}
     one.publisher.turn(0.0)
-    assert one.world.events == ["sent results orphan", "acknowledged"]
-    one.world.overdue = [orphan]
+    assert one.world.events == ["sent results orphan", "acknowledged", "cleared [9, 10]"]
+    one.world.overdue = {9: [orphan]}
     one.now = 59.0
     one.publisher.turn(0.0)
     assert one.world.relayed_older_than_s == [60.0]
@@ -326,3 +472,27 @@ def test_what_was_recorded_and_never_published_is_relayed_when_due() -> None:
     one.publisher.turn(0.0)
     assert one.world.relayed_older_than_s == [60.0, 60.0]
     assert one.world.events.count("sent results orphan") == 2
+
+
+def test_a_long_queue_of_the_dead_is_relayed_at_once() -> None:
+    one = Publishing()
+    for first in (1, 5):
+        one.world.overdue = {
+            n: [OutboxMessage(n, RESULTS, b"k%d" % n, b"r%d" % n, {})] for n in range(first, first + 4)
+        }
+        one.publisher.turn(0.0)
+    assert one.sent() == [f"r{n}" for n in range(1, 9)]
+
+
+def test_a_poisoned_row_of_a_dead_worker_is_set_aside_and_its_neighbours_go_on() -> None:
+    """Nobody knows whether the dead worker published it, so it is not replaced."""
+    one = Publishing()
+    one.world.reports["bad"] = [MessageTooLarge("too large")] * 2
+    rows = {n: [OutboxMessage(n, RESULTS, key, b"of " + key, {})] for n, key in ((8, b"bad"), (9, b"good"))}
+    one.world.overdue = rows
+    one.publisher.turn(0.0)
+    assert "set aside bad: too large" in one.world.events
+    assert one.world.events[-1] == "cleared [8, 9]"
+    assert "of good" in one.sent()
+    assert not any(event.startswith("replaced") for event in one.world.events)
+    assert one.value("alphaloop_results_set_aside") == 1.0

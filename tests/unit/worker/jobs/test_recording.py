@@ -15,7 +15,7 @@ from alphaloop.store.outcomes import Outcome
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
 from worker.jobs import recording
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publishing import Publication, PublishingQueue, Recorded
+from worker.jobs.publications import Publication, PublishingQueue, Recorded
 from worker.jobs.recording import EndedJob, Recorder
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry

@@ -17,7 +17,7 @@ from alphaloop.messages.retry import Retry as RetryHeaders
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job
 from worker.intake.delays import JITTER
 from worker.jobs.claiming import ClaimedJob
-from worker.jobs.publishing import PublishingQueue, TryAgain
+from worker.jobs.forwarding import Forwarded, TryAgain
 from worker.jobs.recording import EndedJob
 from worker.jobs.retries import JobRetries
 from worker.retry import Retry
@@ -30,6 +30,16 @@ class InstantEvent(threading.Event):
         return self.is_set()
 
 
+class Forwarding:
+    """The forwarder, which sends nothing here."""
+
+    def __init__(self) -> None:
+        self.taken: list[Forwarded] = []
+
+    def put(self, *messages: Forwarded) -> None:
+        self.taken += messages
+
+
 class World:
     """The store, the leases and the recorder as the retries see them; `events` has what was asked, in order."""
 
@@ -38,12 +48,12 @@ class World:
         self.store_errors: list[Exception] = []
         self.topic_errors: list[Exception] = []
         self.recorded: list[EndedJob] = []
-        self.publishing = PublishingQueue(max_items=99, max_bytes=1 << 20, is_hurried=lambda: False)
+        self.forwarding = Forwarding()
         self.retries = JobRetries(
             (10, 60),
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            self.publishing,
+            self.forwarding,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             FinishedDeliveries(),  # type: ignore[arg-type]
             ensure_topics=self._ensure,
@@ -61,7 +71,7 @@ class World:
         return set()
 
     def let_go(self, job_ids: Mapping[str, int]) -> None:
-        assert not len(self.publishing), "let go before it is sent"
+        assert not self.forwarding.taken, "let go before it is sent"
         self.events.append(("let go", sorted(job_ids)))
 
     def put(self, ended: list[EndedJob]) -> None:
@@ -73,7 +83,8 @@ class World:
             raise self.topic_errors.pop(0)
 
     def sent(self) -> list[TryAgain]:
-        return [one for one in self.publishing.take(0.0) if isinstance(one, TryAgain)]
+        sent, self.forwarding.taken = self.forwarding.taken, []
+        return [one for one in sent if isinstance(one, TryAgain)]
 
 
 def failed(num_failures: int = 0, **given: Any) -> ClaimedJob:

@@ -1,0 +1,119 @@
+"""What becomes of a recorded result that Kafka refuses, against a real PostgreSQL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox, OutboxMessage
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.refused_results import RefusedResultStore
+from tests.fixtures.runs import claim_request, outcome
+
+pytestmark = pytest.mark.postgres
+
+FAILED = b'{"status":"failed","job_id":"b"}'
+
+
+@pytest.fixture
+def refused(database: Database) -> RefusedResultStore:
+    return RefusedResultStore(database)
+
+
+@pytest.fixture
+def recorded(database: Database) -> list[OutboxMessage]:
+    """The results of three jobs in one row."""
+    requests = [claim_request(job_id) for job_id in "abc"]
+    JobStore(database).claim(requests, owner="w1", lease_s=60.0, max_attempts=9)
+    return OutcomeStore(database).record(
+        [replace(outcome(job_id), headers={"big": job_id}) for job_id in "abc"], owner="w1"
+    )
+
+
+def taken_over(database: Database) -> dict[str, OutboxMessage]:
+    rows = Outbox(database).take_over(older_than_s=0.0, limit=100)
+    return {message.job_id: message for messages in rows.values() for message in messages}
+
+
+def job(database: Database, job_id: str) -> tuple[str, str, str | None]:
+    query = "SELECT status, outcome::text, refused_outcome::text FROM jobs WHERE job_id = :job_id"
+    with database.begin() as connection:
+        return tuple(connection.execute(text(query), {"job_id": job_id}).one())  # type: ignore[return-value]
+
+
+def test_a_replaced_result_is_the_recorded_outcome_and_the_refused_one_is_kept(
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
+) -> None:
+    assert refused.replace(recorded[0].id, {"b": FAILED, "unknown": FAILED}) == {"b"}
+    assert job(database, "b") == ("failed", FAILED.decode(), recorded[1].value.decode())
+    assert JobStore(database).outcomes(["b"]) == {"b": FAILED}, "a repeated delivery gets the same bytes"
+    assert job(database, "a") == ("succeeded", recorded[0].value.decode(), None)
+    waiting = taken_over(database)
+    assert (waiting["b"].value, waiting["b"].headers) == (FAILED, recorded[1].headers)
+    assert (waiting["a"], waiting["c"]) == (recorded[0], recorded[2])
+
+
+def test_a_result_is_replaced_once(
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
+) -> None:
+    assert refused.replace(recorded[0].id, {"b": FAILED}) == {"b"}
+    assert refused.replace(recorded[0].id, {"b": b'{"other":1}'}) == set()
+    assert job(database, "b")[:2] == ("failed", FAILED.decode())
+
+
+def test_what_another_worker_has_settled_is_left_alone(
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
+) -> None:
+    Outbox(database).delete([recorded[0].id])
+    assert refused.replace(recorded[0].id, {"b": FAILED}) == set()
+    assert refused.set_aside(recorded[0].id, {"b": "too large"}) == set()
+    assert job(database, "b")[0] == "succeeded"
+    assert Outbox(database).num_pending() == 0
+
+
+def test_a_row_set_aside_is_published_by_nobody_and_its_neighbours_go_on(
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
+) -> None:
+    outbox = Outbox(database)
+    assert refused.set_aside(recorded[0].id, {"b": "b is too large", "c": "c is invalid"}) == {"b", "c"}
+    assert taken_over(database) == {"a": recorded[0]}
+    assert (outbox.num_pending(), outbox.num_set_aside()) == (3, 2)
+    outbox.delete([recorded[0].id])
+    assert outbox.num_pending() == 2, "clearing the row leaves what was set aside"
+
+
+def test_a_row_whose_messages_are_all_set_aside_is_gone(
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
+) -> None:
+    refused.set_aside(recorded[0].id, dict.fromkeys("abc", "refused"))
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM outbox WHERE set_aside_at IS NULL")).scalar_one() == 0
+    assert Outbox(database).num_set_aside() == 3
+
+
+def test_the_documented_statements_show_what_is_set_aside_and_put_it_back(
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database, documented: tuple[str, str]
+) -> None:
+    refused.set_aside(recorded[0].id, {"b": "b is too large"})
+    show, put_back = documented
+    with database.begin() as connection:
+        (shown,) = connection.execute(text(show)).mappings()
+        assert (shown["job_ids"], shown["set_aside_because"]) == (["b"], "b is too large")
+        connection.execute(text(put_back.replace("4711", str(shown["id"]))))
+    back = taken_over(database)["b"]
+    assert (back.value, back.headers) == (recorded[1].value, recorded[1].headers)
+    assert Outbox(database).num_set_aside() == 0
+
+
+@pytest.fixture
+def documented() -> tuple[str, str]:
+    """The statements of docs/guides/operate.md."""
+    page = (Path(__file__).resolve().parents[2] / "docs/guides/operate.md").read_text(encoding="utf-8")
+    chapter = page.split("## AlphaloopResultsSetAside")[1].split("\n## ")[0]
+    show, put_back = (block.split("```")[0] for block in chapter.split("```sql")[1:3])
+    return show, put_back

@@ -1,0 +1,188 @@
+"""Results, chunks and dead letters that a real broker refuses: none is retried for ever, none holds up another."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import RESULTS, TOKENS, list_topics
+from alphaloop.messages import Result, Status
+from alphaloop.messages.dead_letter import SHORTENED
+from alphaloop.settings import KafkaSettings, Settings
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox
+from alphaloop.store.outcomes import OutcomeStore
+from tests.fakes import FakeEngine
+from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.topics import Operator
+from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from worker.engine import Step
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+LIMIT = 2000  #: bytes of a message on `results`: enough for the result of a short job
+
+
+@pytest.fixture
+def operator(clean_kafka: KafkaSettings) -> Operator:
+    return Operator(clean_kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def settings(worker_settings: Settings) -> Settings:
+    """Without compression, because the broker compares the compressed size with its limit."""
+    kafka = worker_settings.kafka.model_copy(update={"extra": {"compression.type": "none"}})
+    return worker_settings.model_copy(update={"kafka": kafka})
+
+
+def job(name: str) -> bytes:
+    return json.dumps({"job_id": name, "prompt": f"write about {name}", "max_tokens": 8}).encode()
+
+
+class VerboseEngine(FakeEngine):
+    """Its text of the job `large` is long."""
+
+    def step(self) -> Step:
+        step = super().step()
+        long = {"large": 200}
+        finished = (replace(one, text=one.text * long.get(one.job_id, 1)) for one in step.finished)
+        return replace(step, finished=tuple(finished))
+
+
+def count(worker: RunningWorker, name: str, **labels: str) -> float:
+    return worker.components.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def by_job(records: list[Record]) -> Mapping[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {}
+    for record in records:
+        found.setdefault((record.key or b"").decode(), []).append(record.value or b"")
+    return found
+
+
+def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
+    settings: Settings, operator: Operator, database: Database
+) -> None:
+    operator.create(RESULTS, max_message_bytes=LIMIT)
+    client = Client(settings)
+    small = [f"small-{number}" for number in range(30)]
+    with running_worker(settings, VerboseEngine(num_slots=8)) as worker:
+        client.send("code", [*map(job, small[:15]), job("large"), *map(job, small[15:])])
+        published = by_job(client.read([RESULTS], lambda records: len({r.key for r in records}) >= 31))
+        assert count(worker, "alphaloop_results_refused_total", code="result_too_large", done="replaced") == 1.0
+        client.send("code", [job("large")])
+        until(lambda: count(worker, "alphaloop_jobs_answered_again_total") == 1.0, "the repeated job is answered")
+        again = by_job(client.read([RESULTS], lambda records: len(by_job(records).get("large", [])) >= 2))
+    assert {Result.decode(published[name][0]).status for name in small} == {Status.SUCCEEDED}
+    assert len(set(again["large"])) == 1, "one job has one result, byte for byte"
+    large = Result.decode(again["large"][0])
+    assert large.status is Status.FAILED
+    assert large.error is not None
+    assert large.error.code == "result_too_large"
+    with database.begin() as connection:
+        query = "SELECT status, outcome::text, refused_outcome->>'text' FROM jobs WHERE job_id = 'large'"
+        status, recorded, kept = connection.execute(text(query)).one()
+    assert (status, recorded.encode()) == ("failed", again["large"][0]), "recorded and published agree"
+    assert len(kept) > LIMIT, "the text is not lost"
+    assert Outbox(database).num_pending() == 0
+
+
+def test_results_that_only_together_exceed_the_limit_are_all_published(settings: Settings, operator: Operator) -> None:
+    operator.create(RESULTS, max_message_bytes=LIMIT, num_partitions=1)
+    client = Client(settings)
+    kafka = settings.kafka.model_copy(update={"extra": {**settings.kafka.extra, "linger.ms": 500}})
+    with running_worker(settings.model_copy(update={"kafka": kafka}), FakeEngine(num_slots=32)):
+        client.send("code", [job(f"job-{number}") for number in range(60)])
+        results = client.results(60)
+    assert {result.status for result in results} == {Status.SUCCEEDED}
+
+
+def test_a_tracestate_of_megabytes_does_no_harm(settings: Settings, rng: random.Random) -> None:
+    client = Client(settings)
+    hostile = b"a=" + bytes(rng.choices(range(33, 127), k=3_000_000))
+    parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with running_worker(settings, FakeEngine(num_slots=4)):
+        client.send("code", [job("hostile")], headers=[("traceparent", parent), ("tracestate", hostile)])
+        client.send("code", [job("good")])
+        records = client.read([RESULTS], lambda found: len(found) >= 2)
+    headers = {record.key: headers_of(record) for record in records}
+    assert headers[b"hostile"]["traceparent"] == parent.decode()
+    assert "tracestate" not in headers[b"hostile"]
+    assert {Result.decode(record.value or b"").status for record in records} == {Status.SUCCEEDED}
+
+
+def test_a_poisoned_row_is_set_aside_and_published_once_it_is_put_back(
+    settings: Settings, operator: Operator, database: Database
+) -> None:
+    """Two workers died after recording; Kafka refuses the result of one of them."""
+    operator.create(RESULTS, max_message_bytes=LIMIT)
+    client = Client(settings)
+    orphans = [outcome("poisoned", text="word " * 1000), outcome("orphan")]
+    for orphan in orphans:
+        JobStore(database).claim([claim_request(orphan.job_id)], owner="dead", lease_s=60.0, max_attempts=3)
+        OutcomeStore(database).record([orphan], owner="dead")
+    with database.begin() as connection:
+        connection.execute(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
+    with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+        client.send("code", [job("new")])
+        published = by_job(client.read([RESULTS], lambda records: len(by_job(records)) >= 2))
+        assert set(published) == {"orphan", "new"}
+        until(lambda: count(worker, "alphaloop_results_set_aside") == 1.0, "the alert's metric shows it")
+    operator.limit(RESULTS, 1 << 20)
+    with database.begin() as connection:
+        connection.execute(text("UPDATE outbox SET set_aside_at = NULL, set_aside_because = NULL, relayed_at = NULL"))
+    with running_worker(settings, FakeEngine(num_slots=4)):
+        published = by_job(client.read([RESULTS], lambda records: len(by_job(records)) >= 3))
+        until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
+    assert published["poisoned"] == [orphans[0].result], "the recorded outcome, byte for byte"
+
+
+def test_a_dead_letter_too_large_for_its_topic_is_shortened(settings: Settings, operator: Operator) -> None:
+    operator.create("jobs.code.dlq", max_message_bytes=100_000)
+    client = Client(settings)
+    bad = json.dumps({"prompt": "x" * 400_000, "max_tokens": "many"}).encode()
+    with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+        client.send("code", [bad, b"not JSON", job("good")])
+        (result,) = client.results(1)
+        letters = client.read(["jobs.code.dlq"], lambda records: len(records) >= 2)
+        until(lambda: worker.components.intake.num_in_flight == 0, "the refused messages are finished")
+    assert result.status is Status.SUCCEEDED
+    large, small = sorted(letters, key=lambda letter: -len(letter.value or b""))
+    assert large.value == bad[:65_536]
+    assert headers_of(large)[SHORTENED] == f"65536 of {len(bad)} bytes of the value kept"
+    assert headers_of(large)["__dlq.errors.exception"] == "invalid_field"
+    assert (small.value, SHORTENED in headers_of(small)) == (b"not JSON", False)
+
+
+def test_chunks_that_are_refused_hold_up_no_result(settings: Settings, operator: Operator) -> None:
+    operator.create(TOKENS, max_message_bytes=100)
+    client = Client(settings)
+    streamed = json.dumps({"job_id": "streamed", "prompt": "write", "max_tokens": 8, "stream": True}).encode()
+    with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+        client.send("chat", [streamed])
+        (result,) = client.results(1)
+        until(lambda: count(worker, "alphaloop_chunks_dropped_total", code="message_too_large") > 0, "they are counted")
+    assert result.status is Status.SUCCEEDED
+
+
+def test_a_results_topic_that_is_deleted_is_made_again(settings: Settings, operator: Operator) -> None:
+    client = Client(settings)
+    soon = {**settings.kafka.extra, "topic.metadata.propagation.max.ms": 1000}
+    settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"extra": soon})})
+    with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+        client.send("code", [job("before")])
+        client.results(1)
+        operator.delete(RESULTS)
+        until(lambda: RESULTS not in list_topics(settings.kafka), "the topic is gone")
+        client.send("code", [job("after"), b"no job"])
+        until(lambda: RESULTS in list_topics(settings.kafka), "the worker has made the topic again")
+        (result,) = client.results(1)
+        until(lambda: worker.components.topics.reason(RESULTS) is None, "the worker is ready again")
+    assert (result.job_id, result.status) == ("after", Status.SUCCEEDED)

@@ -1,0 +1,246 @@
+"""Messages on their way to dead-letter and retry topics: bounded, never in the way of others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from alphaloop.errors import (
+    BrokerError,
+    DeliveryFailed,
+    FatalBrokerError,
+    InvalidField,
+    MessageRefused,
+    MessageTooLarge,
+    TopicUnavailable,
+)
+from alphaloop.messages.dead_letter import SHORTENED
+from tests.fixtures.claimed import FinishedDeliveries, delivery, validation
+from worker.jobs import forwarding
+from worker.jobs.forwarding import RETRY_S, Forwarder, TryAgain
+from worker.jobs.letters import DeadMessage, Letters
+from worker.jobs.sending import Report
+from worker.jobs.unavailable_topics import UnavailableTopics
+from worker.metrics import WorkerMetrics
+
+CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
+
+
+class Broker:
+    """Takes messages that are no larger than the limit of their topic, unless the topic is told to fail."""
+
+    def __init__(self) -> None:
+        self.letters: list[tuple[str, bytes | None, bytes, dict[str, bytes]]] = []
+        self.limits: dict[str, int] = {}
+        self.failing: dict[str, BrokerError] = {}
+        self.forbidden: set[str] = set()
+        self.created: list[str] = []
+        self.fatal: list[FatalBrokerError] = []
+        self.num_producers = 0
+        self.is_closed = False
+
+    def open(self) -> Broker:
+        self.num_producers += 1
+        return self
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def create(self, topic: str) -> None:
+        self.created.append(topic)
+        if topic in self.forbidden:
+            raise BrokerError(f"creating {topic}: not allowed")
+
+    def send(
+        self,
+        topic: str,
+        *,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        on_delivery: Callable[[Report], None] | None = None,
+        wait_s: float | None = None,
+    ) -> None:
+        if self.fatal:
+            raise self.fatal.pop(0)
+        size = len(value or b"") + sum(len(name) + len(content) for name, content in headers)
+        report = self.failing.get(topic)
+        if size > self.limits.get(topic, 1 << 30):
+            report = MessageTooLarge(f"{size} bytes")
+        if report is None:
+            self.letters.append((topic, key, value or b"", dict(headers)))
+        assert on_delivery is not None
+        on_delivery(report)
+
+    def serve(self, timeout_s: float) -> None:
+        raise AssertionError("every message is reported at once")
+
+
+class Writing:
+    """The thread's part, turned by hand."""
+
+    def __init__(self) -> None:
+        self.broker, self.intake, self.now = Broker(), FinishedDeliveries(), 0.0
+        self.metrics = WorkerMetrics()
+        self.topics = UnavailableTopics(self.broker.create, self.metrics.topic_unavailable)
+        self.letters = Forwarder(
+            self.broker.open,
+            self.topics,
+            self.metrics,
+            letters=Letters(validation(), "g"),
+            is_hurried=threading.Event().is_set,
+            clock=lambda: self.now,
+        )
+
+    def refuse(self, *offsets: int, task: str = "code", value: bytes = b"?") -> None:
+        error = InvalidField("expected a number", field="body.max_tokens")
+        for offset in offsets:
+            refused = delivery("bad", task=task, offset=offset, value=value)
+            self.letters.put(DeadMessage(refused, error, self.intake))  # type: ignore[arg-type]
+
+    def turn(self) -> None:
+        self.letters.turn(0.0)
+
+    def finished(self) -> list[tuple[str, int]]:
+        return [(one.record.topic, one.record.offset) for one in self.intake.finished]
+
+
+def test_a_message_is_finished_when_its_letter_is_acknowledged() -> None:
+    one = Writing()
+    one.refuse(1, 2)
+    assert len(one.letters) == 2
+    one.turn()
+    one.turn()
+    assert [(topic, value) for topic, _, value, _ in one.broker.letters] == [(CODE, b"?")] * 2
+    assert one.finished() == [("jobs.code", 1), ("jobs.code", 2)]
+    assert one.broker.created == [CODE], "its topic is ensured once"
+    assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_total", {"code": "invalid_field"}) == 2.0
+    assert (len(one.letters), one.broker.num_producers) == (0, 1)
+
+
+def test_a_missing_topic_that_may_not_be_created_holds_only_its_own_messages() -> None:
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1)
+    one.refuse(2, task="sql")
+    one.turn()
+    assert one.finished() == [("jobs.sql", 2)]
+    assert one.topics.reason(CODE) == "creating jobs.code.dlq: not allowed"
+    assert one.metrics.registry.get_sample_value("alphaloop_topic_unavailable", {"topic": CODE}) == 1.0
+    one.refuse(3, 4, task="sql")
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [2, 3, 4]
+    assert one.broker.created.count(CODE) == 1, "not asked for again before its time"
+    one.broker.forbidden = set()
+    one.now = RETRY_S
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [2, 3, 4, 1]
+    assert one.topics.reason(CODE) is None
+
+
+@pytest.mark.parametrize("error", [TopicUnavailable("gone"), DeliveryFailed("timed out"), MessageRefused("no key")])
+def test_what_is_not_acknowledged_is_sent_again_later(error: BrokerError) -> None:
+    one = Writing()
+    one.broker.failing = {CODE: error}
+    one.refuse(1, 2)
+    one.turn()
+    assert one.finished() == []
+    one.broker.failing = {}
+    one.refuse(3)
+    one.turn()
+    assert one.finished() == [], "later messages of the topic wait in line"
+    one.now = RETRY_S
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [1, 2, 3]
+
+
+def test_many_waiting_letters_pause_their_topic_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "MOST_WAITING", 3)
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1, 2)
+    one.turn()
+    assert one.intake.held == set()
+    one.refuse(3)
+    one.refuse(4, task="sql")
+    one.turn()
+    assert one.intake.held == {"jobs.code"}
+    one.broker.forbidden = set()
+    one.now = RETRY_S
+    one.turn()
+    assert one.intake.held == set()
+    assert sorted(offset for _, offset in one.finished()) == [1, 2, 3, 4]
+
+
+def test_a_few_large_letters_pause_their_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "MOST_WAITING_BYTES", 1000)
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1, value=b"x" * 1000)
+    one.turn()
+    assert one.intake.held == {"jobs.code"}
+
+
+def test_messages_of_revoked_partitions_are_left_to_their_new_owner() -> None:
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1, 2)
+    one.turn()
+    one.intake.revoked = [delivery("bad", offset=1, value=b"?")]
+    one.broker.forbidden = set()
+    one.now = RETRY_S
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [2]
+
+
+def test_a_letter_that_is_too_large_is_shortened_and_says_so() -> None:
+    one = Writing()
+    one.broker.limits = {CODE: 70_000}
+    one.refuse(1, value=b"x" * 200_000)
+    one.refuse(2)
+    one.turn()
+    assert sorted(offset for _, offset in one.finished()) == [1, 2]
+    values = {len(value): headers.get(SHORTENED) for _, _, value, headers in one.broker.letters}
+    assert values == {1: None, 65_536: b"65536 of 200000 bytes of the value kept"}
+    assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_shortened_total") == 1.0
+
+
+def test_a_letter_that_is_still_too_large_keeps_its_reason_only() -> None:
+    one = Writing()
+    one.broker.limits = {CODE: 1000}
+    one.refuse(1, value=b"x" * 200_000)
+    one.turn()
+    ((_, _, value, headers),) = one.broker.letters
+    assert value == b""
+    assert headers["__dlq.errors.exception"] == b"invalid_field"
+    assert headers[SHORTENED] == (b"65536 of 200000 bytes of the value kept; 0 of 65536 bytes of the value kept")
+
+
+def test_a_dead_producer_is_replaced() -> None:
+    one = Writing()
+    one.broker.fatal = [FatalBrokerError("fenced")]
+    one.refuse(1)
+    one.turn()
+    assert (one.finished(), one.broker.is_closed) == ([], True)
+    one.now = RETRY_S
+    one.turn()
+    assert (one.finished(), one.broker.num_producers) == ([("jobs.code", 1)], 2)
+
+
+def test_a_job_to_be_tried_again_is_finished_when_its_retry_topic_has_it() -> None:
+    one = Writing()
+    retry_topic = "jobs.code.retry.10s"
+    failed = delivery("failed", offset=5)
+    again = TryAgain(failed, retry_topic, (("x", b"1"),), "decode_failed", one.intake)  # type: ignore[arg-type]
+    one.broker.limits = {retry_topic: 10}
+    one.letters.put(again)
+    one.turn()
+    assert (one.broker.letters, one.finished()) == ([], []), "a job needs its whole message"
+    one.broker.limits = {}
+    one.now = RETRY_S
+    one.turn()
+    assert one.broker.letters == [(retry_topic, failed.record.key, failed.record.value, {"x": b"1"})]
+    assert one.finished() == [("jobs.code", 5)]
+    assert one.metrics.registry.get_sample_value("alphaloop_jobs_retried_total", {"code": "decode_failed"}) == 1.0
