@@ -27,10 +27,11 @@ from alphaloop.liveness import Liveness, Pulse
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
+from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
 from alphaloop.watchdog import Watchdog
-from scheduler.leadership import Leadership
+from scheduler.leadership import LeaderLock, Leadership
 from scheduler.loop import SCHEDULE_ID, Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.ticking import Ticker
@@ -38,6 +39,8 @@ from scheduler.ticking import Ticker
 log = logging.getLogger("scheduler")
 
 MANUAL_SCHEDULE_ID: Final = "manual"
+#: Checks that a leader behind a pooler may miss before another process leads.
+_LEASE_CHECKS: Final = 6
 MAX_CHECK_AGE_S: Final = 60.0
 
 
@@ -84,10 +87,16 @@ def _measure(settings: Settings, *, stay: bool) -> int:
             def lead(term: Term) -> Scheduler:
                 return _scheduler(settings, database.guarded(term.check), producer, metrics, SCHEDULE_ID)
 
-            lock = AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s)
+            lock: LeaderLock = AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s)
+            if not database.keeps_sessions:
+                lock = LeaderLease(database, _owner(), lease_s=_LEASE_CHECKS * settings.scheduler.leader_check_s)
             return _stay(settings, lead, metrics, clock, lock)
         finally:
             producer.close()
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _scheduler(
@@ -99,7 +108,7 @@ def _scheduler(
         settings.scheduler,
         tasks=settings.tasks,
         report_folder=settings.report_folder,
-        owner=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+        owner=_owner(),
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
         probe_num_draft_tokens=settings.scheduler.probe_num_draft_tokens,
@@ -112,7 +121,7 @@ def _stay(
     lead: Callable[[Term], Scheduler],
     metrics: SchedulerMetrics,
     clock: DatabaseClock,
-    lock: AdvisoryLock,
+    lock: LeaderLock,
 ) -> int:
     """Lead or stand by until SIGTERM or SIGINT; returns 1 when the Kafka client died, so that a supervisor restarts.
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from alphaloop.errors import StoreError
-from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
 
 log = logging.getLogger(__name__)
+
+
+class LeaderLock(Protocol):
+    """What is needed of alphaloop.store.schedule.AdvisoryLock and alphaloop.store.leader_lease.LeaderLease."""
+
+    def try_acquire(self) -> bool: ...
+    def begin_term(self) -> Term: ...
+    def is_held(self) -> bool: ...
+    def release(self) -> None: ...
 
 
 class Leadership:
@@ -19,7 +28,7 @@ class Leadership:
     found lost or given up.
     """
 
-    def __init__(self, lock: AdvisoryLock, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
+    def __init__(self, lock: LeaderLock, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
         self._lock, self._promote, self._demote = lock, promote, demote
         self._leads = False
 

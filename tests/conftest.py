@@ -8,7 +8,7 @@ import random
 import pytest
 
 pytest_plugins = [
-    f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker", "dictionary_order")
+    f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker", "dictionary_order", "pooler")
 ]
 
 #: The seed of every run that asks for no other.

@@ -71,7 +71,7 @@ class EmbeddedPostgres:
     def _start(self) -> str:
         binaries = _binaries()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        account = _account()
+        account = service_account()
         keep_search = account is not None and not (_is_open(binaries) and _is_open(self._folder))
         # The server inherits the lock, so one whose alphaloop was killed is waited for.
         with FolderLock(self._folder / "lock", what="a PostgreSQL", wait_s=_LEFTOVER_S) as lock:
@@ -190,7 +190,7 @@ def _binaries() -> Path:
     return Path(found.origin).parent / "pginstall" / "bin"
 
 
-def _account() -> Account | None:
+def service_account() -> Account | None:
     """The account to run as, because PostgreSQL refuses root."""
     if os.geteuid() != 0:
         return None

@@ -53,7 +53,10 @@ class PostgresSettings(Section):
     """How to reach the database."""
 
     url: SecretStr | None = None  #: postgresql://user:password@host:port/name; unset: an embedded server
-    pool_size: int = Field(5, ge=1)  #: most connections of one process
+    pool_size: int = Field(2, ge=1)  #: most connections of one process; a worker has one more, for notices
+    through_pooler: bool = (
+        False  #: the URL leads to a pooler in transaction mode (PgBouncer): no prepared statements, notices or locks
+    )
     connect_timeout_s: int = Field(10, ge=1)
     lock_timeout_s: float = Field(5.0, ge=0)  #: wait for another process's lock; then a worker tries again; 0: no limit
     statement_timeout_s: float = Field(60.0, ge=0)  #: longest statement of a worker; 0: no limit
@@ -68,7 +71,11 @@ class PostgresSettings(Section):
     def limits(self) -> SessionLimits:
         """The limits of a worker's sessions."""
         return SessionLimits(
-            self.lock_timeout_s, self.statement_timeout_s, self.idle_transaction_timeout_s, self.tcp_user_timeout_s
+            self.lock_timeout_s,
+            self.statement_timeout_s,
+            self.idle_transaction_timeout_s,
+            self.tcp_user_timeout_s,
+            self.through_pooler,
         )
 
     def long_limits(self) -> SessionLimits:

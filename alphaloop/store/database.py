@@ -48,10 +48,7 @@ class Database:
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
             "application_name": "alphaloop",
-            "options": " ".join(
-                f"-c {name}={value}" for name, value in {"timezone": "UTC", **limits.parameters}.items()
-            ),
-            **limits.connection,
+            **limits.connecting,
         }
         self._engine = create_engine(
             parsed,
@@ -63,6 +60,9 @@ class Database:
         )
         event.listen(self._engine, "checkout", _refuse_if_cut)
         self._guard: Callable[[Connection], None] | None = None
+        self._limits = limits
+        settings = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits.parameters.items())
+        self._set_limits = text(f"SELECT {settings}") if limits.through_pooler else None
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def guarded(self, guard: Callable[[Connection], None]) -> Self:
@@ -81,6 +81,8 @@ class Database:
         """
         try:
             with self._engine.begin() as connection:
+                if self._set_limits is not None:
+                    connection.execute(self._set_limits)
                 if self._guard is not None:
                     self._guard(connection)
                 yield connection
@@ -92,9 +94,9 @@ class Database:
     def single(self) -> Iterator[Connection]:
         """For one statement that is a transaction by itself: the server is spoken to once, not three times.
 
-        With a guard it is one statement of a transaction. Raises as `begin` does.
+        With a guard or a pooler it is one statement of a transaction. Raises as `begin` does.
         """
-        if self._guard is not None:
+        if self._guard is not None or self._set_limits is not None:
             with self.begin() as connection:
                 yield connection
             return
@@ -103,6 +105,11 @@ class Database:
                 yield connection
         except (SQLAlchemyError, psycopg.Error) as error:
             raise store_error(error, self.redacted_url) from None
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether a connection is one session of the server, so that it can listen and keep locks."""
+        return not self._limits.through_pooler
 
     def dedicated(self) -> psycopg.Connection:
         """A connection outside the pool, in autocommit, for what must outlive transactions. The caller closes it."""

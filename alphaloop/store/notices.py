@@ -6,6 +6,7 @@ because a broken connection loses notices. Notices only make changes visible soo
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 import psycopg
@@ -21,19 +22,26 @@ CANCELLATIONS: Final = "alphaloop_cancellations"
 
 
 class Listener:
-    """Waits for notices. One thread owns it; the next wait replaces a lost connection."""
+    """Waits for notices. One thread owns it; the next wait replaces a lost connection.
+
+    Behind a pooler in transaction mode there are none, and the receiver reads at its intervals.
+    """
 
     def __init__(self, database: Database, *channels: str) -> None:
         """Listens to these channels, or to all that there are."""
         self._database = database
         self._channels = channels or (DRAFTS_CHANGED, CANCELLATIONS)
         self._connection: psycopg.Connection | None = None
+        self._ended = threading.Event()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether there may be something new: a notice came, or the connection is new and may have missed one.
 
         Raises StoreUnavailable if the server does not answer or the connection broke.
         """
+        if not self._database.keeps_sessions:
+            self._ended.wait(timeout_s)
+            return False
         if self._connection is None:
             self._connection = self._listen()
             return True
@@ -45,6 +53,7 @@ class Listener:
 
     def close(self) -> None:
         """Give the connection back."""
+        self._ended.set()
         if self._connection is not None:
             self._connection.close()
             self._connection = None

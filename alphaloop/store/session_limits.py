@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class SessionLimits:
     statement_s: float = 60.0  #: one statement, its waits included
     idle_transaction_s: float = 20.0  #: a transaction whose process sends nothing, so that its locks become free
     unacknowledged_s: float = 20.0  #: data that the other machine does not acknowledge, so that a lost one is noticed
+    through_pooler: bool = False  #: set for each transaction, because a pooler hands each one another session
 
     def with_statements_of(self, statement_s: float) -> Self:
         """The same limits, for processes whose statements read much."""
@@ -22,17 +23,22 @@ class SessionLimits:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """The server's parameters by name."""
+        """The server's parameters by name; times come back in UTC."""
         return {
+            "timezone": "UTC",
             "lock_timeout": _milliseconds(self.lock_s),
             "statement_timeout": _milliseconds(self.statement_s),
             "idle_in_transaction_session_timeout": _milliseconds(self.idle_transaction_s),
         }
 
     @property
-    def connection(self) -> Mapping[str, int]:
-        """The parameters of libpq, for this side of the connection."""
-        return {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30}
+    def connecting(self) -> Mapping[str, Any]:
+        """What the driver is told for each new connection."""
+        ours = {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30}
+        if self.through_pooler:
+            # A statement that one session has prepared is not known to the next.
+            return {**ours, "prepare_threshold": None}
+        return {**ours, "options": " ".join(f"-c {name}={value}" for name, value in self.parameters.items())}
 
 
 DEFAULT_LIMITS: Final = SessionLimits()

@@ -8,7 +8,7 @@ from alphaloop.tables.jobs import cancellations, jobs, outbox
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import draft_revisions, drift_events, probe_runs, probe_sets, reports, schedule_runs
 from alphaloop.tables.metadata import metadata
-from alphaloop.tables.running import code_revisions, leader_terms
+from alphaloop.tables.running import code_revisions, leader_leases, leader_terms
 from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
 from alphaloop.tables.switchback import switchback_slices, task_speedups
 
@@ -29,6 +29,7 @@ __all__ = [
     "evidence_rows",
     "exploration_budgets",
     "jobs",
+    "leader_leases",
     "leader_terms",
     "ledger_ids",
     "metadata",

@@ -25,3 +25,12 @@ leader_terms: Final = Table(
     instant("began_at", "When it began to lead", server_default=NOW),
     comment="Who leads now, by number: a leader of an earlier term can write nothing any more",
 )
+
+leader_leases: Final = Table(
+    "leader_leases",
+    metadata,
+    Column("role", Text, primary_key=True, comment="What is led: scheduler"),
+    Column("owner", Text, nullable=False, comment="Process that leads"),
+    instant("expires_at", "When another may lead, unless it is renewed"),
+    comment="Who leads behind a pooler in transaction mode, where no session keeps an advisory lock",
+)

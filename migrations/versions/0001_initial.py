@@ -66,6 +66,7 @@ TABLES = (
     "decision_inputs",
     "code_revisions",
     "leader_terms",
+    "leader_leases",
 )
 
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no

@@ -19,3 +19,15 @@ COMMENT ON TABLE leader_terms IS
 COMMENT ON COLUMN leader_terms.role IS 'What is led: scheduler';
 COMMENT ON COLUMN leader_terms.term IS 'Number of the leader, from 1';
 COMMENT ON COLUMN leader_terms.began_at IS 'When it began to lead';
+
+CREATE TABLE leader_leases (
+    role TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_leader_leases PRIMARY KEY (role)
+);
+COMMENT ON TABLE leader_leases IS
+    'Who leads behind a pooler in transaction mode, where no session keeps an advisory lock';
+COMMENT ON COLUMN leader_leases.role IS 'What is led: scheduler';
+COMMENT ON COLUMN leader_leases.owner IS 'Process that leads';
+COMMENT ON COLUMN leader_leases.expires_at IS 'When another may lead, unless it is renewed';

@@ -1,0 +1,68 @@
+"""How many connections a worker takes, and a worker behind a pooler in transaction mode."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from alphaloop.messages import Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.stepping import SteppedEngine
+from tests.fixtures.worker import Client, running_worker, until
+from tests.integration.test_worker_flow import assert_counts_add_up
+from tests.integration.test_worker_refusals import job
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+#: The pool's and the one for notices.
+MOST_CONNECTIONS = 3
+
+
+def num_connections(database: Database) -> int:
+    """Those of this database but the asking one."""
+    counted = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND application_name = 'alphaloop'"
+    )
+    with database.begin() as connection:
+        return int(connection.execute(text(counted)).scalar_one())
+
+
+def test_a_worker_takes_three_connections_at_most(worker_settings: Settings, database: Database) -> None:
+    client, names = Client(worker_settings), [f"job-{number}" for number in range(200)]
+    with running_worker(worker_settings, FakeEngine(num_slots=4)) as running:
+        client.send("code", [job(name) for name in names])
+        most = 0
+
+        def is_done() -> bool:
+            nonlocal most
+            most = max(most, num_connections(database))
+            return len(running.components.recorder) == 0 and running.components.feed.num_waiting == 0 and most > 1
+
+        until(is_done, "everything was recorded")
+        client.results(len(names))
+        most = max(most, num_connections(database))
+    assert most <= MOST_CONNECTIONS
+    assert_counts_add_up(database, num_jobs=len(names))
+
+
+def test_a_worker_behind_a_pooler_decodes_and_hears_of_cancellations(
+    worker_settings: Settings, database: Database, pooler_url: SecretStr
+) -> None:
+    postgres = worker_settings.postgres.model_copy(update={"url": pooler_url, "through_pooler": True})
+    settings = worker_settings.model_copy(update={"postgres": postgres})
+    client, engine = Client(settings), SteppedEngine(num_slots=4)
+    with running_worker(settings, engine) as running:
+        client.send("code", [job("cancelled"), *(job(f"job-{number}") for number in range(20))])
+        engine.wait_at_round(lambda names: "cancelled" in names)
+        # As another worker's reader of `control` would write it down.
+        with database.begin() as connection:
+            connection.execute(text("INSERT INTO cancellations (job_id) VALUES ('cancelled')"))
+        until(lambda: bool(running.components.leases.cancelled()), "the cancellation was found without a notice")
+        engine.run_freely()
+        results = {result.job_id: result.status for result in client.results(21)}
+    assert results.pop("cancelled") is Status.CANCELLED
+    assert set(results.values()) == {Status.SUCCEEDED}
