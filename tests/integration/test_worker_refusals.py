@@ -133,7 +133,9 @@ def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
             client.send("code", [job(f"job-{number}") for number in range(20)])
             until(lambda: len(ever_in(engine)) == 21, "every job was decoded")
             until(lambda: len(running.components.recorder) == 20, "every outcome waits")
-            running.components.leases.renew_once()
+            components = running.components
+            held = components.leases.held()
+            assert components.jobs.renew(held, owner=components.owner, lease_s=30.0) == held.keys()
             client.send_to("control", b'{"action": "cancel", "job_id": "never-seen"}')
             until(lambda: cancellations(database) == 1, "a cancellation is read meanwhile")
             assert num_succeeded(database) == 1
