@@ -7,12 +7,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import psycopg
 from psycopg.errors import QueryCanceled
-from sqlalchemy import TextClause
-
 from alphaloop.errors import StoreError
 from alphaloop.store import retention
 from alphaloop.store.database import Database
@@ -49,12 +47,12 @@ def measure(database: Database, connection: psycopg.Connection, repeats: int) ->
 def plans(connection: psycopg.Connection) -> dict[str, str]:
     """How each query, and a chunk of retention, is carried out now."""
     given = {"since": datetime.min.replace(tzinfo=UTC), "before": _old(), "chunk": CHUNK_ROWS}
-    chunk = cast(TextClause, retention._JOBS).text
+    chunk = retention._JOBS.text
     for name in given:
         chunk = chunk.replace(f":{name}", f"%({name})s")
     found = {}
     for what, query in {**QUERIES, "a chunk of retention": chunk}.items():
-        rows = connection.execute(f"EXPLAIN (COSTS OFF) {query}", given)  # type: ignore[arg-type]
+        rows = connection.execute(f"EXPLAIN (COSTS OFF) {query}", given)
         found[what] = "\n".join(line for (line,) in rows)
     return found
 
