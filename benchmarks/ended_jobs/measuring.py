@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg.errors import QueryCanceled
+
 from alphaloop.errors import StoreError
 from alphaloop.store import retention
 from alphaloop.store.database import Database
