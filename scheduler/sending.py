@@ -57,10 +57,11 @@ class ProbeSender:
         settings = self.settings
         sets = {task: found for task, found in self.probes.active_sets().items() if task in self.tasks}
         deadline = timedelta(seconds=settings.probe_deadline_s)
+        history = timedelta(days=settings.history_retention_days)
         due = find_due(
             sets.values(),
             _fit_drafters(drafts),
-            self.probes.last_probed(now, deadline),
+            self.probes.last_probed(now, deadline, since=now - history),
             now,
             max_age=timedelta(seconds=settings.probe_max_age_s),
             num_draft_tokens=_in_force(choices),

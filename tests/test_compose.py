@@ -30,6 +30,7 @@ COMPOSE: Final[dict[str, Any]] = yaml.safe_load(TEXT)
 SERVICES: Final[dict[str, Any]] = COMPOSE["services"]
 OURS: Final = sorted(name for name, service in SERVICES.items() if "build" in service)
 VARIABLE: Final = re.compile(r"\$\{(\w+):-([^}]*)\}")
+REQUIRED: Final = re.compile(r"\$\{(\w+):\?([^}]*)\}")
 START_S: Final = 120.0
 
 
@@ -55,14 +56,24 @@ def test_the_schema_refuses_a_misspelt_key() -> None:
         jsonschema.validate({"services": {"a": {"image": "a", "depend_on": ["b"]}}}, schema())
 
 
+def example() -> dict[str, str]:
+    """The variables of .env.example."""
+    lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
 def test_every_variable_is_documented_with_its_default() -> None:
-    example = dict(
-        line.split("=", 1)
-        for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("#")
-    )
-    assert dict(VARIABLE.findall(TEXT)) == example
-    assert TEXT.count("${") == len(VARIABLE.findall(TEXT)), "a variable without a default"
+    required = dict.fromkeys(name for name, _ in REQUIRED.findall(TEXT))
+    assert dict(VARIABLE.findall(TEXT)) | dict.fromkeys(required, "") == example()
+    assert TEXT.count("${") == len(VARIABLE.findall(TEXT)) + len(REQUIRED.findall(TEXT)), "an undocumented variable"
+
+
+def test_passwords_have_no_default_and_their_lack_is_told_with_the_way_out() -> None:
+    required = dict(REQUIRED.findall(TEXT))
+    assert {name for name in example() if "PASSWORD" in name} == set(required)
+    assert all("cp .env.example .env" in told for told in required.values())
+    told = [line for line in TEXT.splitlines() if re.search("password|secret", line, re.IGNORECASE)]
+    assert all("${" in line for line in told if not line.lstrip().startswith("#")), "a password in the file itself"
 
 
 def test_dependencies_wait_for_what_they_need() -> None:

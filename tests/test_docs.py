@@ -167,7 +167,7 @@ QUERIES: Final = [
 @pytest.mark.parametrize("query", QUERIES)
 def test_every_query_runs(query: str, database_url: SecretStr) -> None:
     with psycopg.connect(database_url.get_secret_value()) as connection:
-        connection.execute(query).fetchall()
+        connection.execute(query)
 
 
 @pytest.mark.postgres

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import BigInteger, Connection, cast, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.measurements import DecodedJob, DriftSubject, Stream
+from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
-from alphaloop.tables import decode_runs, drift_events
+from alphaloop.store.hourly_sums import SHADOW
+from alphaloop.tables import acceptance_hourly, decode_runs, drift_events
 
-#: Newest jobs of a stream that are read. Bounds memory, and is far more than any configured average run length.
+#: Newest jobs of a stream that are read: far more than any configured average run length.
 MAX_JOBS_PER_STREAM: Final = 20_000
+#: Jobs of all streams together: some 200 MB.
+MAX_JOBS: Final = 200_000
+#: Jobs of a task that the database looks at for one of its streams.
+MAX_READ_PER_STREAM: Final = 200_000
+_HOUR: Final = timedelta(hours=1)
 
 _STREAM: Final = tuple(field.name for field in fields(Stream))
 _JOB: Final = tuple(field.name for field in fields(DecodedJob))
@@ -40,30 +47,35 @@ class DriftStore:
         self._database = database
 
     def streams(
-        self, since: datetime, until: datetime, *, max_jobs: int = MAX_JOBS_PER_STREAM
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        max_jobs: int = MAX_JOBS_PER_STREAM,
+        max_all_jobs: int = MAX_JOBS,
+        max_read: int = MAX_READ_PER_STREAM,
     ) -> dict[Stream, list[DecodedJob]]:
-        """Traffic decoded in (since, until], by stream, oldest job first; of each stream its newest `max_jobs`."""
-        runs = decode_runs.c
-        newest = (
-            func.row_number()
-            .over(
-                partition_by=[runs[name] for name in _STREAM],
-                order_by=(runs.decoded_at.desc(), runs.ledger_id.desc()),
-            )
-            .label("newest")
-        )
-        columns = [runs[name] for name in (*_STREAM, *_JOB, "ledger_id")]
-        window = (
-            select(*columns, newest)
-            .where(runs.purpose == "traffic", runs.decoded_at > since, runs.decoded_at <= until)
-            .subquery()
-        )
-        query = select(window).where(window.c.newest <= max_jobs).order_by(window.c.decoded_at, window.c.ledger_id)
+        """Traffic decoded in (since, until], by stream, oldest job first; of each stream its newest jobs.
+
+        The hourly sums say where they are. A stream has at most `max_jobs` and its share of `max_all_jobs`; small
+        streams leave the rest of their shares to the others. Of a task at most about `max_read` jobs are looked at for
+        one of its streams, the newest, so a rare stream of a busy task begins later.
+        """
         found: dict[Stream, list[DecodedJob]] = {}
         with self._database.begin() as connection:
-            for row in connection.execute(query).mappings():
-                stream = Stream(**{name: row[name] for name in _STREAM})
-                found.setdefault(stream, []).append(_job(row))
+            hours = _hours(connection, since, until)
+            of_tasks: dict[str, dict[datetime, int]] = {}
+            for stream, by_hour in hours.items():
+                of_task = of_tasks.setdefault(stream.task, {})
+                for hour, num_jobs in by_hour.items():
+                    of_task[hour] = of_task.get(hour, 0) + num_jobs
+            limits = shares({stream: min(max_jobs, sum(n.values())) for stream, n in hours.items()}, max_all_jobs)
+            for stream in sorted(limits):
+                begin = max(
+                    since, first_hour(hours[stream], limits[stream]), first_hour(of_tasks[stream.task], max_read)
+                )
+                if jobs := _newest(connection, stream, begin, until, limits[stream]):
+                    found[stream] = jobs
         return found
 
     def open_events(self) -> list[OpenEvent]:
@@ -114,6 +126,55 @@ class DriftStore:
         )
         with self._database.begin() as connection:
             connection.execute(statement)
+
+
+def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:
+    """How many jobs of each stream are read: all that are wanted, or as equally as what is available allows."""
+    found: dict[Stream, int] = {}
+    for number, stream in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
+        found[stream] = min(wanted[stream], available // (len(wanted) - number))
+        available -= found[stream]
+    return {stream: number for stream, number in found.items() if number}
+
+
+def first_hour(num_jobs: Mapping[datetime, int], enough: int) -> datetime:
+    """The moment behind which the newest `enough` jobs are: just before an hour."""
+    seen, begin = 0, datetime.max.replace(tzinfo=UTC)
+    for begin in sorted(num_jobs, reverse=True):
+        seen += num_jobs[begin]
+        if seen >= enough:
+            break
+    return begin - timedelta(microseconds=1)
+
+
+def _hours(connection: Connection, since: datetime, until: datetime) -> dict[Stream, dict[datetime, int]]:
+    """Jobs of traffic by stream and hour."""
+    hours = acceptance_hourly.c
+    query = (
+        select(*(hours[name] for name in _STREAM), hours.bucket, cast(func.sum(hours.num_jobs), BigInteger))
+        .where(hours.bucket > since - _HOUR, hours.bucket <= until)
+        .where(hours.purpose == Purpose.TRAFFIC, hours.mode != SHADOW)
+        .group_by(*(hours[name] for name in _STREAM), hours.bucket)
+    )
+    found: dict[Stream, dict[datetime, int]] = {}
+    for *stream, hour, num_jobs in connection.execute(query):
+        found.setdefault(Stream(*stream), {})[hour] = num_jobs
+    return found
+
+
+def _newest(
+    connection: Connection, stream: Stream, since: datetime, until: datetime, max_jobs: int
+) -> list[DecodedJob]:
+    """The newest jobs of a stream from `since` on, oldest first."""
+    runs = decode_runs.c
+    query = (
+        select(*(runs[name] for name in _JOB))
+        .where(*(runs[name] == getattr(stream, name) for name in _STREAM))
+        .where(runs.purpose == Purpose.TRAFFIC, runs.decoded_at > since, runs.decoded_at <= until)
+        .order_by(runs.decoded_at.desc(), runs.ledger_id.desc())
+        .limit(max_jobs)
+    )
+    return [_job(row) for row in connection.execute(query).mappings()][::-1]
 
 
 def _job(row: Mapping[Any, Any]) -> DecodedJob:

@@ -7,14 +7,18 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import and_, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, FromClause, and_, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.measurements import ProbeResult, ProbeSet
 from alphaloop.store.database import Database
-from alphaloop.tables import decode_runs, probe_runs, probe_sets
+from alphaloop.store.hourly_sums import SHADOW
+from alphaloop.tables import acceptance_hourly, decode_runs, probe_runs, probe_sets
+
+#: No probe is decoded so long after the run that sent it; nor before it, by clocks that differ.
+LONGEST_LIFE: Final = timedelta(days=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +76,39 @@ class ProbeStore:
                 bodies.setdefault((row.task, row.version), {})[row.position] = row.body
         return {task: ProbeSet(task, version, found) for (task, version), found in bodies.items()}
 
-    def last_probed(self, now: datetime, deadline: timedelta) -> dict[tuple[str, str], datetime]:
+    def last_probed(self, now: datetime, deadline: timedelta, *, since: datetime) -> dict[tuple[str, str], datetime]:
         """When each (task, drafter) was last measured with the set in use, or is being measured.
 
-        A probe counts once it was decoded, and before that until its deadline has passed.
+        Of runs due after `since`. A probe counts once it was decoded, and before that until its deadline has passed.
         """
-        runs, decoded = probe_runs.c, exists().where(decode_runs.c.job_id == probe_runs.c.job_id)
+        runs = probe_runs.c
         in_use = exists().where(
             probe_sets.c.task == runs.task, probe_sets.c.version == runs.probe_set, probe_sets.c.is_active
         )
         query = (
             select(runs.task, runs.drafter, func.max(runs.scheduled_for))
-            .where(runs.purpose == "probe", in_use, or_(decoded, runs.sent_at > now - deadline))
+            .where(runs.purpose == "probe", runs.scheduled_for > since, in_use)
+            .where(or_(exists().where(_decoded_as(decode_runs, probe_runs)), runs.sent_at > now - deadline))
             .group_by(runs.task, runs.drafter)
         )
         with self._database.begin() as connection:
             return {(task, drafter): last for task, drafter, last in connection.execute(query)}
 
     def mean_device_s(self, since: datetime) -> dict[str, float]:
-        """Mean device seconds of a probe or control by task, over those decoded after `since`."""
-        runs = decode_runs.c
+        """Mean device seconds of a probe or control by task, over the hours that began after `since`."""
+        hours = acceptance_hourly.c
         query = (
-            select(runs.task, func.avg(runs.device_s))
-            .where(runs.purpose.in_(("probe", "control")), runs.decoded_at > since)
-            .group_by(runs.task)
+            select(hours.task, func.sum(hours.device_s) / func.sum(hours.num_jobs))
+            .where(hours.bucket > since, hours.purpose.in_(("probe", "control")), hours.mode != SHADOW)
+            .group_by(hours.task)
         )
         with self._database.begin() as connection:
             return {task: seconds for task, seconds in connection.execute(query)}
 
     def device_s(self, since: datetime, until: datetime) -> float:
-        """Device seconds of everything decoded in (since, until]."""
-        runs = decode_runs.c
-        query = select(func.coalesce(func.sum(runs.device_s), 0.0)).where(
-            runs.decoded_at > since, runs.decoded_at <= until
-        )
+        """Device seconds of everything decoded in the hours that began in (since, until]."""
+        hours = acceptance_hourly.c
+        query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(hours.bucket > since, hours.bucket <= until)
         with self._database.begin() as connection:
             return float(connection.execute(query).scalar_one())
 
@@ -127,7 +130,7 @@ class ProbeStore:
         A probe that was decoded is marked as sent; the others are deleted.
         """
         unsent = and_(probe_runs.c.sent_at.is_(None), probe_runs.c.scheduled_for < before)
-        decoded = exists().where(decode_runs.c.job_id == probe_runs.c.job_id)
+        decoded = exists().where(_decoded_as(decode_runs, probe_runs))
         with self._database.begin() as connection:
             connection.execute(update(probe_runs).where(unsent, decoded).values(sent_at=probe_runs.c.scheduled_for))
             return connection.execute(delete(probe_runs).where(unsent)).rowcount
@@ -158,11 +161,9 @@ class ProbeStore:
                 twin_run.c.num_tokens.label("control_tokens"),
                 twin_run.c.device_s.label("control_device_s"),
             )
-            .join(run, and_(run.c.job_id == probe.c.job_id, run.c.drafter == probe.c.drafter))
+            .join(run, and_(_decoded_as(run, probe), run.c.drafter == probe.c.drafter))
             .outerjoin(twin, and_(*(twin.c[name] == probe.c[name] for name in same), twin.c.purpose == "control"))
-            .outerjoin(
-                twin_run, and_(twin_run.c.job_id == twin.c.job_id, twin_run.c.target_revision == run.c.target_revision)
-            )
+            .outerjoin(twin_run, and_(_decoded_as(twin_run, twin), twin_run.c.target_revision == run.c.target_revision))
             .where(probe.c.purpose == "probe", probe.c.scheduled_for > since)
             .order_by(probe.c.scheduled_for, probe.c.task, probe.c.position, probe.c.drafter)
         )
@@ -171,3 +172,13 @@ class ProbeStore:
                 ProbeResult(**{**row, "trials": tuple(row["trials"]), "accepts": tuple(row["accepts"])})
                 for row in connection.execute(query).mappings()
             ]
+
+
+def _decoded_as(run: FromClause, probe: FromClause) -> ColumnElement[bool]:
+    """Whether a row of decode_runs is that of a probe. The bounds leave out the partitions of other days."""
+    at = run.c.decoded_at
+    return and_(
+        run.c.job_id == probe.c.job_id,
+        at >= probe.c.scheduled_for - LONGEST_LIFE,
+        at <= probe.c.scheduled_for + LONGEST_LIFE,
+    )

@@ -106,14 +106,14 @@ class TestProbeRuns:
         version = store.register("code", [{"prompt": "one"}], NOW)
         run = probe_run(0, probe_set=version)
         store.record([run])
-        assert store.last_probed(NOW, HOUR) == {}, "not sent"
+        assert store.last_probed(NOW, HOUR, since=NOW - DAY) == {}, "not sent"
         store.mark_sent([run.job_id], NOW)
-        assert store.last_probed(NOW + 59 * MINUTE, HOUR) == {("code", "lookup"): NOW}, "under way"
-        assert store.last_probed(NOW + 61 * MINUTE, HOUR) == {}, "expired"
+        assert store.last_probed(NOW + 59 * MINUTE, HOUR, since=NOW - DAY) == {("code", "lookup"): NOW}, "under way"
+        assert store.last_probed(NOW + 61 * MINUTE, HOUR, since=NOW - DAY) == {}, "expired"
         history.decode_probe(run.job_id, "code", "lookup", 0.5, NOW + MINUTE)
-        assert store.last_probed(NOW + DAY, HOUR) == {("code", "lookup"): NOW}, "decoded"
+        assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == {("code", "lookup"): NOW}, "decoded"
         store.register("code", [{"prompt": "another"}], NOW)
-        assert store.last_probed(NOW + MINUTE, HOUR) == {}, "with another set"
+        assert store.last_probed(NOW + MINUTE, HOUR, since=NOW - DAY) == {}, "with another set"
 
     def test_unsent_runs_are_settled(self, database: Database, history: History) -> None:
         store = ProbeStore(database)
@@ -150,6 +150,28 @@ class TestDrift:
         (jobs,) = [jobs for s, jobs in streams.items() if (s.task, s.drafter) == ("code", "lookup")]
         assert [job.decoded_at for job in jobs] == [NOW - HOUR + i * MINUTE for i in (2, 3, 4, 5)]
         assert all(job.num_tokens == 48 and len(job.trials) == 3 for job in jobs)
+
+    def test_all_streams_together_are_bounded_and_small_ones_are_read_whole(
+        self, database: Database, history: History
+    ) -> None:
+        for task, num_jobs in (("busy", 30), ("small", 3), ("other", 30)):
+            history.traffic(task, 0.7, num_jobs, NOW - 5 * HOUR, MINUTE)
+        streams = DriftStore(database).streams(NOW - DAY, NOW, max_all_jobs=23)
+        assert {stream.task: len(jobs) for stream, jobs in streams.items()} == {"busy": 10, "small": 3, "other": 10}
+        (jobs,) = [jobs for stream, jobs in streams.items() if stream.task == "busy"]
+        assert jobs[-1].decoded_at == NOW - 5 * HOUR + 29 * MINUTE
+
+    def test_a_rare_stream_of_a_busy_task_is_looked_for_in_its_newest_jobs(
+        self, database: Database, history: History
+    ) -> None:
+        rare = NOW.replace(minute=0, second=0) - 10 * HOUR
+        history.traffic("code", 0.7, 1, rare, MINUTE)
+        history.vanilla("code", 20, rare + HOUR, 12 * MINUTE)  # five an hour
+        history.traffic("code", 0.7, 1, rare + 4 * HOUR, MINUTE)
+        streams = DriftStore(database).streams(NOW - DAY, NOW, max_read=10)
+        assert {stream.drafter: len(jobs) for stream, jobs in streams.items()} == {"lookup": 1, "": 10}
+        everything = DriftStore(database).streams(NOW - DAY, NOW)
+        assert {stream.drafter: len(jobs) for stream, jobs in everything.items()} == {"lookup": 2, "": 20}
 
     def test_an_event_opens_once_and_may_open_again(self, database: Database) -> None:
         store = DriftStore(database)

@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from pydantic import SecretStr
 
-from alphaloop.store import jobs, outcomes
+from alphaloop.store import jobs, outcomes, retention
 from alphaloop.store.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -71,6 +71,19 @@ def test_a_plan_that_was_made_while_the_table_was_empty_stays_good(connection: p
         before = seq_scans(connection)
         connection.execute("SELECT count(outcome) FROM jobs")
         assert seq_scans(connection) == before + 1
+
+
+def test_retention_reads_what_it_deletes_and_no_more(connection: psycopg.Connection) -> None:
+    connection.execute(FILL, (NUM_ROWS,))
+    connection.execute(
+        "UPDATE jobs SET created_at = now() - interval '1 year', finished_at = now() - interval '1 year'"
+    )
+    connection.execute("VACUUM ANALYZE jobs")
+    chunk = retention._JOBS.text.replace(":since", "'-infinity'").replace(":before", "now()").replace(":chunk", "1000")
+    plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN (COSTS OFF) {chunk}"))  # type: ignore[arg-type]
+    assert "Index Scan using ix_jobs_created_at" in plan
+    assert "Sort" not in plan
+    assert "Seq Scan on jobs" not in plan
 
 
 @pytest.mark.parametrize("belief", BELIEFS)
