@@ -59,9 +59,10 @@ class JobReader:
         for number, line in enumerate(lines, 1):
             content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if content.strip():
-                yield self._read_line(content.strip(), f"{name}:{number}")
+                yield self.read_line(content.strip(), f"{name}:{number}")
 
-    def _read_line(self, line: bytes, where: str) -> JobLine | BadLine:
+    def read_line(self, line: bytes, where: str) -> JobLine | BadLine:
+        """One line that is not blank; `where` is its place, for the reports."""
         try:
             return JobLine(where, self._job(line, where))
         except MessageError as error:

@@ -12,6 +12,7 @@ import typer
 import alphaloop
 from alphaloop import logs
 from alphaloop.cli import (
+    batch,
     calibrate,
     cancel,
     check_pair,
@@ -104,6 +105,12 @@ def _group(name: str, help_text: str) -> typer.Typer:
 
 
 _add(dlq.list_letters, dlq.EXAMPLE, _group("dlq", "Messages that could not become jobs."), "list")
+batch_group = _group("batch", "Batch files in OpenAI's form.")
+_add(batch.submit, batch.SUBMIT_EXAMPLE, batch_group)
+_add(batch.status, batch.STATUS_EXAMPLE, batch_group)
+_add(batch.cancel, batch.CANCEL_EXAMPLE, batch_group)
+_add(batch.output, batch.OUTPUT_EXAMPLE, batch_group)
+_add(batch.errors, batch.ERRORS_EXAMPLE, batch_group)
 draft_group = _group("draft", "Small models that draft for the target.")
 _add(draft.train, draft.TRAIN_EXAMPLE, draft_group)
 _add(draft.register, draft.REGISTER_EXAMPLE, draft_group)

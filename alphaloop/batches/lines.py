@@ -1,0 +1,119 @@
+"""The lines of an OpenAI batch file as jobs.
+
+A batch is named by its content, and a job by its batch and its `custom_id`. So the same file sent twice is the same
+jobs, which workers decode once: an interrupted submission is simply repeated, and nothing else has to be remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
+from alphaloop.job_lines import BadLine, JobReader, Overrides
+from alphaloop.messages import Job
+from alphaloop.settings import Settings
+
+#: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
+ENDPOINTS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
+#: Of alphaloop's jobs, which a line may have beside OpenAI's.
+_OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
+_DIGITS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A line that is a job."""
+
+    custom_id: str
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class BadRequest:
+    """A line that is no job. `number` counts from 1; there is no custom_id where it could not be read."""
+
+    number: int
+    custom_id: str | None
+    error: MessageError
+
+
+BatchLine = Request | BadRequest
+
+
+def batch_id_of(path: Path) -> str:
+    """The name of the batch in a file: the same for the same bytes. Raises ConfigError for a file that is not there."""
+    try:
+        with path.open("rb") as file:
+            return f"batch-{hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", hint="name a JSONL file of batch requests") from None
+
+
+class BatchReader:
+    """Reads the lines of one batch. `task` is that of lines that name none."""
+
+    def __init__(self, settings: Settings, batch_id: str, *, task: str, ignores_model: bool = False) -> None:
+        self._jobs = JobReader(settings, task=task, overrides=Overrides(top={"batch_id": batch_id}))
+        self._batch_id = batch_id
+        self._ignores_model = ignores_model
+        self._seen: set[str] = set()
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[BatchLine]:
+        """One item a line that is not blank. A bad line is an item, too, and never ends the batch."""
+        for number, line in enumerate(lines, 1):
+            content = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
+            if content:
+                yield self._read_line(content, number)
+
+    def _read_line(self, line: bytes, number: int) -> BatchLine:
+        custom_id = None
+        try:
+            fields = _fields(line)
+            custom_id = _custom_id(fields)
+            if custom_id in self._seen:
+                raise InvalidField("an earlier line has this custom_id", field="custom_id")
+            self._seen.add(custom_id)
+            item = self._jobs.read_line(json.dumps(self._job_fields(fields, custom_id)).encode(), f"line {number}")
+        except MessageError as error:
+            return BadRequest(number, custom_id, error)
+        if isinstance(item, BadLine):
+            return BadRequest(number, custom_id, item.error)
+        return Request(custom_id, item.job)
+
+    def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
+        if fields.get("method", "POST") != "POST":
+            raise InvalidField("expected POST", field="method")
+        url = fields.get("url")
+        needed = ENDPOINTS.get(url) if isinstance(url, str) else None
+        if needed is None:
+            raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}", field="url")
+        body = fields.get("body")
+        if not isinstance(body, dict) or needed not in body:
+            raise InvalidField(f"expected an object with {needed}, which {url} needs", field="body")
+        if self._ignores_model:
+            body = {name: value for name, value in body.items() if name != "model"}
+        digest = hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+        own: dict[str, Any] = {name: fields[name] for name in _OWN_FIELDS if name in fields}
+        return {**own, "custom_id": custom_id, "body": body, "job_id": f"{self._batch_id}.{digest}"}
+
+
+def _custom_id(fields: dict[str, Any]) -> str:
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise InvalidField("expected a text that names the request", field="custom_id")
+    return custom_id
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        raise MalformedMessage("expected one JSON object a line, found something else") from None
+    if not isinstance(fields, dict):
+        raise MalformedMessage("expected one JSON object a line, found another value")
+    return fields

@@ -1,0 +1,215 @@
+"""`alphaloop batch` against real servers and a worker: wrong lines, kill -9, cancellation, batches without a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.errors import DeliveryFailed
+from alphaloop.kafka.producer import Producer
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
+from tests.fixtures.worker import WAIT_S, Client, running_worker, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
+
+NUM_GOOD = 980
+CHECKOUT = Path(__file__).resolve().parents[2]
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+
+
+def line(custom_id: str, **fields: Any) -> str:
+    plain = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+    return json.dumps({name: value for name, value in {**plain, **fields}.items() if value is not None})
+
+
+#: Twenty ways to be wrong: the last four are only known to the worker, which refuses them.
+BAD = (
+    "{half a line",
+    "[1, 2]",
+    '"text"',
+    "\x00",
+    "[" * 5000,
+    line("no-body", body=None),
+    line("a text as body", body="Hello"),
+    line("", body=CHAT),
+    line("no url", url=None),
+    line("embeddings", url="/v1/embeddings"),
+    line("GET", method="GET"),
+    line("hot", body={**CHAT, "temperature": 9}),
+    line("two", body={**CHAT, "n": 2}),
+    line("robot", body={"messages": [{"role": "robot", "content": "x"}]}),
+    line("request-7"),
+    line("x" * 101),
+    line("other model", body={**CHAT, "model": "gpt-5"}),
+    line("long", body={"messages": [{"role": "user", "content": "word " * 5000}]}),
+    line("model and more", body={**CHAT, "model": "gpt-5", "seed": 3}),
+    line("long text", url="/v1/completions", body={"prompt": "word " * 6000}),
+)
+
+
+@pytest.fixture
+def batch_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """The command line on this test's servers."""
+    assert worker_settings.postgres.url is not None
+    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+    return cli
+
+
+@pytest.fixture
+def batch_file(tmp_path: Path) -> Path:
+    """980 good lines, with a bad one behind each fiftieth of the first thousand."""
+    lines = []
+    for number in range(NUM_GOOD):
+        lines.append(line(f"request-{number}"))
+        if number % 49 == 48:
+            lines.append(BAD[number // 49])
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(one) for one in path.read_text(encoding="utf-8").splitlines()]
+
+
+def num_jobs(database: Database) -> int:
+    return _count(database, "jobs")
+
+
+@pytest.mark.slow
+def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
+    batch_cli: Cli, batch_file: Path, worker_settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    Client(worker_settings)
+    command = [sys.executable, "-m", "alphaloop.cli", "batch", "submit", str(batch_file), "--task", "chat", "--wait"]
+    with running_worker(worker_settings, FakeEngine(num_slots=32)):
+        submission = subprocess.Popen(
+            command, cwd=CHECKOUT, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        until(lambda: num_jobs(database) > 0, "a worker has seen the first requests")
+        submission.kill()
+        submission.wait(30)
+        resumed = batch_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
+        told = batch_cli("batch", "status", batch_file, "--json")
+    assert resumed.json == told.json
+    assert told.json["status"] == "completed"
+    assert told.json["request_counts"] == {"total": NUM_GOOD + len(BAD), "completed": NUM_GOOD, "failed": len(BAD)}
+    assert told.json["requests_by_status"] == {"succeeded": NUM_GOOD, "invalid": 16, "refused": 4}
+    output, errors = tmp_path / "output.jsonl", tmp_path / "errors.jsonl"
+    assert batch_cli("batch", "output", batch_file, "--to", output).code == 0
+    assert batch_cli("batch", "errors", batch_file, "--to", errors).code == 0
+    done = rows(output)
+    assert {row["custom_id"] for row in done} == {f"request-{number}" for number in range(NUM_GOOD)}
+    assert len(done) == NUM_GOOD
+    assert all(row["response"]["body"]["choices"][0]["message"]["content"] for row in done)
+    wrong = rows(errors)
+    assert len(wrong) == len(BAD)
+    assert sorted(row["line"] for row in wrong if "line" in row) == [50 * number + 50 for number in range(16)]
+    codes = {row["custom_id"]: row["error"]["code"] for row in wrong if "line" not in row}
+    assert codes == {
+        "other model": "invalid_field",
+        "model and more": "invalid_field",
+        "long": "prompt_too_long",
+        "long text": "prompt_too_long",
+    }
+    assert num_jobs(database) == NUM_GOOD
+
+
+@pytest.mark.slow
+def test_a_submission_that_was_cut_off_goes_on_where_it_was(
+    batch_cli: Cli,
+    batch_file: Path,
+    worker_settings: Settings,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Client(worker_settings)
+    send, num_sent = Producer.send, 0
+
+    def send_three_hundred(producer: Producer, *args: Any, **given: Any) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent == 300:
+            producer.flush(60.0)
+            raise DeliveryFailed("cut off")
+        send(producer, *args, **given)
+
+    with monkeypatch.context() as cut:
+        cut.setattr(Producer, "send", send_three_hundred)
+        assert batch_cli("batch", "submit", batch_file, "--task", "chat").code == 1
+    with running_worker(worker_settings, FakeEngine(num_slots=32)):
+        until(lambda: num_jobs(database) == 299, "the worker has seen what was sent")
+        resumed = batch_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
+    assert f"{NUM_GOOD + 4 - 299} requests sent" in resumed.err
+    assert resumed.json["request_counts"]["completed"] == NUM_GOOD
+
+
+def test_a_cancelled_batch_keeps_what_is_done(
+    batch_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    """One request has ended, one runs, and others wait when the batch is cancelled."""
+    path = tmp_path / "few.jsonl"
+    path.write_text("\n".join(line(f"request-{number}") for number in range(4)), encoding="utf-8")
+    is_cancelled = threading.Event()
+
+    def hold_the_second() -> None:
+        if engine.num_steps == 4:
+            assert is_cancelled.wait(WAIT_S)
+
+    engine = FakeEngine(num_slots=1, acceptance=(), before_step=hold_the_second)
+    batch_cli("batch", "submit", path, "--task", "chat")
+    with running_worker(worker_settings, engine) as worker:
+        until(lambda: _count(database, "jobs WHERE status = 'succeeded'") == 1, "one request has ended")
+        until(lambda: num_jobs(database) == 4, "all are claimed")
+        told = batch_cli("batch", "status", path, "--json").json
+        assert told["requests_by_status"] == {"succeeded": 1, "running": 3}
+        assert told["status"] == "in_progress"
+        assert "asked to cancel 3 requests" in batch_cli("batch", "cancel", path).err
+        until(lambda: len(worker.components.leases.cancelled()) == 3, "the worker knows")
+        is_cancelled.set()
+        until(lambda: _count(database, "jobs WHERE status = 'cancelled'") == 3, "the batch is cancelled")
+    told = batch_cli("batch", "status", path, "--json").json
+    assert (told["status"], told["request_counts"]) == ("cancelled", {"total": 4, "completed": 1, "failed": 3})
+    errors = [json.loads(one) for one in batch_cli("batch", "errors", path).out.splitlines()]
+    assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
+    assert len(batch_cli("batch", "output", path).out.splitlines()) == 1
+
+
+def test_a_batch_through_kafka_alone_is_known_by_its_name(batch_cli: Cli, worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    jobs = [
+        {"job_id": f"j{number}", "custom_id": f"c{number}", "batch_id": "monday", "body": CHAT} for number in range(3)
+    ]
+    jobs.append({**jobs[0], "job_id": "late", "custom_id": "late", "deadline": "2020-01-01T00:00:00Z"})
+    with running_worker(worker_settings, FakeEngine()):
+        client.send("chat", [json.dumps(job).encode() for job in jobs])
+        client.results(4)
+    told = batch_cli("batch", "status", "monday", "--json").json
+    assert told["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+    output = [json.loads(one) for one in batch_cli("batch", "output", "monday").out.splitlines()]
+    errors = [json.loads(one) for one in batch_cli("batch", "errors", "monday").out.splitlines()]
+    assert sorted(row["custom_id"] for row in output) == ["c0", "c1", "c2"]
+    assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [("late", "batch_expired")]
+
+
+def test_what_cannot_be_submitted_is_said(batch_cli: Cli, batch_file: Path) -> None:
+    assert "No such file" in batch_cli("batch", "submit", "nothing.jsonl", "--task", "chat").err
+    assert "no task 'nobody'" in batch_cli("batch", "submit", batch_file, "--task", "nobody").err
+
+
+def _count(database: Database, rows: str) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())

@@ -1,0 +1,127 @@
+"""OpenAI batch files: which lines are requests, and what their rows look like."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.batches.lines import BadRequest, BatchReader, Request, batch_id_of
+from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
+from alphaloop.errors import ConfigError
+from alphaloop.messages import Failure, Result, Status, Usage
+from alphaloop.settings import load_settings
+
+SETTINGS = load_settings()
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+def line(**fields: Any) -> dict[str, Any]:
+    plain = {"custom_id": "request-1", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+    return {name: value for name, value in {**plain, **fields}.items() if value is not None}
+
+
+def read(*lines: bytes | dict[str, Any], **given: Any) -> list[Request | BadRequest]:
+    encoded = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines]
+    return list(BatchReader(SETTINGS, "batch-1", task="chat", **given).read(encoded))
+
+
+def test_a_request_is_a_job_of_its_batch_with_an_id_of_its_own() -> None:
+    first, again, other = (read(line(custom_id=name))[0] for name in ("a", "a", "b"))
+    assert isinstance(first, Request)
+    assert isinstance(other, Request)
+    assert first == again, "the same line is the same job"
+    assert first.job.job_id != other.job.job_id
+    assert (first.job.batch_id, first.job.custom_id, first.job.task) == ("batch-1", "a", "chat")
+
+
+def test_completions_take_a_prompt_and_a_model_may_be_left_out() -> None:
+    body = {"model": "gpt-5", "prompt": "Once", "max_tokens": 3}
+    (kept,) = read(line(url="/v1/completions", body=body))
+    (dropped,) = read(line(url="/v1/completions", body=body), ignores_model=True)
+    assert isinstance(kept, Request)
+    assert isinstance(dropped, Request)
+    assert (kept.job.body.model, dropped.job.body.model, dropped.job.body.prompt) == ("gpt-5", None, "Once")
+
+
+BAD: dict[str, bytes | dict[str, Any]] = {
+    "": b"{half a line",
+    " ": b"[]",
+    "  ": b"\xff\xfe",
+    "   ": b"[" * 100_000,
+    "custom_id": line(custom_id=None),
+    "custom_id ": line(custom_id=7),
+    "custom_id  ": line(custom_id=""),
+    "custom_id   ": line(custom_id="x" * 101),
+    "custom_id    ": line(custom_id="\ud800"),
+    "method": line(method="GET"),
+    "url": line(url="/v1/embeddings"),
+    "url ": line(url=None),
+    "url  ": line(url=[]),
+    "body": line(body=None),
+    "body ": line(body="Hello"),
+    "body  ": line(body={"prompt": "of the other endpoint"}),
+    "body.temperature": line(body={**CHAT, "temperature": 9}),
+    "body.messages.0.role": line(body={"messages": [{"role": "robot", "content": "x"}]}),
+    "task": line(task="nobody-knows"),
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_a_bad_line_is_told_and_its_neighbours_go_on(field: str) -> None:
+    before, bad, after = read(line(custom_id="before"), BAD[field], line(custom_id="after"))
+    assert isinstance(before, Request)
+    assert isinstance(bad, BadRequest)
+    assert isinstance(after, Request)
+    assert (bad.number, bad.error.field or "") == (2, field.strip())
+    json.dumps(bad_line_row(bad.number, bad.error, custom_id=bad.custom_id))
+
+
+def test_a_custom_id_names_one_request() -> None:
+    first, second = read(line(), line())
+    assert isinstance(first, Request)
+    assert isinstance(second, BadRequest)
+    assert (second.number, second.custom_id, second.error.field) == (2, "request-1", "custom_id")
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6))
+def test_whatever_the_lines_are_each_gets_an_answer(lines: list[bytes]) -> None:
+    first, rest = [one.removeprefix(b"\xef\xbb\xbf") for one in lines[:1]], lines[1:]
+    assert len(read(*lines)) == sum(bool(one.strip()) for one in (*first, *rest))
+
+
+def test_a_batch_is_named_by_its_content(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for path, content in zip(paths, (b"one", b"one", b"two"), strict=True):
+        path.write_bytes(content)
+    names = [batch_id_of(path) for path in paths]
+    assert names[0] == names[1] != names[2]
+    with pytest.raises(ConfigError, match="No such file"):
+        batch_id_of(tmp_path / "nothing")
+
+
+def result(status: Status, **fields: Any) -> Result:
+    return Result(
+        job_id="j", status=status, task="chat", attempt=1, recorded_at=datetime(2026, 11, 22, tzinfo=UTC), **fields
+    )
+
+
+def test_rows_have_openais_form() -> None:
+    usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+    done = result(Status.SUCCEEDED, text="Hi", finish_reason="stop", usage=usage)
+    chat = output_row(done, custom_id="a", model="m", is_chat=True)
+    assert (chat["custom_id"], chat["error"], chat["response"]["status_code"]) == ("a", None, 200)
+    assert chat["response"]["body"]["choices"][0]["message"]["content"] == "Hi"
+    plain = output_row(done, custom_id="a", model="m", is_chat=False)["response"]["body"]
+    assert (plain["object"], plain["choices"][0]["text"]) == ("text_completion", "Hi")
+    failed = failed_row(result(Status.FAILED, error=Failure(code="why", message="because")), custom_id="a")
+    assert (failed["response"]["status_code"], failed["response"]["body"]["error"]["code"]) == (500, "why")
+    cancelled = failed_row(result(Status.CANCELLED, error=Failure(code="cancelled", message="asked")), custom_id="a")
+    assert (cancelled["response"], cancelled["error"]["code"]) == (None, "batch_cancelled")
+    refused = refused_row("j", "prompt_too_long", "too long", "body", custom_id="a")
+    assert (refused["response"]["status_code"], refused["error"]["code"]) == (400, "prompt_too_long")
