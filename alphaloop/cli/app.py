@@ -103,7 +103,11 @@ def _group(name: str, help_text: str) -> typer.Typer:
     return group
 
 
-_add(dlq.list_letters, dlq.EXAMPLE, _group("dlq", "Messages that could not become jobs."), "list")
+dlq_group = _group("dlq", "Messages that could not become jobs, and jobs that failed.")
+_add(dlq.list_letters, dlq.LIST_EXAMPLE, dlq_group, "list")
+_add(dlq.show, dlq.SHOW_EXAMPLE, dlq_group)
+_add(dlq.redrive, dlq.REDRIVE_EXAMPLE, dlq_group)
+_add(dlq.purge, dlq.PURGE_EXAMPLE, dlq_group)
 draft_group = _group("draft", "Small models that draft for the target.")
 _add(draft.train, draft.TRAIN_EXAMPLE, draft_group)
 _add(draft.register, draft.REGISTER_EXAMPLE, draft_group)
