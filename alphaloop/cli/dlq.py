@@ -1,102 +1,177 @@
-"""`alphaloop dlq list`: messages that could not become jobs, and why."""
+"""`alphaloop dlq`: messages that could not become jobs and jobs that failed: why, and what to do with them."""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
-import time
-import uuid
+import sys
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, Final
 
 import typer
 
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.letters.choosing import AT, CODE, JOB_ID, SINCE, TASK, UNTIL, Choice
+from alphaloop.cli.letters.purging import Purge
+from alphaloop.cli.letters.redriving import corrections_of
+from alphaloop.cli.letters.sending import Redrive, key_of
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.outcomes import dead_letter_reason
 from alphaloop.cli.screen import note, out, print_json, table
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record
-from alphaloop.kafka.topics import list_topics
-from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
-from alphaloop.settings import KafkaSettings
+from alphaloop.errors import AlphaloopError
+from alphaloop.settings import Settings
+from alphaloop.store.redrives import LetterKey, RedriveStore
 
-EXAMPLE: Final = "alphaloop dlq list --task code --limit 20"
+LIST_EXAMPLE: Final = """\
+alphaloop dlq list --task code --limit 20
+alphaloop dlq list --code decode_failed --since 2h --json"""
+SHOW_EXAMPLE: Final = "alphaloop dlq show jobs.code.dlq:0:17 --value > message.json"
+REDRIVE_EXAMPLE: Final = """\
+alphaloop dlq redrive --code unknown_task --dry-run
+alphaloop dlq redrive --task code --code decode_failed --since 1d
+alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperature=0.5"""
+PURGE_EXAMPLE: Final = """\
+alphaloop dlq purge --task code --before 14d --dry-run
+alphaloop dlq purge --before 14d --yes"""
 
-_SUFFIX: Final = dlq_topic("")
-_SHOWN_CHARS: Final = 200
+_DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
+_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 
 
 def list_letters(
     context: typer.Context,
-    task: str | None = typer.Option(None, help="Only this task's."),
+    task: str | None = TASK,
+    code: list[str] = CODE,
+    job_id: list[str] = JOB_ID,
+    since: str | None = SINCE,
+    until: str | None = UNTIL,
     limit: int = typer.Option(50, min=1, help="Number of dead letters to show, newest last."),
     show_value: bool = typer.Option(
         False, "--show-value", help="Show the start of the message too: it may hold a prompt."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = _JSON,
 ) -> None:
-    """List the newest dead letters: their times, topics and reasons."""
-    kafka = connected_settings(context, database=False).kafka
-    letters = _newest(kafka, task, limit, show_value=show_value)
+    """List the newest dead letters: their places, times, topics, reasons, and whether they were sent again."""
+    settings = connected_settings(context, database=False)
+    choice = Choice.of(task, code, job_id, [], since, until, datetime.now(UTC))
+    letters = _newest(settings, choice, limit, show_value=show_value)
+    _mark_redriven(settings, letters)
     if as_json:
-        print_json(letters)
+        print_json([shown for _, shown in letters])
         return
     if not letters:
         note("no dead letters")
         return
-    shown = table("when", "from", "code", "field", "message", *(["value"] if show_value else []))
-    for letter in letters:
-        origin = f"{letter['topic']}[{letter['partition']}]@{letter['offset']}"
-        cells = [letter["when"] or "-", origin, letter["code"], letter["field"] or "-", letter["message"]]
-        shown.add_row(*cells, *([letter["value"] or ""] if show_value else []))
+    shown = table("at", "when", "job", "code", "field", "message", "redriven", *(["value"] if show_value else []))
+    for _, letter in letters:
+        cells = [letter["at"], letter["when"] or "-", letter["job_id"] or "-", letter["code"], letter["field"] or "-"]
+        redriven = {None: "?", False: "no", True: "yes"}[letter["redriven"]]
+        shown.add_row(*cells, letter["message"], redriven, *([letter["value"] or ""] if show_value else []))
     out().print(shown)
 
 
-def letter_as_json(record: Record, *, show_value: bool) -> dict[str, Any]:
-    """One dead letter, with its size and, with `show_value`, its value."""
-    reason = dead_letter_reason(record)
-    when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC) if record.timestamp_ms is not None else None
-    letter: dict[str, Any] = {
-        "when": when.strftime("%Y-%m-%d %H:%M:%S") if when else None,
-        "topic": reason.get("topic", record.topic.removesuffix(_SUFFIX)),
-        "partition": reason.get("partition", "?"),
-        "offset": reason.get("offset", "?"),
-        "code": reason.get("exception", "unknown"),
-        "field": reason.get("field"),
-        "message": reason.get("message", "").split("\nhint: ")[0],
-        "size_bytes": len(record.value or b""),
-    }
-    if show_value:
-        letter["value"] = (record.value or b"")[: 4 * _SHOWN_CHARS].decode("utf-8", "replace")[:_SHOWN_CHARS]
-    return letter
+def show(
+    context: typer.Context,
+    place: str = typer.Argument(help="TOPIC:PARTITION:OFFSET, as list shows it."),
+    value: bool = typer.Option(False, "--value", help="Write the message, byte for byte, and nothing else."),
+    as_json: bool = _JSON,
+) -> None:
+    """Show one dead letter: its reason and headers, or its message."""
+    kafka = connected_settings(context, database=False).kafka
+    choice = Choice.of(None, [], [], [place], None, None, datetime.now(UTC))
+    letter = next(choice.letters(kafka), None)
+    if letter is None:
+        raise AlphaloopError(f"no dead letter at {place[:200]}", hint="`alphaloop dlq list` shows the places")
+    if value:
+        sys.stdout.buffer.write(letter.record.value or b"")
+        return
+    headers = {name: content.decode("utf-8", "replace") for name, content in letter.record.headers}
+    if as_json:
+        print_json({**letter.as_json(), "headers": headers})
+        return
+    for name, content in {**letter.as_json(), **headers}.items():
+        out().print(f"{name:<28}{'-' if content is None else content}", markup=False, soft_wrap=True)
 
 
-def _newest(kafka: KafkaSettings, task: str | None, limit: int, *, show_value: bool) -> list[dict[str, Any]]:
+def redrive(
+    context: typer.Context,
+    task: str | None = TASK,
+    code: list[str] = CODE,
+    job_id: list[str] = JOB_ID,
+    at: list[str] = AT,
+    since: str | None = SINCE,
+    until: str | None = UNTIL,
+    correct: list[str] = typer.Option([], "--set", help="Correct a field: body.temperature=0.5; may be repeated."),
+    again: bool = typer.Option(False, "--again", help="Also letters that were sent again before."),
+    limit: int | None = typer.Option(None, min=1, help="Most letters to send."),
+    dry_run: bool = _DRY_RUN,
+    as_json: bool = _JSON,
+) -> None:
+    """Send dead letters to their topics again.
+
+    A job that failed becomes a new job, JOB_ID~1, because a job has one outcome for ever; the result names the old one
+    in redrive_of. The exit code is 1 if a letter could not be sent.
+    """
+    corrections = corrections_of(correct)
+    choice = Choice.of(task, code, job_id, at, since, until, datetime.now(UTC))
+    if choice.is_by_task_only and task is None:
+        raise typer.BadParameter("choose letters: --task, --code, --job-id, --at, --since or --until")
+    settings = connected_settings(context)
+    with open_database(settings) as database:
+        done = Redrive(settings.kafka, RedriveStore(database), corrections, again=again, dry_run=dry_run)
+        done.run(choice, limit)
+    if as_json:
+        print_json(done.as_json())
+    else:
+        for problem in done.problems:
+            note(f"{problem['at']}: {problem['message']}")
+        note(f"{done.num_sent} {'would be sent' if dry_run else 'sent'}; {done.num_before} were sent before")
+    if done.num_wrong:
+        raise AlphaloopError(f"{done.num_wrong} letters would be refused again", hint="correct them with --set")
+
+
+def purge(
+    context: typer.Context,
+    before: str = typer.Option(..., help="Delete letters written before then: 14d, 2026-09-01."),
+    task: str | None = TASK,
+    yes: bool = typer.Option(False, "--yes", help="Do not ask."),
+    dry_run: bool = _DRY_RUN,
+    as_json: bool = _JSON,
+) -> None:
+    """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
+    choice = Choice.of(task, [], [], [], None, before, datetime.now(UTC))
+    settings = connected_settings(context)
+    with open_database(settings) as database:
+        plan = Purge(settings.kafka, RedriveStore(database))
+        plan.read(choice)
+        if as_json:
+            print_json({**plan.as_json(), "deleted": not dry_run and bool(plan.num_letters)})
+        else:
+            for row in plan.rows():
+                note(row)
+        if dry_run or not plan.num_letters:
+            return
+        if not yes and not typer.confirm(f"delete {plan.num_letters} dead letters?", err=True):
+            raise typer.Exit(1)
+        plan.carry_out()
+
+
+def _newest(
+    settings: Settings, choice: Choice, limit: int, *, show_value: bool
+) -> list[tuple[LetterKey, dict[str, Any]]]:
     """The newest `limit` letters, oldest first. No more than `limit` are ever held, and none of their values."""
-    wanted = None if task is None else jobs_topic(task)
-    topics = [
-        topic
-        for topic in list_topics(kafka)
-        if topic.endswith(_SUFFIX) and task_of(source := topic.removesuffix(_SUFFIX)) and wanted in (None, source)
-    ]
-    if not topics:
-        return []
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
-    newest: list[tuple[tuple[int, str, int, int], dict[str, Any]]] = []  # a heap, its oldest letter first
-    with contextlib.closing(consumer):
-        consumer.assign_from(topics, at="earliest", newest=limit)
-        ends = {tp: consumer.watermarks(tp) for tp in consumer.assignment()}
-        unread = {tp: high for tp, (low, high) in ends.items() if high > low}
-        deadline = time.monotonic() + kafka.request_timeout_s
-        while unread and time.monotonic() < deadline:
-            record = consumer.poll(0.2)
-            if record is None:
-                continue
-            deadline = time.monotonic() + kafka.request_timeout_s
-            keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
-            age = (record.timestamp_ms or 0, record.topic, record.partition, record.offset)
-            keep(newest, (age, letter_as_json(record, show_value=show_value)))
-            if record.offset + 1 >= unread.get(record.topic_partition, 0):
-                unread.pop(record.topic_partition, None)
-    return [letter for _, letter in sorted(newest, key=itemgetter(0))]
+    newest: list[tuple[tuple[int, LetterKey], dict[str, Any]]] = []  # a heap, its oldest letter first
+    for letter in choice.letters(settings.kafka, newest=limit):
+        age = (letter.record.timestamp_ms or 0, key_of(letter))
+        keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
+        keep(newest, (age, letter.as_json(show_value=show_value)))
+    return [(key, shown) for (_, key), shown in sorted(newest, key=itemgetter(0))]
+
+
+def _mark_redriven(settings: Settings, letters: list[tuple[LetterKey, dict[str, Any]]]) -> None:
+    """Say which were sent again; None where no database answers, because the list is of use without one."""
+    found = None
+    with contextlib.suppress(AlphaloopError), open_database(settings) as database:
+        found = RedriveStore(database).of([key for key, _ in letters])
+    for key, shown in letters:
+        shown["redriven"] = None if found is None else key in found

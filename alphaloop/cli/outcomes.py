@@ -117,7 +117,7 @@ def dead_letter_reason(record: Record) -> dict[str, str]:
 def _refusal(record: Record) -> Refusal | None:
     if any(name == OUTCOME for name, _ in record.headers):
         return None  # its result says more
-    job_id = _job_id(record)
+    job_id = job_id_of(record)
     if job_id is None:
         return None
     reason = dead_letter_reason(record)
@@ -126,7 +126,8 @@ def _refusal(record: Record) -> Refusal | None:
     )
 
 
-def _job_id(record: Record) -> str | None:
+def job_id_of(record: Record) -> str | None:
+    """The job_id in a message of a job, else its key; None without both."""
     try:
         fields = json.loads(record.value or b"")
         found = fields.get("job_id") if isinstance(fields, dict) else None

@@ -110,21 +110,23 @@ class Consumer:
 
     def assign_from(
         self, topics: Sequence[str], *, at: Literal["earliest", "latest"], newest: int | None = None
-    ) -> None:
+    ) -> dict[TopicPartition, tuple[int, int]]:
         """Read whole topics without joining a group; `latest` means after what is there when this returns.
 
-        `earliest` with `newest` passes over all but so many of the last messages of each partition. Raises BrokerError
-        when a topic does not exist.
+        `earliest` with `newest` passes over all but so many of the last messages of each partition. Returns of each
+        partition the first offset that is there and the offset of the next message. Raises BrokerError when a topic
+        does not exist.
         """
-        wanted = []
+        wanted, found = [], {}
         for partition in self._partitions(topics):
-            low, high = self.watermarks(partition)
+            low, high = found[partition] = self.watermarks(partition)
             if newest is not None:
                 low = max(low, high - newest)
             offset = low if at == "earliest" else high
             wanted.append(ck.TopicPartition(partition.topic, partition.partition, offset))
         with mapped("assigning partitions"):
             self._client.assign(wanted)
+        return found
 
     def assign_since(self, topics: Sequence[str], since: datetime) -> None:
         """Read whole topics without joining a group, from the first message of each partition that is not older.

@@ -47,6 +47,9 @@ class Job(BaseModel):
     body: Body
     custom_id: Label | None = Field(None, description="The caller's own name for the job, echoed in the result.")
     batch_id: Label | None = Field(None, description="The caller's group of jobs, echoed in the result.")
+    redrive_of: Identifier | None = Field(
+        None, description="The failed job that this one tries again; set by `alphaloop dlq redrive`, echoed."
+    )
     segment: Label | None = Field(None, description="Label that may split a task's history (customer tier, product).")
     priority: int = Field(
         0, ge=-100, le=100, description="Jobs of a task with a higher priority start first; waiting raises it."

@@ -93,6 +93,7 @@ class Result(_Part):
     task: str
     custom_id: str | None = None
     batch_id: str | None = None
+    redrive_of: str | None = None
     segment: str | None = None
     purpose: Purpose = Purpose.TRAFFIC
     text: str | None = None

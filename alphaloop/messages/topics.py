@@ -37,8 +37,9 @@ def retry_topic(task: str, delay_s: int) -> str:
 
 
 def dlq_topic(topic: str) -> str:
-    """The dead-letter topic of `topic`; both lanes of a task share one."""
-    return f"{topic.removesuffix(_HIGH)}.dlq"
+    """The dead-letter topic of `topic`; all topics of a task share one."""
+    match = _JOBS.fullmatch(topic) or _RETRY.fullmatch(topic)
+    return f"{jobs_topic(match[1]) if match else topic}.dlq"
 
 
 def task_of(topic: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
-from alphaloop.tables.jobs import cancellations, jobs, outbox
+from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import draft_revisions, drift_events, probe_runs, probe_sets, reports, schedule_runs
 from alphaloop.tables.metadata import metadata
@@ -36,6 +36,7 @@ __all__ = [
     "outbox",
     "probe_runs",
     "probe_sets",
+    "redrives",
     "reports",
     "schedule_runs",
     "switchback_slices",

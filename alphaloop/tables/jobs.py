@@ -103,6 +103,24 @@ outbox: Final = Table(
     "recorded them",
 )
 
+redrives: Final = Table(
+    "redrives",
+    metadata,
+    Column("topic", Text, primary_key=True, comment="Where the dead letter lies"),
+    Column("partition", Integer, primary_key=True, autoincrement=False, comment="Its partition"),
+    Column("offset", BigInteger, primary_key=True, autoincrement=False, comment="Its offset"),
+    Column(
+        "written_at_ms",
+        BigInteger,
+        primary_key=True,
+        autoincrement=False,
+        comment="Its timestamp in ms since 1970, because offsets begin again in a topic made anew; 0 without one",
+    ),
+    Column("job_id", Text, nullable=False, comment="The job that it became"),
+    instant("redriven_at", "When the broker had acknowledged that job", server_default=NOW),
+    comment="Dead letters that `alphaloop dlq redrive` sent again",
+)
+
 cancellations: Final = Table(
     "cancellations",
     metadata,

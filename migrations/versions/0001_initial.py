@@ -45,6 +45,7 @@ TABLES = (
     "jobs",
     "outbox",
     "cancellations",
+    "redrives",
     "decode_runs",
     "evidence_rows",
     "acceptance_hourly",
@@ -218,6 +219,29 @@ def create_jobs() -> None:
         comment="Requests from the control topic; a job that ended before is not changed",
     )
     op.create_index("ix_cancellations_requested_at", "cancellations", ["requested_at"])
+    op.create_table(
+        "redrives",
+        Column("topic", Text(), nullable=False, comment="Where the dead letter lies"),
+        Column("partition", Integer(), autoincrement=False, nullable=False, comment="Its partition"),
+        Column("offset", BigInteger(), autoincrement=False, nullable=False, comment="Its offset"),
+        Column(
+            "written_at_ms",
+            BigInteger(),
+            autoincrement=False,
+            nullable=False,
+            comment="Its timestamp in ms since 1970, because offsets begin again in a topic made anew; 0 without one",
+        ),
+        Column("job_id", Text(), nullable=False, comment="The job that it became"),
+        Column(
+            "redriven_at",
+            INSTANT,
+            server_default=NOW,
+            nullable=False,
+            comment="When the broker had acknowledged that job",
+        ),
+        PrimaryKeyConstraint("topic", "partition", "offset", "written_at_ms", name=op.f("pk_redrives")),
+        comment="Dead letters that `alphaloop dlq redrive` sent again",
+    )
 
 
 def create_evidence() -> None:

@@ -90,6 +90,7 @@ def _addressed(claimed: ClaimedJob, now: datetime) -> dict[str, Any]:
         "task": job.task,
         "custom_id": job.custom_id,
         "batch_id": job.batch_id,
+        "redrive_of": job.redrive_of,
         "segment": job.segment,
         "purpose": job.purpose,
         "attempt": claimed.attempt,

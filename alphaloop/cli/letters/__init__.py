@@ -1,0 +1,1 @@
+"""Dead letters as an operator handles them: read, chosen, sent again, deleted."""

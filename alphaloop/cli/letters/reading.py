@@ -1,0 +1,118 @@
+"""Reading dead letters one by one, so that a command holds few of them however many there are."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final
+
+from alphaloop.cli.outcomes import dead_letter_reason, job_id_of
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import list_topics
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
+from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
+from alphaloop.settings import KafkaSettings
+
+SUFFIX: Final = dlq_topic("")
+_SHOWN_CHARS: Final = 200
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A record of a dead-letter topic."""
+
+    record: Record
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as options take it."""
+        return f"{self.record.topic}:{self.record.partition}:{self.record.offset}"
+
+    @cached_property
+    def reason(self) -> Mapping[str, str]:
+        """Its `__dlq.errors.*` headers, without their prefix."""
+        return dead_letter_reason(self.record)
+
+    @property
+    def code(self) -> str:
+        """Why it was refused, or why its job failed."""
+        return self.reason.get("exception", "unknown")
+
+    @property
+    def sent_to(self) -> str:
+        """The topic of the message."""
+        return self.reason.get("topic", self.record.topic.removesuffix(SUFFIX))
+
+    @property
+    def written_at(self) -> datetime | None:
+        """When it was written."""
+        ms = self.record.timestamp_ms
+        return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+
+    @property
+    def is_failed_job(self) -> bool:
+        """Whether its job has a recorded outcome."""
+        return any(name == OUTCOME for name, _ in self.record.headers)
+
+    @cached_property
+    def job_id(self) -> str | None:
+        """The job's; of a message that became no job, what it or its key names."""
+        named = next((content for name, content in self.record.headers if name == JOB_ID), None)
+        return job_id_of(self.record) if named is None else named.decode("utf-8", "replace")
+
+    def as_json(self, *, show_value: bool = False) -> dict[str, Any]:
+        """For machines; with its size and, with `show_value`, the start of its value."""
+        value = self.record.value or b""
+        letter: dict[str, Any] = {
+            "at": self.place,
+            "when": self.written_at.strftime("%Y-%m-%d %H:%M:%S") if self.written_at else None,
+            "topic": self.sent_to,
+            "partition": self.reason.get("partition", "?"),
+            "offset": self.reason.get("offset", "?"),
+            "job_id": self.job_id,
+            "code": self.code,
+            "field": self.reason.get("field"),
+            "message": self.reason.get("message", "").split("\nhint: ")[0],
+            "size_bytes": len(value),
+        }
+        if show_value:
+            letter["value"] = value[: 4 * _SHOWN_CHARS].decode("utf-8", "replace")[:_SHOWN_CHARS]
+        return letter
+
+
+def dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
+    """The dead-letter topics of jobs, of one task or of all. Raises BrokerUnavailable."""
+    wanted = None if task is None else jobs_topic(task)
+    sources = {topic: topic.removesuffix(SUFFIX) for topic in list_topics(kafka) if topic.endswith(SUFFIX)}
+    return [topic for topic, source in sources.items() if task_of(source) and wanted in (None, source)]
+
+
+def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | None = None) -> Iterator[Letter]:
+    """Everything that lies on these topics now, in the order of each partition; of each the `newest`, if given.
+
+    Raises BrokerUnavailable if the rest cannot be read.
+    """
+    if not topics:
+        return
+    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
+    with contextlib.closing(consumer):
+        found = consumer.assign_from(topics, at="earliest", newest=newest)
+        unread = {tp: high for tp, (low, high) in found.items() if high > low}
+        deadline = time.monotonic() + kafka.request_timeout_s
+        while unread:
+            record = consumer.poll(0.2)
+            if record is None:
+                if time.monotonic() >= deadline:
+                    raise BrokerUnavailable(f"{len(unread)} partitions of dead letters could not be read to their end")
+                continue
+            if record.offset + 1 >= unread.get(record.topic_partition, 0):
+                unread.pop(record.topic_partition, None)
+            yield Letter(record)
+            deadline = time.monotonic() + kafka.request_timeout_s

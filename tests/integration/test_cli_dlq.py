@@ -1,0 +1,177 @@
+"""Dead letters from the command line, on a real broker and a real database: listed, shown, sent again, deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import Failure, Origin, Result, Status, dead_letter
+from alphaloop.messages.topics import high_topic, jobs_topic
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.redrives import RedriveStore
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
+from tests.fixtures.worker import Client, running_worker
+from tests.integration.test_worker_retries import UnluckyEngine, asking
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+SECRET = "the prompt that nobody may list"
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def environment(worker_settings: Settings, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
+    monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
+
+
+@pytest.fixture
+def client(worker_settings: Settings, environment: None) -> Client:
+    return Client(worker_settings)
+
+
+@pytest.fixture
+def write(worker_settings: Settings, client: Client) -> Write:
+    """Writes a dead letter to partition 0 of its topic."""
+
+    def written(
+        reason: MessageError | Failure,
+        value: bytes,
+        *,
+        topic: str = "jobs.code",
+        offset: int = 0,
+        job_id: str | None = None,
+        headers: tuple[tuple[str, bytes], ...] = (),
+    ) -> None:
+        origin = Origin("c", topic, 0, offset)
+        letter = dead_letter(
+            reason, origin, group="g", num_deliveries=1, key=b"key", value=value, headers=headers, job_id=job_id
+        )
+        with closing(Producer(worker_settings.kafka)) as producer:
+            producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers, partition=0)
+            producer.flush(60)
+
+    return written
+
+
+def everything(settings: Settings, topic: str) -> list[Record]:
+    """What lies on a topic now."""
+    with closing(Consumer(settings.kafka, group_id="unused")) as consumer:
+        consumer.assign_from([topic], at="earliest")
+        num_left = sum(high - low for low, high in map(consumer.watermarks, consumer.assignment()))
+        records: list[Record] = []
+        while len(records) < num_left:
+            if (record := consumer.poll(60)) is not None:
+                records.append(record)
+    return records
+
+
+def test_a_failed_job_is_redriven_once_and_both_outcomes_stand(
+    cli: Cli, client: Client, worker_settings: Settings, database: Database
+) -> None:
+    client.send("code", [asking("bad one", job_id="order-17", custom_id="mine")])
+    with running_worker(worker_settings, UnluckyEngine({"bad": 99})):
+        (failed,) = client.results(1)
+        client.read(["jobs.code.dlq"], lambda found: bool(found))
+    (listed,) = cli("dlq", "list", "--task", "code", "--json").json
+    assert (listed["job_id"], listed["code"], listed["redriven"]) == ("order-17", "decode_failed", False)
+    for _ in range(2):  # a second run finds it marked
+        assert cli("dlq", "redrive", "--task", "code", "--code", "decode_failed", "--json").code == 0
+    again = cli("dlq", "redrive", "--task", "code", "--code", "decode_failed", "--again", "--json").json
+    assert (again["sent"], again["sent_before"]) == (1, 0)
+    engine = FakeEngine(num_slots=4)
+    with running_worker(worker_settings, engine):
+        records = client.read([RESULTS], lambda found: len(found) >= 3)
+    assert cli("dlq", "list", "--task", "code", "--json").json[0]["redriven"] is True
+    copies = [record for record in records if record.key == b"order-17~1"]
+    assert len({record.value for record in copies}) == 1, "sent twice, decoded once"
+    result = Result.decode(copies[0].value or b"")
+    assert (result.status, result.redrive_of, result.custom_id) == (Status.SUCCEEDED, "order-17", "mine")
+    with database.begin() as connection:
+        rows = dict(connection.execute(text("SELECT job_id, outcome->>'status' FROM jobs")).all())  # type: ignore[arg-type]
+    assert rows == {"order-17": "failed", "order-17~1": "succeeded"}
+    assert failed.status is Status.FAILED
+
+
+def test_letters_are_chosen_corrected_and_sent_where_they_came_from(
+    cli: Cli, write: Write, worker_settings: Settings
+) -> None:
+    hot, trace = b'{"job_id": "hot", "prompt": "x", "temperature": 9}', (("traceparent", b"00-1"),)
+    write(InvalidField("expected at most 2", field="body.temperature"), hot, topic=high_topic("code"), headers=trace)
+    write(UnknownTask(), b'{"prompt": "no id"}', offset=7)
+    write(MalformedMessage(), b"no JSON")
+    arguments = ("dlq", "redrive", "--task", "code", "--json")
+    ran = cli(*arguments, "--code", "invalid_field")
+    assert ran.code == 1
+    assert (ran.json["sent"], ran.json["wrong"], ran.json["problems"][0]["code"]) == (0, 1, "invalid_field")
+    tried = cli(*arguments, "--code", "invalid_field", "--set", "temperature=0.5", "--dry-run")
+    assert (tried.code, tried.json["sent"]) == (0, 1)
+    assert everything(worker_settings, high_topic("code")) == []
+    assert cli(*arguments, "--code", "invalid_field", "--set", "temperature=0.5").json["sent"] == 1
+    (sent,) = everything(worker_settings, high_topic("code"))
+    assert json.loads(sent.value or b"") == {"job_id": "hot", "prompt": "x", "temperature": 0.5}
+    assert (sent.key, sent.headers) == (b"key", trace)
+    rest = cli(*arguments)
+    assert (rest.code, rest.json["sent"], rest.json["sent_before"], rest.json["wrong"]) == (1, 1, 1, 1)
+    (named,) = everything(worker_settings, jobs_topic("code"))
+    assert json.loads(named.value or b"")["job_id"], "so that a second copy would be the same job"
+    assert cli("dlq", "redrive").code == 2, "nothing was chosen"
+
+
+def test_a_redrive_that_dies_before_it_marked_sends_the_same_job_again(
+    cli: Cli, write: Write, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = Failure(code="decode_failed", message="no luck")
+    write(failure, b'{"prompt": "x", "redrive_of": "a"}', job_id="a~1")
+    with monkeypatch.context() as patched:
+        patched.setattr(RedriveStore, "mark", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        cli("dlq", "redrive", "--task", "code")
+    assert cli("dlq", "redrive", "--task", "code").code == 0
+    values = {record.value for record in everything(worker_settings, jobs_topic("code"))}
+    assert [json.loads(value or b"")["job_id"] for value in values] == ["a~2"]
+
+
+def test_one_letter_is_shown_and_its_message_only_when_asked_for(cli: Cli, write: Write) -> None:
+    value = json.dumps({"job_id": "a", "prompt": SECRET}).encode()
+    write(InvalidField("expected something else", field="body.model"), value, headers=(("x", b"y"),))
+    (letter,) = cli(
+        "dlq", "list", "--task", "code", "--code", "invalid_field", "--job-id", "a", "--since", "1h", "--json"
+    ).json
+    assert cli("dlq", "list", "--task", "code", "--until", "1h", "--json").json == []
+    shown = cli("dlq", "show", letter["at"], "--json")
+    assert (shown.json["headers"]["x"], shown.json["code"]) == ("y", "invalid_field")
+    assert SECRET not in shown.out + cli("dlq", "show", letter["at"]).out
+    missing = cli("dlq", "show", "jobs.code.dlq:0:999")
+    assert (missing.code, "no dead letter" in missing.err) == (1, True)
+
+
+def test_a_purge_deletes_old_letters_after_a_dry_run(
+    cli: Cli, write: Write, worker_settings: Settings, database: Database
+) -> None:
+    for number in range(3):
+        write(UnknownTask(), b'{"prompt": "%d"}' % number)
+    assert cli("dlq", "redrive", "--task", "code", "--limit", 1, "--json").json["sent"] == 1
+    with closing(Consumer(worker_settings.kafka, group_id="unused")) as consumer:
+        consumer.assign_from(["jobs.code.dlq"], at="earliest")
+        assert cli("dlq", "purge", "--task", "code", "--before", "1h", "--yes", "--json").json["letters"] == 0
+        plan = cli("dlq", "purge", "--task", "code", "--before", "0s", "--dry-run", "--json").json
+        assert (plan["letters"], plan["deleted"]) == (3, False)
+        assert plan["partitions"][0]["codes"] == {"unknown_task": 3}
+        assert len(everything(worker_settings, "jobs.code.dlq")) == 3
+        assert cli("dlq", "purge", "--task", "code", "--before", "0s", "--yes").code == 0
+    assert everything(worker_settings, "jobs.code.dlq") == []
+    assert cli("dlq", "list", "--task", "code", "--json").json == []
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM redrives")).scalar_one() == 0
