@@ -104,21 +104,17 @@ def _group(name: str, help_text: str) -> typer.Typer:
     return group
 
 
-<<<<<<< HEAD
-_add(dlq.list_letters, dlq.EXAMPLE, _group("dlq", "Messages that could not become jobs."), "list")
 batch_group = _group("batch", "Batch files in OpenAI's form.")
 _add(batch.submit, batch.SUBMIT_EXAMPLE, batch_group)
 _add(batch.status, batch.STATUS_EXAMPLE, batch_group)
 _add(batch.cancel, batch.CANCEL_EXAMPLE, batch_group)
 _add(batch.output, batch.OUTPUT_EXAMPLE, batch_group)
 _add(batch.errors, batch.ERRORS_EXAMPLE, batch_group)
-=======
 dlq_group = _group("dlq", "Messages that could not become jobs, and jobs that failed.")
 _add(dlq.list_letters, dlq.LIST_EXAMPLE, dlq_group, "list")
 _add(dlq.show, dlq.SHOW_EXAMPLE, dlq_group)
 _add(dlq.redrive, dlq.REDRIVE_EXAMPLE, dlq_group)
 _add(dlq.purge, dlq.PURGE_EXAMPLE, dlq_group)
->>>>>>> 20179bbfd94e36e52264f7b5dbac3d591f6aa9f6
 draft_group = _group("draft", "Small models that draft for the target.")
 _add(draft.train, draft.TRAIN_EXAMPLE, draft_group)
 _add(draft.register, draft.REGISTER_EXAMPLE, draft_group)
