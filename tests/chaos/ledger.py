@@ -63,4 +63,5 @@ class Ledger:
     lag: Mapping[str, int] = field(default_factory=dict)  #: by topic[partition], at the end
     num_in_outbox: int = 0
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  #: most resident memory of each worker
+    exit_codes: Mapping[str, int] = field(default_factory=dict)  #: of workers that were told to end, where not 0
     leaks: Sequence[str] = ()  #: where a log holds a secret or text of a job

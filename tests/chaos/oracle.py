@@ -35,8 +35,8 @@ class Violation:
     what: str
 
 
-def judge(planned: Collection[PlannedJob], ledger: Ledger, *, max_bytes: int) -> list[Violation]:
-    """Every broken promise. `max_bytes` bounds the memory of a worker."""
+def judge(planned: Collection[PlannedJob], ledger: Ledger, *, max_bytes: Mapping[str, int]) -> list[Violation]:
+    """Every broken promise. `max_bytes` bounds the memory of a worker, by the beginning of its name."""
     jobs = {job.job_id: job for job in planned}
     copies: dict[str, list[bytes]] = defaultdict(list)
     for record in ledger.results:
@@ -153,15 +153,18 @@ def _streams(jobs: Mapping[str, PlannedJob], chunks: Iterable[ChunkRecord]) -> I
             yield Violation(Promise.STREAMS, f"{job_id} did not ask for chunks")
 
 
-def _leftovers(ledger: Ledger, max_bytes: int) -> Iterator[Violation]:
+def _leftovers(ledger: Ledger, max_bytes: Mapping[str, int]) -> Iterator[Violation]:
     for partition, lag in ledger.lag.items():
         if lag:
             yield Violation(Promise.SETTLED, f"{partition} has {lag} messages that no commit covers")
     if ledger.num_in_outbox:
         yield Violation(Promise.SETTLED, f"{ledger.num_in_outbox} rows are left in the outbox")
+    for worker, code in ledger.exit_codes.items():
+        yield Violation(Promise.SETTLED, f"{worker} was told to end and ended with {code}")
     for worker, peak in ledger.peak_bytes.items():
-        if peak > max_bytes:
-            needed, allowed = peak >> 20, max_bytes >> 20
+        limit = next(limit for name, limit in max_bytes.items() if worker.startswith(name))
+        if peak > limit:
+            needed, allowed = peak >> 20, limit >> 20
             yield Violation(Promise.MEMORY, f"{worker} needed {needed} MiB, more than {allowed}")
     yield from (Violation(Promise.SECRETS, leak) for leak in ledger.leaks)
 

@@ -14,7 +14,7 @@ from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord
 from tests.chaos.oracle import Promise, judge
 from tests.chaos.work import Fate, PlannedJob, null_jobs
 
-MAX_BYTES = 400 << 20
+MAX_BYTES = {"worker": 400 << 20}
 JOBS = [
     replace(job, is_streamed=job.job_id == "null-000000")
     for job in null_jobs(40, num_refused=2, num_killers=1, rng=random.Random(4))
@@ -55,7 +55,7 @@ def sound() -> Ledger:
         chunks=[chunk(1, 0, words[0]), *whole, whole[-1], replace(chunk(2, len(words), ""), is_final=True)],
         commits=[Commit(1.0, "g t[0]", 5), Commit(1.0, "g t[1]", 3), Commit(2.0, "g t[0]", 9), Commit(3, "g t[0]", 9)],
         lag={"t[0]": 0, "t[1]": 0},
-        peak_bytes={"worker 0": MAX_BYTES},
+        peak_bytes={"worker 0": 400 << 20},
     )
 
 
@@ -164,10 +164,15 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
     ),
     "unread messages": (Promise.SETTLED, "t[1] has 7", lambda it: replace(it, lag={"t[0]": 0, "t[1]": 7})),
     "an outbox that is not empty": (Promise.SETTLED, "3 rows", lambda it: replace(it, num_in_outbox=3)),
+    "a worker that does not drain": (
+        Promise.SETTLED,
+        "worker 0 was told to end and ended with 1",
+        lambda it: replace(it, exit_codes={"worker 0": 1}),
+    ),
     "a worker that grows": (
         Promise.MEMORY,
         "worker 0 needed 401 MiB",
-        lambda it: replace(it, peak_bytes={"worker 0": MAX_BYTES + (1 << 20)}),
+        lambda it: replace(it, peak_bytes={"worker 0": 401 << 20}),
     ),
     "a leak": (Promise.SECRETS, "worker.log", lambda it: replace(it, leaks=["worker.log holds a password"])),
 }
