@@ -101,7 +101,7 @@ def _settle(world: World, reader: TopicReader) -> float | None:
     while (after_s := time.monotonic() - began) < world.size.settle_s:
         try:
             is_read = not any(reader.lag(GROUP).values())
-        except KafkaException:
+        except (KafkaException, TimeoutError):
             is_read = False  # a coordinator is being elected
         if is_read and not num_in_outbox(world.database_url):
             return after_s

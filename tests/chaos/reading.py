@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Message, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from alphaloop.kafka.topics import RESULTS
@@ -14,6 +14,7 @@ from tests.chaos.ledger import ResultRecord
 
 _WAIT_S: Final = 60.0
 _AT_ONCE: Final = 1000
+_PASSING_S: Final = 0.2
 
 
 class TopicReader:
@@ -66,13 +67,21 @@ class TopicReader:
         if known is None:
             return {}
         asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in known.partitions}
-        answers = self._admin.list_offsets(asked, request_timeout=_WAIT_S)
-        return {one.partition: answer.result().offset for one, answer in answers.items()}
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                answers = self._admin.list_offsets(asked, request_timeout=_WAIT_S)
+                return {one.partition: answer.result(_WAIT_S).offset for one, answer in answers.items()}
+            except KafkaException:
+                # After a broker's start the leaders of partitions are not known to everybody yet.
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_PASSING_S)
 
     def lag(self, group: str) -> Mapping[str, int]:
         """How many messages of the jobs topics the group has not committed, by topic[partition]."""
         asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        committed = {(one.topic, one.partition): one.offset for one in asked[group].result().topic_partitions}
+        committed = {(one.topic, one.partition): one.offset for one in asked[group].result(_WAIT_S).topic_partitions}
         behind = {}
         for topic in self.topics():
             if topic.startswith("jobs.") and not topic.endswith(".dlq"):

@@ -52,7 +52,8 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
         brokers = Brokers(kafka_home, folder / "kafka", size.num_brokers)
         stack.callback(brokers.stop)
         brokers.start()
-        postgres = EmbeddedPostgres(folder / "postgres", durable=False, log_dir=folder / "logs" / "postgres")
+        # Durable, because a Postgres that is killed may lose what it acknowledged otherwise, and jobs with it.
+        postgres = EmbeddedPostgres(folder / "postgres", durable=True, log_dir=folder / "logs" / "postgres")
         stack.callback(postgres.stop)
         url = postgres.start()
         upgrade(SecretStr(url))

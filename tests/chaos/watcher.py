@@ -77,8 +77,8 @@ class Watcher:
                 asked = self._admin.list_consumer_group_offsets(
                     [ConsumerGroupTopicPartitions(group)], request_timeout=_ASK_S
                 )
-                found = asked[group].result().topic_partitions
-            except KafkaException:
+                found = asked[group].result(2 * _ASK_S).topic_partitions
+            except (KafkaException, TimeoutError):
                 continue  # the brokers are away, or elect a coordinator
             for one in found:
                 partition = f"{group} {one.topic}[{one.partition}]"
