@@ -78,6 +78,7 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
         say(f"{fleet.name} fleet: the rest of {len(part.jobs)} jobs, then settling; backlog {world.backlog}")
         feeder.finish()
         reader = TopicReader(addresses)
+        stack.callback(reader.close)
         settled_s = _settle(world, reader)
         num_again = _ask_again(world, reader, part.jobs)
         if num_again:
@@ -101,7 +102,7 @@ def _settle(world: World, reader: TopicReader) -> float | None:
     while (after_s := time.monotonic() - began) < world.size.settle_s:
         try:
             is_read = not any(reader.lag(GROUP).values())
-        except (KafkaException, TimeoutError):
+        except KafkaException:
             is_read = False  # a coordinator is being elected
         if is_read and not num_in_outbox(world.database_url):
             return after_s

@@ -6,27 +6,33 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import CONTROL, RESULTS
 from tests.chaos.ledger import ResultRecord
 
 _WAIT_S: Final = 60.0
+_ASK_S: Final = 5.0
 _AT_ONCE: Final = 1000
 _PASSING_S: Final = 0.2
 
 
 class TopicReader:
-    """One client for all questions: a client that is thrown away takes its open answers with it."""
+    """Asks with consumers that join no group.
+
+    Not with an admin client: the assertions of librdkafka 2.16 end the process when a broker is lost while its admin
+    client asks for the offsets of a group.
+    """
 
     def __init__(self, addresses: str) -> None:
         self._addresses = addresses
-        self._admin = AdminClient({"bootstrap.servers": addresses, "log_level": 0})
+        self._clients: dict[str, Consumer] = {}
 
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        return list(self._admin.list_topics(timeout=_WAIT_S).topics)
+    def topics(self) -> dict[str, int]:
+        """The number of partitions of every topic. Raises KafkaException without a broker."""
+        found = self._client("chaos-reader").list_topics(timeout=_ASK_S).topics
+        return {name: len(topic.partitions) for name, topic in found.items()}
 
     def read(self, topic: str) -> list[Message]:
         """Every message; none where the topic does not exist. Raises TimeoutError when the brokers are too slow."""
@@ -34,16 +40,7 @@ class TopicReader:
         num_wanted = sum(ends.values())
         if not num_wanted:
             return []
-        reader = Consumer(
-            {
-                "bootstrap.servers": self._addresses,
-                "group.id": "chaos-reader",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "isolation.level": "read_committed",
-                "log_level": 0,
-            }
-        )
+        reader = self._new_client("chaos-reader")
         try:
             reader.assign([TopicPartition(topic, number, 0) for number in ends])
             found: list[Message] = []
@@ -62,36 +59,71 @@ class TopicReader:
 
     def end_offsets(self, topic: str) -> dict[int, int]:
         """The offset of the next message, by partition; empty where the topic does not exist."""
-        # All topics are asked for, because asking for one by name tells some brokers to create it.
-        known = self._admin.list_topics(timeout=_WAIT_S).topics.get(topic)
-        if known is None:
-            return {}
-        asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in known.partitions}
         deadline = time.monotonic() + _WAIT_S
         while True:
             try:
-                answers = self._admin.list_offsets(asked, request_timeout=_WAIT_S)
-                return {one.partition: answer.result(_WAIT_S).offset for one, answer in answers.items()}
+                return {number: self._end(topic, number) for number in range(self.topics().get(topic, 0))}
             except KafkaException:
                 # After a broker's start the leaders of partitions are not known to everybody yet.
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_PASSING_S)
 
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        """What the group has committed, where it has. Raises KafkaException without a coordinator."""
+        wanted = [
+            TopicPartition(topic, n) for topic, num in self.topics().items() if _is_read(topic) for n in range(num)
+        ]
+        answers = self._client(group).committed(wanted, timeout=_ASK_S)
+        return {one: one.offset for one in answers if one.error is None and one.offset >= 0}
+
     def lag(self, group: str) -> Mapping[str, int]:
         """How many messages of the jobs topics the group has not committed, by topic[partition]."""
-        asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        committed = {(one.topic, one.partition): one.offset for one in asked[group].result(_WAIT_S).topic_partitions}
-        behind = {}
-        for topic in self.topics():
-            if topic.startswith("jobs.") and not topic.endswith(".dlq"):
-                for number, end in self.end_offsets(topic).items():
-                    behind[f"{topic}[{number}]"] = end - max(0, committed.get((topic, number), 0))
-        return behind
+        committed = {(one.topic, one.partition): offset for one, offset in self.committed(group).items()}
+        return {
+            f"{topic}[{number}]": end - committed.get((topic, number), 0)
+            for topic in self.topics()
+            if topic.startswith("jobs.") and _is_read(topic)
+            for number, end in self.end_offsets(topic).items()
+        }
 
     def delete(self, topic: str) -> None:
         """Delete a topic and everything on it."""
-        self._admin.delete_topics([topic])[topic].result(_WAIT_S)
+        admin = AdminClient({"bootstrap.servers": self._addresses, "log_level": 0})
+        admin.delete_topics([topic])[topic].result(_WAIT_S)
+
+    def close(self) -> None:
+        """Close the clients."""
+        for client in self._clients.values():
+            client.close()
+
+    def _end(self, topic: str, number: int) -> int:
+        found = self._client("chaos-reader").get_watermark_offsets(TopicPartition(topic, number), timeout=_ASK_S)
+        if found is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(found[1])
+
+    def _client(self, group: str) -> Consumer:
+        if group not in self._clients:
+            self._clients[group] = self._new_client(group)
+        return self._clients[group]
+
+    def _new_client(self, group: str) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self._addresses,
+                "group.id": group,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "log_level": 0,
+            }
+        )
+
+
+def _is_read(topic: str) -> bool:
+    """Whether workers read it."""
+    return topic == CONTROL or (topic.startswith("jobs.") and not topic.endswith(".dlq"))
 
 
 def key_of(message: Message) -> str:

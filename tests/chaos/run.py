@@ -50,8 +50,10 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             "the planted secret": PLANTED_SECRET,
             "the database's password": urlsplit(servers.database_url).password or "",
         }
+        reader = TopicReader(servers.brokers.addresses)
+        stack.callback(reader.close)
         ledger = collect(
-            TopicReader(servers.brokers.addresses),
+            reader,
             servers.database_url,
             GROUP,
             earlier_results=[record for one in played for record in one.earlier_results],

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import psycopg
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
 
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import Commit
+from tests.chaos.reading import TopicReader
 
 _EVERY_S: Final = 0.5
-_ASK_S: Final = 5.0
 _COUNT: Final = "SELECT count(*) FROM jobs WHERE status <> 'running'"
 
 
@@ -35,7 +34,7 @@ class Watcher:
         self.commits: list[Commit] = []
         self.progress: list[Progress] = []
         self.fleets: list[Fleet] = []
-        self._admin = AdminClient({"bootstrap.servers": addresses, "log_level": 0})
+        self._reader = TopicReader(addresses)
         self._groups = groups
         self._database_url = database_url
         self._began = time.monotonic()
@@ -66,6 +65,7 @@ class Watcher:
         self._closing.set()
         for thread in self._threads:
             thread.join()
+        self._reader.close()
 
     def _repeat(self, look: Callable[[], None]) -> None:
         while not self._closing.wait(_EVERY_S):
@@ -74,17 +74,14 @@ class Watcher:
     def _look_at_commits(self) -> None:
         for group in self._groups:
             try:
-                asked = self._admin.list_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(group)], request_timeout=_ASK_S
-                )
-                found = asked[group].result(2 * _ASK_S).topic_partitions
-            except (KafkaException, TimeoutError):
+                found = self._reader.committed(group)
+            except KafkaException:
                 continue  # the brokers are away, or elect a coordinator
-            for one in found:
+            for one, offset in found.items():
                 partition = f"{group} {one.topic}[{one.partition}]"
-                if one.error is None and self._last.get(partition) != one.offset:
-                    self._last[partition] = one.offset
-                    self.commits.append(Commit(self.now_s, partition, one.offset))
+                if self._last.get(partition) != offset:
+                    self._last[partition] = offset
+                    self.commits.append(Commit(self.now_s, partition, offset))
 
     def _look_at_outcomes(self) -> None:
         for fleet in self.fleets:

@@ -18,6 +18,7 @@ def _inject(world: World, rng: random.Random, seconds: float) -> None:
     reader = TopicReader(world.brokers.addresses)
     world.kept_results += reader.results()
     reader.delete(RESULTS)
+    reader.close()
     world.deleted_at = datetime.now(UTC)
     world.wait(seconds)
 
