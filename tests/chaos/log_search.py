@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -18,8 +18,3 @@ def leaks(folder: Path, forbidden: Mapping[str, str]) -> list[str]:
 def num_bytes(folder: Path) -> int:
     """How much was searched."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def texts_of(prompts: Collection[str]) -> dict[str, str]:
-    """Prompts as forbidden texts."""
-    return {f"prompt {number}": prompt for number, prompt in enumerate(prompts)}

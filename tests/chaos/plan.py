@@ -43,8 +43,9 @@ def draw_plan(seed: int, size: Size) -> Plan:
     rng = random.Random(seed)
     order = rng.sample(size.faults, len(size.faults))
     pairs = [_pair(rng, size.faults) for _ in range(size.num_pairs)]
-    null = [(fault,) for fault in order] + pairs
-    real = [(fault,) for fault in rng.sample(_REAL_FAULTS, len(_REAL_FAULTS))] if size.num_real_jobs else []
+    null: list[tuple[str, ...]] = [*((fault,) for fault in order), *pairs]
+    names = rng.sample(_REAL_FAULTS, len(_REAL_FAULTS)) if size.num_real_jobs else []
+    real: list[tuple[str, ...]] = [(name,) for name in names]
     return Plan(seed, size, _phases(rng, real, size, 0.5), _phases(rng, null, size, 1.0))
 
 

@@ -44,7 +44,7 @@ LONG: Final = Size(
     session_timeout_s=6.0,
     lease_s=8.0,
     catch_up_s=20.0,
-    settle_s=240.0,
+    settle_s=300.0,
 )
 SHORT: Final = Size(
     num_null_jobs=3_000,
@@ -61,5 +61,5 @@ SHORT: Final = Size(
     session_timeout_s=3.0,
     lease_s=3.0,
     catch_up_s=10.0,
-    settle_s=120.0,
+    settle_s=300.0,
 )
