@@ -23,6 +23,7 @@ from alphaloop.embedded.install import find_kafka_home
 from alphaloop.settings import Settings
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
 from tests.chaos.faults import FAULTS
+from tests.chaos.page import write
 from tests.chaos.plan import draw_plan
 from tests.chaos.report import show
 from tests.chaos.run import run
@@ -47,6 +48,8 @@ def main() -> int:
     console.print(f"seed {plan.seed}; logs in {folder / 'logs'}; plan: {', '.join(one.name for one in plan.null)}")
     report = run(plan, home, folder, lambda line: console.print(f"{time.monotonic() - began:6.0f} s  {line}"))
     show(report, console)
+    if options.page is not None:
+        write(options.page, report, plan.size)
     if report.is_sound and options.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if report.is_sound else 1
@@ -82,6 +85,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, help="phases with two faults at once")
     parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only this one; may be repeated")
     parser.add_argument("--folder", type=Path, help="for logs and data; kept. Without it: kept if a promise was broken")
+    parser.add_argument("--page", type=Path, help="a page of the documentation that gets the figures")
     return parser.parse_args()
 
 

@@ -83,10 +83,10 @@ def _phases(report: RunReport) -> Table:
             str(phase.num_sent),
             str(phase.num_ended),
             str(phase.num_started),
-            ", ".join(f"{number} with {code}" for code, number in sorted(phase.ended_themselves.items())) or "0",
+            ended(phase),
             str(phase.num_sick),
-            _seconds(phase.first_outcome_s),
-            _seconds(phase.caught_up_s),
+            seconds(phase.first_outcome_s),
+            seconds(phase.caught_up_s),
             str(phase.backlog),
         )
     return table
@@ -102,5 +102,11 @@ def _promises(report: RunReport) -> Table:
     return table
 
 
-def _seconds(seconds: float | None) -> str:
-    return "not seen" if seconds is None else f"{seconds:.1f}"
+def ended(phase: PhaseReport) -> str:
+    """How many processes ended by themselves, by exit code."""
+    return ", ".join(f"{number} with {code}" for code, number in sorted(phase.ended_themselves.items())) or "0"
+
+
+def seconds(found: float | None) -> str:
+    """A time that may not have been seen within the time allowed."""
+    return "not seen" if found is None else f"{found:.1f}"

@@ -16,7 +16,10 @@ from tests.chaos.echo_engine import EchoEngine
 from tests.chaos.faults import FAULTS
 from tests.chaos.fleet import CHECKOUT
 from tests.chaos.log_search import leaks
+from tests.chaos.page import BEGIN, END, write
+from tests.chaos.phases import PhaseReport
 from tests.chaos.plan import draw_plan
+from tests.chaos.report import RunReport
 from tests.chaos.size import LONG, SHORT
 from tests.chaos.work import Fate, null_jobs, text_of
 from worker.engine import Sampling
@@ -89,3 +92,26 @@ def test_a_leak_in_any_log_is_found_and_not_repeated(tmp_path: Path) -> None:
 
 def test_the_short_run_is_a_part_of_the_long_one() -> None:
     assert set(SHORT.faults) < set(LONG.faults)
+
+
+def test_the_figures_replace_those_of_the_run_before(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{BEGIN}\nold figures\n{END}\nbelow\n")
+    phase = PhaseReport(("disk full",), 40.0, 100, 7, 2, {1: 2}, 0, 0.5, None, 12)
+    report = RunReport(7, 61.0, (phase,), (), (3.0,), 100, 99, 101, 2, 0, 1, 9, 50, 8, 3, {"null-0": 100 << 20}, 1000)
+    for _ in range(2):
+        write(page, report, SHORT)
+    text = page.read_text()
+    assert text.startswith("above\n")
+    assert text.endswith(f"{END}\nbelow\n")
+    assert "old figures" not in text
+    assert text.count("| disk full | 40 | 100 | 7 | 2 | 2 with 1 | 0 | 0.5 | not seen |") == 1
+    assert "**Promises broken: 0.**" in text
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no marks")
+    report = RunReport(7, 61.0, (), (), (), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}, 0)
+    with pytest.raises(ValueError, match="expected <!-- last run -->"):
+        write(page, report, SHORT)
