@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down chaos clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,6 +30,9 @@ demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to
 test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language model (15 minutes)
 	@echo "==> tests"
 	@$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (20 minutes)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 check: $(INSTALLED) ## style, types, import rules, generated files
 	@echo "==> ruff";          $(BIN)/ruff check .

@@ -69,7 +69,8 @@ class EmbeddedKafka:
     """One node. `start()` gives `bootstrap.servers`; messages, offsets and ports survive a stop and a new start.
 
     `home` is an unpacked Apache Kafka, `java` a program of version 17 or newer (None: found by itself). `properties`
-    are further broker settings, which win over ours; `{port}` and `{controller_port}` in them are filled in.
+    are further broker settings, which win over ours; `{port}` and `{controller_port}` in them are filled in. Nodes of
+    one cluster are given its `cluster_id`; None makes up a new one.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class EmbeddedKafka:
         log_dir: Path | None = None,
         start_timeout_s: float = 60.0,
         properties: Mapping[str, str] = MappingProxyType({}),
+        cluster_id: str | None = None,
     ) -> None:
+        self._cluster_id = cluster_id
         self._properties = properties
         self._home = home.expanduser().absolute()
         self._folder = data_dir.expanduser().absolute()
@@ -176,17 +179,11 @@ class EmbeddedKafka:
         return port, controller_port
 
     def _format(self, java: Path, properties: Path) -> None:
-        # A cluster id is a UUID in URL-safe base64; one that starts with a dash would be taken for an option.
-        cluster_id = next(
-            text
-            for text in iter(lambda: base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode(), None)
-            if text and not text.startswith("-")
-        )
         tool = self._child(
             "kafka-storage",
             java,
             "kafka.tools.StorageTool",
-            ["format", "--cluster-id", cluster_id, "--config", str(properties)],
+            ["format", "--cluster-id", self._cluster_id or new_cluster_id(), "--config", str(properties)],
         )
         tool.start()
         if (code := tool.wait(_FORMAT_TIMEOUT_S)) != 0:
@@ -212,6 +209,15 @@ class EmbeddedKafka:
         ]
         env = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
         return ChildProcess(name, command, log=self._log, env=env, lock=lock)
+
+
+def new_cluster_id() -> str:
+    """A UUID in URL-safe base64; one that starts with a dash would be taken for an option."""
+    return next(
+        text
+        for text in iter(lambda: base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode(), None)
+        if text and not text.startswith("-")
+    )
 
 
 def is_kafka_home(home: Path) -> bool:

@@ -43,7 +43,7 @@ class Proxy:
 
     def cut(self) -> None:
         """Reset every connection now."""
-        self._call(lambda: [link.cut() for link in tuple(self._links)])
+        self._call(self._cut_all)
 
     def cut_commits(self, num_lost: int, num_unanswered: int) -> None:
         """Reset the connections of the next COMMITs: first those that never reach the server, then those that do.
@@ -76,6 +76,10 @@ class Proxy:
 
         self._loop.call_soon_threadsafe(run)
         done.wait(_WAIT_S)
+
+    def _cut_all(self) -> None:
+        for link in tuple(self._links):
+            link.cut()
 
     def _plan_cuts(self, num_lost: int, num_unanswered: int) -> None:
         self._commits_to_lose, self._answers_to_lose = num_lost, num_unanswered

@@ -1,0 +1,93 @@
+"""Chaos: jobs through real workers, while workers, brokers, database, network and clocks fail.
+
+python -m tests.chaos                    the long run, with a seed of its own
+python -m tests.chaos --seed 7 --short   the short run with the plan of seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from alphaloop.embedded.install import find_kafka_home
+from alphaloop.settings import Settings
+from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
+from tests.chaos.faults import FAULTS
+from tests.chaos.page import write
+from tests.chaos.plan import draw_plan
+from tests.chaos.report import show
+from tests.chaos.run import run
+from tests.chaos.size import LONG, SHORT, Size
+
+
+def main() -> int:
+    """Run; 0 if every promise was kept."""
+    options = _options()
+    home = find_kafka_home(Settings(embedded={"kafka_home": os.environ.get("KAFKA_HOME")}))
+    for name in list(os.environ):  # the settings of whoever runs this are not what is tested
+        if name.startswith(ENV_PREFIX) or name in PLAIN_ENV:
+            del os.environ[name]
+    if home is None:
+        print("Apache Kafka is missing: set KAFKA_HOME, or run `alphaloop kafka install`", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.WARNING)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 200)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    began = time.monotonic()
+    plan = draw_plan(options.seed, _size(options))
+    console.print(f"seed {plan.seed}; logs in {folder / 'logs'}; plan: {', '.join(one.name for one in plan.null)}")
+    report = run(plan, home, folder, lambda line: console.print(f"{time.monotonic() - began:6.0f} s  {line}"))
+    show(report, console)
+    if options.page is not None:
+        write(options.page, report, plan.size)
+    if report.is_sound and options.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if report.is_sound else 1
+
+
+def _size(options: argparse.Namespace) -> Size:
+    size = SHORT if options.short else LONG
+    asked = {
+        "num_null_jobs": options.jobs,
+        "num_real_jobs": options.real_jobs,
+        "num_workers": options.workers,
+        "num_brokers": options.brokers,
+        "fault_s": options.fault_s,
+        "num_storm_restarts": options.restarts,
+        "num_pairs": options.pairs,
+        "faults": tuple(options.fault) if options.fault else None,
+    }
+    return replace(size, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="of the plan")
+    parser.add_argument("--short", action="store_true", help="the size of the run in `make test`")
+    parser.add_argument("--jobs", type=int, help="for the null engine")
+    parser.add_argument("--real-jobs", type=int, help="for the real engine; 0 leaves that part out")
+    parser.add_argument("--workers", type=int, help="with the null engine")
+    parser.add_argument("--brokers", type=int, help="nodes of the Kafka cluster")
+    parser.add_argument("--fault-s", type=float, help="how long a fault lasts")
+    parser.add_argument("--restarts", type=int, help="of each worker in a rebalance storm")
+    parser.add_argument("--pairs", type=int, help="phases with two faults at once")
+    parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only this one; may be repeated")
+    parser.add_argument("--folder", type=Path, help="for logs and data; kept. Without it: kept if a promise was broken")
+    parser.add_argument("--page", type=Path, help="a page of the documentation that gets the figures")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

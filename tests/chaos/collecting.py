@@ -1,0 +1,98 @@
+"""The ledger of a run, read from Kafka and Postgres after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from confluent_kafka import Message
+
+from alphaloop.kafka.topics import TOKENS
+from tests.chaos.fleet import Fleet
+from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord, Row
+from tests.chaos.reading import TopicReader, key_of
+
+_ROWS = """
+    SELECT job_id, status, outcome::text, (SELECT count(*) FROM decode_runs WHERE decode_runs.job_id = jobs.job_id)
+    FROM jobs
+"""
+
+
+def collect(
+    reader: TopicReader,
+    database_url: str,
+    group: str,
+    *,
+    earlier_results: Collection[ResultRecord],
+    commits: Collection[Commit],
+    fleets: Collection[Fleet],
+    leaks: Collection[str],
+    exit_codes: Mapping[str, int],
+) -> Ledger:
+    """Read everything. `earlier_results` were on a results topic that is no more."""
+    return Ledger(
+        rows=read_rows(database_url),
+        results=[*earlier_results, *reader.results()],
+        letters=[
+            Letter(key_of(message), headers_of(message).get("__dlq.errors.exception", ""))
+            for topic in reader.topics()
+            if topic.endswith(".dlq")
+            for message in reader.read(topic)
+        ],
+        chunks=[_chunk(message) for message in reader.read(TOKENS)],
+        commits=list(commits),
+        lag=reader.lag(group),
+        num_in_outbox=num_in_outbox(database_url),
+        peak_bytes={f"{fleet.name}-{one.number}": one.peak_bytes for fleet in fleets for one in fleet.members},
+        exit_codes=exit_codes,
+        leaks=list(leaks),
+    )
+
+
+def read_rows(database_url: str) -> dict[str, Row]:
+    """Every job's row."""
+    with psycopg.connect(database_url) as connection:
+        return {
+            job_id: Row(status, None if outcome is None else outcome.encode(), num_runs)
+            for job_id, status, outcome, num_runs in connection.execute(_ROWS)
+        }
+
+
+def num_in_outbox(database_url: str) -> int:
+    """Transactions whose results wait to be published."""
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute("SELECT count(*) FROM outbox").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def headers_of(message: Message) -> Mapping[str, str]:
+    """A message's headers as text."""
+    headers: Any = message.headers() or ()  # the stub allows forms that only sending takes
+    return {name: _text(value) for name, value in headers}
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+
+
+def _chunk(message: Message) -> ChunkRecord:
+    headers, value = headers_of(message), json.loads(message.value() or b"{}")
+    delta = value["choices"][0]["delta"] if value.get("choices") else {}
+    return ChunkRecord(
+        job_id=key_of(message),
+        attempt=int(headers["attempt"]),
+        seq=int(headers["seq"]),
+        is_final=headers["final"] == "1",
+        text=delta.get("content") or "",
+    )
+
+
+def ended_by(database_url: str, moment: datetime) -> set[str]:
+    """Jobs whose outcome had been recorded by then."""
+    with psycopg.connect(database_url) as connection:
+        query = "SELECT job_id FROM jobs WHERE finished_at <= %s"
+        return {job_id for (job_id,) in connection.execute(query, (moment,))}

@@ -1,0 +1,76 @@
+"""The null engine: no model, and a text that is a function of the prompt, one word a round."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.policy import Decision
+from benchmarks.pipeline.instant_engine import InstantEngine
+from tests.chaos.work import KILLER_MARK, text_of
+from worker.engine import Generation, PreparedJob, Step, TokenDelta
+
+
+class EchoEngine(InstantEngine):
+    """An instant engine whose rounds take `round_s`, so that faults meet running jobs.
+
+    It sleeps for that time, because a GPU also leaves the processor to others.
+    """
+
+    def __init__(self, num_slots: int, *, round_s: float) -> None:
+        super().__init__(num_slots)
+        self._round_s = round_s
+        self._num_rounds: dict[str, int] = {}
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        """Take a job in; an earlier attempt of it leaves nothing behind."""
+        super().admit(prepared, decision)
+        self._num_rounds[prepared.job.job_id] = 0
+
+    def step(self) -> Step:
+        """One word of every text. A prompt with KILLER_MARK ends the process, as a fault of a driver would."""
+        started = time.perf_counter()
+        prompts = {prepared.job.job_id: _prompt(prepared) for prepared in self._running}
+        if any(KILLER_MARK in prompt for prompt in prompts.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self._round_s)
+        deltas, finished, batch = [], [], len(self._running)
+        wall_s = time.perf_counter() - started
+        for prepared in tuple(self._running):
+            job_id = prepared.job.job_id
+            text, number = text_of(prompts[job_id]), self._num_rounds[job_id]
+            words = text.split(" ")
+            deltas.append(TokenDelta(job_id, words[number] if number == 0 else f" {words[number]}", number))
+            self._num_rounds[job_id] += 1
+            if number + 1 == len(words):
+                finished.append(self._generation(prepared, text, len(words), wall_s, batch))
+                self._running.remove(prepared)
+                del self._num_rounds[job_id]
+        num_positions = len(prompts)
+        return Step(tuple(finished), tuple(deltas), batch, 1, wall_s, verify_s=wall_s, num_positions=num_positions)
+
+    def _generation(self, prepared: PreparedJob, text: str, num_words: int, round_s: float, batch: int) -> Generation:
+        counts = AcceptanceCounts()
+        for _ in range(num_words):
+            counts = counts.with_round(0, 0, num_emitted=1)
+        return Generation(
+            prepared.job.job_id,
+            text,
+            tuple(range(num_words)),
+            "length",
+            len(prepared.token_ids),
+            counts,
+            time_to_first_token_s=round_s,
+            wall_s=num_words * round_s,
+            device_s=num_words * round_s / batch,
+            batch_size=batch,
+            num_vanilla_rounds=num_words,
+        )
+
+
+def _prompt(prepared: PreparedJob) -> str:
+    messages = prepared.job.body.messages
+    assert messages is not None
+    return messages[-1].content

@@ -1,0 +1,105 @@
+"""The sender of a run's jobs: at an even pace, from a thread of its own, through every outage."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from tests.chaos.work import TASK, PlannedJob
+
+_TICK_S: Final = 0.1
+_REPEATED_SHARE: Final = 0.01
+_FLUSH_S: Final = 120.0
+
+
+class Feeder:
+    """Sends jobs to jobs.<task>; one in a hundred twice, as a client does that saw no acknowledgement."""
+
+    def __init__(self, addresses: str, jobs: Iterable[PlannedJob], *, jobs_per_s: float, rng: random.Random) -> None:
+        self.sent: list[PlannedJob] = []
+        self._jobs = iter(jobs)
+        self.jobs_per_s: Final = jobs_per_s
+        self._rng = rng
+        self._producer = Producer(
+            {
+                "bootstrap.servers": addresses,
+                "enable.idempotence": True,
+                "acks": "all",
+                "delivery.timeout.ms": 0,  # for ever
+                "linger.ms": 20,
+                "log_level": 0,
+            }
+        )
+        self._repeats: list[PlannedJob] = []
+        self._refused: list[KafkaError] = []
+        self._hurry = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+
+    @property
+    def num_sent(self) -> int:
+        """Jobs handed to the client so far, repetitions not counted."""
+        return len(self.sent)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Send the rest without a pace, and wait until the brokers have everything. Raises RuntimeError if not."""
+        self._hurry.set()
+        self._thread.join()
+        left = self._producer.flush(_FLUSH_S)
+        if left or self._refused:
+            raise RuntimeError(f"{left} jobs not sent, {len(self._refused)} refused: {self._refused[:1]}")
+
+    def close(self) -> None:
+        """Give up."""
+        self._closing.set()
+        self._hurry.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._producer.purge()
+
+    def send_again(self, jobs: Iterable[PlannedJob]) -> None:
+        """The same messages once more, as a client that wants to be answered again."""
+        for job in jobs:
+            self._produce(job)
+        self._producer.flush(_FLUSH_S)
+
+    def _run(self) -> None:
+        began, num_due = time.monotonic(), 0.0
+        for job in self._jobs:
+            while self.num_sent >= num_due and not self._hurry.is_set():
+                self._producer.poll(0)
+                self._hurry.wait(_TICK_S)
+                num_due = (time.monotonic() - began) * self.jobs_per_s
+            if self._closing.is_set():
+                return
+            self._send(job)
+
+    def _send(self, job: PlannedJob) -> None:
+        self._produce(job)
+        self.sent.append(job)
+        if self._rng.random() < _REPEATED_SHARE:
+            self._repeats.append(job)
+        if self._repeats and self._rng.random() < _REPEATED_SHARE:
+            self._produce(self._repeats.pop(0))
+
+    def _produce(self, job: PlannedJob) -> None:
+        while True:
+            try:
+                self._producer.produce(f"jobs.{TASK}", key=job.job_id, value=job.value, on_delivery=self._delivered)
+            except BufferError:
+                self._producer.poll(_TICK_S)
+            else:
+                return
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._refused.append(error)

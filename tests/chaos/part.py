@@ -1,0 +1,124 @@
+"""One part of a run: a fleet, its jobs, the phases over which they are spread, and the settling at its end."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from confluent_kafka import KafkaException
+
+from tests.chaos.collecting import ended_by, num_in_outbox
+from tests.chaos.feeder import Feeder
+from tests.chaos.fleet import Fleet
+from tests.chaos.ledger import ResultRecord
+from tests.chaos.phases import PhaseReport, run_phase
+from tests.chaos.plan import Phase
+from tests.chaos.reading import TopicReader
+from tests.chaos.setting_up import GROUP, Servers
+from tests.chaos.size import Size
+from tests.chaos.watcher import Watcher
+from tests.chaos.work import PlannedJob
+from tests.chaos.world import World
+
+_LOOK_S: Final = 1.0
+#: Between the end of a fault and the next one the fleet is given about so long.
+_BETWEEN_S: Final = 8.0
+#: A deleted topic takes messages for a moment longer.
+_DELETING: Final = timedelta(seconds=2)
+#: Until the first worker of a fleet has partitions.
+_START_S: Final = 120.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is to be played."""
+
+    fleet: Fleet
+    jobs: Sequence[PlannedJob]
+    phases: Sequence[Phase]
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of it."""
+
+    phases: tuple[PhaseReport, ...]
+    settled_s: float | None  #: from the last fault until nothing was left to read or publish; None: never
+    earlier_results: tuple[ResultRecord, ...]  #: of a results topic that was deleted
+    num_asked_again: int  #: jobs sent again, because their results went with that topic
+    exit_codes: dict[str, int]  #: of workers that did not drain with 0
+
+
+def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random.Random, say: Say) -> Played:
+    """Start the fleet, inject the faults under load, send the rest, wait until all is settled, stop the fleet."""
+    fleet, addresses = part.fleet, servers.brokers.addresses
+    jobs_per_s = len(part.jobs) / sum(phase.seconds + _BETWEEN_S for phase in part.phases)
+    feeder = Feeder(addresses, part.jobs, jobs_per_s=jobs_per_s, rng=rng)
+    world = World(size, servers.brokers, servers.postgres, servers.database_url, servers.proxy, watcher, fleet, feeder)
+    world.num_ended_before = watcher.num_ended
+    with ExitStack() as stack:
+        stack.callback(fleet.close)
+        stack.callback(feeder.close)
+        stack.callback(world.is_ending.set)
+        fleet.start()
+        watcher.fleets.append(fleet)
+        _await_first(world)
+        feeder.start()
+        reports = []
+        for phase in part.phases:
+            say(f"{fleet.name} fleet: {phase.name}, {phase.seconds:.0f} s; backlog {world.backlog}")
+            reports.append(run_phase(phase, world))
+        say(f"{fleet.name} fleet: the rest of {len(part.jobs)} jobs, then settling; backlog {world.backlog}")
+        feeder.finish()
+        reader = TopicReader(addresses)
+        stack.callback(reader.close)
+        settled_s = _settle(world, reader)
+        num_again = _ask_again(world, reader, part.jobs)
+        if num_again:
+            say(f"{num_again} jobs sent again, because their results went with the deleted topic")
+            settled_s = _settle(world, reader)
+        codes = fleet.stop()
+        return Played(tuple(reports), settled_s, tuple(world.kept_results), num_again, codes)
+
+
+def _await_first(world: World) -> None:
+    began = time.monotonic()
+    while not world.fleet.ready():
+        if time.monotonic() - began > _START_S:
+            raise TimeoutError(f"no worker took partitions within {_START_S:.0f} s; see the logs of {world.fleet.name}")
+        world.wait(_LOOK_S / 2)
+
+
+def _settle(world: World, reader: TopicReader) -> float | None:
+    """Wait until no message is unread and no result unpublished; how long it took."""
+    began = time.monotonic()
+    while (after_s := time.monotonic() - began) < world.size.settle_s:
+        try:
+            is_read = not any(reader.lag(GROUP).values())
+        except KafkaException:
+            is_read = False  # a coordinator is being elected
+        if is_read and not num_in_outbox(world.database_url):
+            return after_s
+        world.wait(_LOOK_S)
+    return None
+
+
+def _ask_again(world: World, reader: TopicReader, jobs: Sequence[PlannedJob]) -> int:
+    """Send those jobs again whose results were on the deleted topic and had not been read; returns how many.
+
+    Only what was recorded before the deletion may be missing: later results have to wait for a topic.
+    """
+    if world.deleted_at is None:
+        return 0
+    found = {record.job_id for record in (*world.kept_results, *reader.results())}
+    missing = ended_by(world.database_url, world.deleted_at + _DELETING) - found
+    again = [job for job in jobs if job.job_id in missing]
+    world.feeder.send_again(again)
+    return len(again)

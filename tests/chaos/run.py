@@ -1,0 +1,83 @@
+"""A whole run: servers up, the parts played, the ledger read and judged."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from tests.chaos.collecting import collect
+from tests.chaos.log_search import leaks, num_bytes
+from tests.chaos.oracle import judge, num_copies
+from tests.chaos.part import Part, Say, play
+from tests.chaos.plan import Plan
+from tests.chaos.reading import TopicReader
+from tests.chaos.real_jobs import real_jobs, undisturbed_texts
+from tests.chaos.report import RunReport
+from tests.chaos.setting_up import GROUP, PLANTED_SECRET, null_fleet, real_fleet, running_servers
+from tests.chaos.watcher import Watcher
+from tests.chaos.work import PROMPT_MARK, TEXT_MARK, PlannedJob, null_jobs
+
+#: Resident memory that a worker may need, by the beginning of its name.
+MAX_BYTES: Final = {"null": 400 << 20, "real": 3 << 30}
+
+
+def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
+    """Carry out a plan in `folder`, which is left as it is: logs, and the servers' data."""
+    size, rng, began = plan.size, random.Random(plan.seed), time.monotonic()
+    reals: list[PlannedJob] = []
+    if size.num_real_jobs:
+        say("decoding the real engine's prompts undisturbed")
+        reals = real_jobs(size.num_real_jobs, undisturbed_texts())
+    nulls = list(null_jobs(size.num_null_jobs, num_refused=size.num_refused, num_killers=size.num_killers, rng=rng))
+    with ExitStack() as stack:
+        say(f"seed {plan.seed}; starting {size.num_brokers} brokers and Postgres")
+        servers = stack.enter_context(running_servers(size, kafka_home, folder))
+        watcher = Watcher(servers.brokers.addresses, [GROUP, f"{GROUP}-control"], servers.database_url)
+        watcher.start()
+        stack.callback(watcher.close)
+        parts = [Part(null_fleet(size, folder, servers), nulls, plan.null)]
+        if reals:
+            parts.insert(0, Part(real_fleet(size, folder, servers), reals, plan.real))
+        played = [play(part, size, servers, watcher, rng, say) for part in parts]
+        say("reading the ledger")
+        forbidden = {
+            "a prompt": PROMPT_MARK,
+            "a text": TEXT_MARK,
+            "the planted secret": PLANTED_SECRET,
+            "the database's password": urlsplit(servers.database_url).password or "",
+        }
+        reader = TopicReader(servers.brokers.addresses)
+        stack.callback(reader.close)
+        ledger = collect(
+            reader,
+            servers.database_url,
+            GROUP,
+            earlier_results=[record for one in played for record in one.earlier_results],
+            commits=watcher.commits,
+            fleets=watcher.fleets,
+            exit_codes={name: code for one in played for name, code in one.exit_codes.items()},
+            leaks=leaks(folder / "logs", forbidden),
+        )
+        return RunReport(
+            seed=plan.seed,
+            seconds=time.monotonic() - began,
+            phases=tuple(phase for one in played for phase in one.phases),
+            violations=tuple(judge([*reals, *nulls], ledger, max_bytes=MAX_BYTES)),
+            settled_s=tuple(one.settled_s for one in played),
+            num_jobs=len(reals) + len(nulls),
+            num_rows=len(ledger.rows),
+            num_results=len(ledger.results),
+            num_repeated_results=num_copies(ledger.results),
+            num_asked_again=sum(one.num_asked_again for one in played),
+            num_letters=len(ledger.letters),
+            num_chunks=len(ledger.chunks),
+            num_commits=len(ledger.commits),
+            num_starts=sum(member.num_starts for fleet in watcher.fleets for member in fleet.members),
+            num_cut_connections=servers.proxy.num_cuts,
+            peak_bytes=dict(ledger.peak_bytes),
+            num_log_bytes=num_bytes(folder / "logs"),
+        )

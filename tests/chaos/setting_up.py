@@ -1,0 +1,112 @@
+"""The servers of a run, its topics, and the settings that its workers get."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.schema import upgrade
+from tests.chaos.brokers import Brokers
+from tests.chaos.fleet import CHECKOUT, Fleet
+from tests.chaos.null_worker import ROUND_S
+from tests.chaos.proxy import Proxy
+from tests.chaos.real_jobs import REAL_TARGET
+from tests.chaos.size import Size
+from tests.chaos.work import TASK
+from tests.chaos.world import proxied
+
+GROUP: Final = "chaos-workers"
+NUM_PARTITIONS: Final = 8
+#: A setting that nothing uses here, to be searched for in the logs.
+PLANTED_SECRET: Final = "planted-secret-5a1d0c"
+#: As many as two cores bear.
+_NUM_REAL_WORKERS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """What runs beside the workers."""
+
+    brokers: Brokers
+    postgres: EmbeddedPostgres
+    database_url: str  #: without the proxy
+    proxy: Proxy
+
+
+@contextmanager
+def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Servers]:
+    """Start brokers, database and proxy, and make the topics."""
+    with ExitStack() as stack:
+        brokers = Brokers(kafka_home, folder / "kafka", size.num_brokers)
+        stack.callback(brokers.stop)
+        brokers.start()
+        # Durable, because a Postgres that is killed may lose what it acknowledged otherwise, and jobs with it.
+        postgres = EmbeddedPostgres(folder / "postgres", durable=True, log_dir=folder / "logs" / "postgres")
+        stack.callback(postgres.stop)
+        url = postgres.start()
+        upgrade(SecretStr(url))
+        proxy = Proxy(urlsplit(url).port or 5432)
+        stack.callback(proxy.close)
+        kafka = KafkaSettings(
+            bootstrap_servers=brokers.addresses, num_partitions=NUM_PARTITIONS, replication_factor=size.num_brokers
+        )
+        ensure_topics(kafka, [TASK])
+        yield Servers(brokers, postgres, url, proxy)
+
+
+def null_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
+    """Workers with the null engine."""
+    environment = {**_environment(size, folder, servers), ROUND_S: str(size.round_s)}
+    command = [sys.executable, "-m", "tests.chaos.null_worker", "--seed", "1"]
+    return Fleet(command, environment, folder / "logs", size.num_workers, name="null")
+
+
+def real_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
+    """Workers with the real engine."""
+    environment = {
+        **_environment(size, folder, servers),
+        **{f"ALPHALOOP_MODELS__TARGET__{name.upper()}": str(value) for name, value in REAL_TARGET.items()},
+        "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
+        "ALPHALOOP_WORKER__CALIBRATION_CONTEXTS": "[64]",
+        "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
+    }
+    command = [sys.executable, "-m", "worker", "--seed", "1"]
+    return Fleet(command, environment, folder / "logs", _NUM_REAL_WORKERS, name="real")
+
+
+def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str]:
+    """Every guarantee as it is shipped; times short enough to be exceeded within a phase."""
+    return {
+        "KAFKA_BOOTSTRAP_SERVERS": servers.brokers.addresses,
+        "DATABASE_URL": proxied(servers.database_url, servers.proxy.port),
+        "PYTHONPATH": str(CHECKOUT),
+        "ALPHALOOP_CONFIGS": str(_write_configs(folder / "configs")),
+        "ALPHALOOP_KAFKA__GROUP_ID": GROUP,
+        "ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS": str(int(1000 * size.session_timeout_s)),
+        "ALPHALOOP_KAFKA__NUM_PARTITIONS": str(NUM_PARTITIONS),
+        "ALPHALOOP_KAFKA__REPLICATION_FACTOR": str(size.num_brokers),
+        "ALPHALOOP_KAFKA__METADATA_REFRESH_MS": "1000",
+        "ALPHALOOP_KAFKA__SASL_PASSWORD": PLANTED_SECRET,
+        "ALPHALOOP_WORKER__LEASE_S": str(size.lease_s),
+        "ALPHALOOP_LOGS__FORMAT": "json",
+    }
+
+
+def _write_configs(folder: Path) -> Path:
+    """The shipped models, one task."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(CHECKOUT / "configs" / "models.toml", folder)
+    (folder / "tasks.toml").write_text(f"[tasks.{TASK}]\ndescription = {json.dumps('jobs of a chaos run')}\n")
+    return folder

@@ -1,0 +1,65 @@
+"""How large a run is. The long one is `make chaos`, the short one is part of `make test`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tests.chaos.faults import FAULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Numbers of a run; times in seconds."""
+
+    num_null_jobs: int
+    num_real_jobs: int  #: decoded by the real engine, before the null engine's; 0 leaves that part out
+    num_refused: int  #: planted messages that are no jobs
+    num_killers: int  #: planted jobs that kill their worker
+    num_workers: int
+    num_brokers: int
+    faults: tuple[str, ...]  #: names of FAULTS, each of which gets a phase
+    num_pairs: int  #: phases with two faults at once
+    fault_s: float  #: how long a fault lasts
+    num_storm_restarts: int  #: of each worker in a rebalance storm
+    round_s: float  #: of the null engine
+    session_timeout_s: float  #: of a member of the consumer group
+    lease_s: float
+    catch_up_s: float  #: most time between the end of a fault and the next one
+    settle_s: float  #: most time from the last job to the last commit
+
+
+LONG: Final = Size(
+    num_null_jobs=50_000,
+    num_real_jobs=300,
+    num_refused=50,
+    num_killers=2,
+    num_workers=8,
+    num_brokers=3,
+    faults=tuple(FAULTS),
+    num_pairs=2,
+    fault_s=40.0,
+    num_storm_restarts=16,
+    round_s=0.05,
+    session_timeout_s=6.0,
+    lease_s=8.0,
+    catch_up_s=20.0,
+    settle_s=300.0,
+)
+SHORT: Final = Size(
+    num_null_jobs=3_000,
+    num_real_jobs=0,
+    num_refused=8,
+    num_killers=1,
+    num_workers=3,
+    num_brokers=1,
+    faults=("workers killed", "workers suspended", "Postgres bounced", "connections cut", "rebalance storm"),
+    num_pairs=0,
+    fault_s=6.0,
+    num_storm_restarts=2,
+    round_s=0.02,
+    session_timeout_s=3.0,
+    lease_s=3.0,
+    catch_up_s=10.0,
+    settle_s=300.0,
+)
