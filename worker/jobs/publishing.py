@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
-from alphaloop.errors import BrokerError, FatalBrokerError, MessageRefused, StoreValueRefused, TopicUnavailable
+from alphaloop.errors import BrokerError, MessageRefused, StoreValueRefused, TopicUnavailable
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import result_headers
 from alphaloop.messages.headers import encoded
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from worker.intake.polling import Delivery, Intake
+from worker.jobs.chunks import ChunkSender
 from worker.jobs.forwarding import Forwarder
 from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.publications import AnswerAgain, PublishingQueue, Recorded
 from worker.jobs.refusals import OnRefusal, Outgoing, RefusedResults
-from worker.jobs.sending import Message, Report, Sender, deliver
+from worker.jobs.sending import Message, Sender, deliver
 from worker.jobs.streaming import ChunkMessage, final_message
 from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
@@ -59,6 +60,7 @@ class Publisher:
         self._topics = topics
         self._forwarder = forwarder
         self._metrics = metrics
+        self._chunks = ChunkSender(sender, count_dropped=metrics.chunk_dropped, retry=retry, is_hurried=is_hurried)
         self._model = model
         self._retry = retry
         self._is_hurried = is_hurried
@@ -70,41 +72,18 @@ class Publisher:
         """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
         self._relay_overdue()
         publications = self._queue.take(timeout_s)
-        for chunk in publications:
-            if isinstance(chunk, ChunkMessage):
-                self._send_chunk(chunk)
+        self._chunks.send([one for one in publications if isinstance(one, ChunkMessage)])
         awaited = [one for one in publications if not isinstance(one, ChunkMessage)]
         if awaited:
             replaced = self._publish([outgoing for one in awaited for outgoing in _outgoing(one)])
             self._settle(awaited, replaced)
         return len(publications)
 
-    def _send_chunk(self, chunk: ChunkMessage) -> None:
-        try:
-            self._sender.send(
-                chunk.topic,
-                key=chunk.key,
-                value=chunk.value,
-                headers=chunk.headers,
-                on_delivery=self._chunk_reported,
-                wait_s=0.0,
-            )
-        except FatalBrokerError:
-            raise
-        except BrokerError as error:
-            self._chunk_reported(error)
-
-    def _chunk_reported(self, report: Report) -> None:
-        """A chunk that does not arrive is dropped: results are not held up for it, and they hold the whole text."""
-        if isinstance(report, FatalBrokerError):
-            return  # the next result meets it, too
-        if report is not None:
-            self._metrics.chunk_dropped(report.code)
-
     def _publish(self, results: Sequence[Outgoing]) -> Mapping[str, bytes]:
         """Until every result is acknowledged or settled because Kafka refuses it; returns the replacements by job."""
         waiting = list(results)
         replaced: dict[str, bytes] = {}
+        finals: list[ChunkMessage] = []
 
         def once() -> None:
             messages = [_message(outgoing.message) for outgoing in waiting]
@@ -114,7 +93,7 @@ class Publisher:
             for outgoing, report in zip(list(waiting), reports, strict=True):
                 match report:
                     case None:
-                        self._acknowledged(outgoing.message)
+                        finals.extend(self._acknowledged(outgoing.message))
                     case MessageRefused():
                         refused.append((outgoing, report))
                     case _:
@@ -128,13 +107,14 @@ class Publisher:
 
         while waiting:
             self._retry.until_done("publish", once)
+        self._chunks.end(finals)
         return replaced
 
-    def _acknowledged(self, result: OutboxMessage) -> None:
-        """End the job's stream, if it has one. Not before, because a result that is refused ends it in another way."""
+    def _acknowledged(self, result: OutboxMessage) -> list[ChunkMessage]:
+        """The end of the job's stream, if it has one. A result that is refused ends it in another way."""
         self._topics.works(result.topic)
-        if final := final_message(result.value, result.headers, self._model):
-            self._send_chunk(final)
+        final = final_message(result.value, result.headers, self._model)
+        return [final] if final else []
 
     def _not_sent(self, topic: str, report: BrokerError) -> NoReturn:
         if isinstance(report, TopicUnavailable):

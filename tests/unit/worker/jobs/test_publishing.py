@@ -444,7 +444,7 @@ def test_chunks_alone_are_not_waited_for() -> None:
     assert "acknowledged" not in one.world.events
 
 
-@pytest.mark.parametrize("error", [TopicUnavailable("no topic"), DeliveryFailed("full"), MessageTooLarge("large")])
+@pytest.mark.parametrize("error", [TopicUnavailable("no topic"), MessageTooLarge("large")])
 @pytest.mark.parametrize("is_told_at_once", [True, False])
 def test_a_chunk_that_does_not_arrive_is_dropped_and_results_go_on(error: BrokerError, is_told_at_once: bool) -> None:
     one = Publishing()
@@ -456,6 +456,35 @@ def test_a_chunk_that_does_not_arrive_is_dropped_and_results_go_on(error: Broker
     one.publisher.turn(0.0)
     assert one.world.events[-2:] == ["cleared [1]", "finished 1"]
     assert one.value("alphaloop_chunks_dropped_total", code=error.code) == 1.0
+
+
+@pytest.mark.parametrize("is_told_at_once", [True, False])
+def test_a_chunk_that_an_outage_kept_back_is_sent_again_before_its_result_is_cleared(is_told_at_once: bool) -> None:
+    one = Publishing()
+    if is_told_at_once:
+        one.world.send_errors = [DeliveryFailed("full")]
+    else:
+        one.world.reports[TOKENS] = [DeliveryFailed("late")]
+    stream = JobStream("j1", 1, {})
+    one.queue.put(*(stream.add(text, created=0, model="target") for text in ("one ", "two")))
+    one.publisher.turn(0.0)
+    one.queue.put(one.streamed(1, num_chunks=2))
+    one.publisher.turn(0.0)
+    text = StreamReader()
+    for value, headers in one.world.chunks:
+        text.take(read_chunk(value, headers))
+    assert (text.text, text.end is not None) == ("one two", True)
+    assert one.world.events[-2:] == ["cleared [1]", "finished 1"]
+
+
+def test_a_stream_is_ended_before_its_result_is_cleared() -> None:
+    """So that the relay of another worker ends it if this one dies."""
+    one = Publishing()
+    one.world.reports[TOKENS] = [DeliveryFailed("late"), DeliveryFailed("late")]
+    one.queue.put(one.streamed(1, num_chunks=0))
+    one.publisher.turn(0.0)
+    assert one.world.topics() == [RESULTS, TOKENS, TOKENS, TOKENS]
+    assert one.world.events[-3:] == ["acknowledged", "cleared [1]", "finished 1"]
 
 
 def test_what_was_recorded_and_never_published_is_relayed_when_due() -> None:
