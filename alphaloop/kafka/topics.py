@@ -23,6 +23,7 @@ DRIFT_REPORTS: Final = "drift-reports"
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
+_MOST_NAMED: Final = 10  #: refused topics that an error names
 
 
 def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[str]:
@@ -89,7 +90,9 @@ def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[st
                 refused[name] = error
     if refused:
         first = next(iter(refused.values()))
-        raise broker_error(first, f"creating {', '.join(sorted(refused))}") from first
+        names = sorted(refused)
+        others = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        raise broker_error(first, f"creating {', '.join(names[:_MOST_NAMED])}{others}") from first
     return created
 
 

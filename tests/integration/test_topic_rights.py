@@ -1,0 +1,161 @@
+"""Topics that a worker may not create or write to: it goes on with everything else, and by itself once it may."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.process import free_ports
+from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, list_topics
+from alphaloop.messages import Status
+from alphaloop.settings import Settings, load_settings
+from alphaloop.store.database import Database
+from alphaloop.store.outbox import Outbox
+from tests.fakes import FakeEngine
+from tests.fixtures.broker import settings_for
+from tests.fixtures.topics import Operator
+from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from worker.jobs import forwarding
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+ALICE, PASSWORD = "alice", "correct-horse"
+CODE_DLQ = "jobs.code.dlq"
+
+
+@pytest.fixture(scope="module")
+def guarded(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A broker with access rights: its address for the operator, and its address for alice."""
+    (port,) = free_ports(1)
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    properties = {
+        "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
+        f"SASL_PLAINTEXT://127.0.0.1:{port}",
+        "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:" + str(port),
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{login} user_{ALICE}="{PASSWORD}";',
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    broker = EmbeddedKafka(kafka_home, tmp_path_factory.mktemp("guarded"), properties=properties)
+    try:
+        operator = Operator(address := broker.start())
+        operator.allow_everything(ALICE)
+        operator.deny_creating(ALICE)
+        yield address, f"127.0.0.1:{port}"
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def operator(guarded: tuple[str, str]) -> Operator:
+    """Somebody who may do everything, on a broker that has only the topics that the test makes."""
+    one = Operator(guarded[0])
+    for topic in list_topics(settings_for(guarded[0])):
+        if not topic.startswith("__"):
+            one.delete(topic)
+    return one
+
+
+@pytest.fixture
+def settings(guarded: tuple[str, str], database_url: SecretStr) -> Settings:
+    """A worker's, who is alice and may create no topic."""
+    kafka = settings_for(guarded[1]).model_copy(
+        update={
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_username": ALICE,
+            "sasl_password": SecretStr(PASSWORD),
+            "extra": {"topic.metadata.propagation.max.ms": 1000},
+        }
+    )
+    loaded = load_settings(
+        profile="local", overrides={"postgres": {"url": database_url}, "worker": {"calibration_samples": 1}}
+    )
+    return loaded.model_copy(update={"kafka": kafka, "tasks": {name: loaded.tasks[name] for name in ("code", "sql")}})
+
+
+@pytest.fixture
+def client(guarded: tuple[str, str], operator: Operator) -> Client:
+    """A sender who is the operator. Topics of jobs are made, dead-letter topics of jobs are not."""
+    one = Client(Settings(kafka=settings_for(guarded[0])))
+    for topic in ("jobs.code", "jobs.sql"):
+        operator.create(topic)
+    return one
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short time between two tries to reach a topic."""
+    monkeypatch.setattr(forwarding, "RETRY_S", 0.5)
+    monkeypatch.setattr("worker.retry.LONGEST_WAIT_S", 0.5)
+
+
+def job(name: str) -> bytes:
+    return json.dumps({"job_id": name, "prompt": f"write about {name}", "max_tokens": 4}).encode()
+
+
+def reason(worker: RunningWorker, topic: str) -> str:
+    return worker.components.topics.reason(topic) or ""
+
+
+def test_a_missing_dead_letter_topic_ends_no_worker_and_holds_up_no_job(
+    settings: Settings, client: Client, operator: Operator
+) -> None:
+    with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+        client.send("code", [job("before"), b"no job", job("after")], partition=0)
+        client.send("sql", [job("other")])
+        assert {result.job_id for result in client.results(3)} == {"before", "after", "other"}
+        until(lambda: "jobs.code.dlq" in reason(worker, CODE_DLQ), "the worker says which topic is missing")
+        shown = worker.components.metrics.registry.get_sample_value
+        assert shown("alphaloop_topic_unavailable", {"topic": CODE_DLQ}) == 1.0
+        until(lambda: worker.components.intake.num_in_flight == 1, "only the refused message is held")
+    with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+        until(lambda: bool(reason(worker, CODE_DLQ)), "the next worker reads the message again")
+        operator.create(CODE_DLQ)
+        (letter,) = client.read([CODE_DLQ], lambda letters: bool(letters))
+        until(lambda: worker.components.intake.num_in_flight == 0, "the message is finished")
+        assert not reason(worker, CODE_DLQ)
+    assert letter.value == b"no job"
+    assert headers_of(letter)["__dlq.errors.exception"] == "malformed_message"
+
+
+def test_results_that_may_not_be_written_wait_and_dead_letters_go_on(
+    settings: Settings, client: Client, operator: Operator, database: Database
+) -> None:
+    operator.create(CODE_DLQ)
+    operator.deny_writing(ALICE, RESULTS)
+    try:
+        with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+            client.send("code", [job("good"), b"no job"])
+            client.read([CODE_DLQ], lambda letters: bool(letters))
+            until(lambda: "TOPIC_AUTHORIZATION_FAILED" in reason(worker, RESULTS), "the worker says what it may not")
+            assert Outbox(database).num_pending() == 1
+            operator.undo_deny_writing(ALICE, RESULTS)
+            (result,) = client.results(1)
+            until(lambda: not reason(worker, RESULTS), "the worker is ready again")
+    finally:
+        operator.undo_deny_writing(ALICE, RESULTS)
+    assert (result.job_id, result.status) == ("good", Status.SUCCEEDED)
+
+
+def test_a_worker_starts_without_topics_that_it_may_not_create(
+    settings: Settings, client: Client, operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    for topic in (RESULTS, TOKENS, CONTROL):
+        operator.delete(topic)
+    with running_worker(settings, FakeEngine(num_slots=4)) as worker:
+        (told,) = [record for record in caplog.records if getattr(record, "action", "") == "topics_missing"]
+        assert CONTROL in told.message
+        assert "ACLs" in told.hint  # type: ignore[attr-defined]
+        client.send("code", [job("good")])
+        until(lambda: RESULTS in reason(worker, RESULTS), "the worker says that results cannot be published")
+        operator.create(RESULTS)
+        (result,) = client.results(1)
+    assert result.status is Status.SUCCEEDED
