@@ -49,6 +49,7 @@ from worker.deciding.choice_log import StoredChoices
 from worker.deciding.decider import Decider
 from worker.deciding.decision_journal import StoredDecisions
 from worker.deciding.evidence_cache import EvidenceCache
+from worker.deciding.segments import SegmentsApart
 from worker.deciding.shared_budgets import SharedBudgets
 from worker.deciding.watch import Watch
 from worker.engine import Engine
@@ -116,8 +117,14 @@ def assemble(
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
+    segments = SegmentsApart(deciding.evidence_cache.segments, idle=_half_life(settings), now=lambda: datetime.now(UTC))
     validation = Validation(
-        engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
+        engine,
+        settings.tasks,
+        reread_tasks=_reread(configs),
+        limits=limits,
+        cluster=cluster_id(settings.kafka),
+        keeps_apart=segments.keeps,
     )
     intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
     control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)

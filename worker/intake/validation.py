@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
@@ -59,13 +59,16 @@ class Validation:
         reread_tasks: Callable[[], Mapping[str, TaskSettings]],
         limits: WorkerSettings,
         cluster: str,
+        keeps_apart: Callable[[str, str], bool] = lambda task, segment: True,
     ) -> None:
+        """`keeps_apart` says of a task's segment whether it has evidence of its own."""
         self._engine = engine
         self._tasks = dict(tasks)
         self._switched_off: dict[str, PromptPatterns] = {}
         self._reread_tasks = reread_tasks
         self._limits = limits
         self._cluster = cluster
+        self._keeps_apart = keeps_apart
 
     def origin(self, delivery: Delivery) -> Origin:
         """Where a delivery came from."""
@@ -91,6 +94,8 @@ class Validation:
                 f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
             )
         prepared = self._engine.prepare(job, sampling_of(job, settings))
+        if job.segment and not self._keeps_apart(job.task, job.segment):
+            prepared = replace(prepared, is_pooled=True)
         lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
         return ReadyJob(delivery, prepared, payload_digest(job), lane)
 
