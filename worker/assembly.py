@@ -117,7 +117,7 @@ def assemble(
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
-    segments = SegmentsApart(deciding.evidence_cache.segments, idle=_half_life(settings), now=lambda: datetime.now(UTC))
+    segments = SegmentsApart(deciding.evidence_cache.segments, idle=_half_life(settings), now=clock.now)
     validation = Validation(
         engine,
         settings.tasks,
