@@ -15,11 +15,13 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from alphaloop.errors import MessageError
+from alphaloop.errors import JobConflict, MessageError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.messages import Job, Origin, Result, Status, encode_job, parse_job, payload_digest
 from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
 from tests.conftest import FIXED_SEED
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, FinishedDeliveries
@@ -60,10 +62,10 @@ class TokenizingEngine(FakeEngine):
 class Reader:
     """Reads messages as a worker does, and keeps count of what became of them."""
 
-    def __init__(self, worker: RunningWorker) -> None:
+    def __init__(self, worker: RunningWorker, database: Database) -> None:
         self._worker = worker
         self._parts = worker.components
-        self._claiming = Claiming(self._parts.jobs, owner="fuzz", lease_s=3600.0, max_attempts=3)
+        self._claiming = Claiming(JobStore(database), owner="fuzz", lease_s=3600.0, max_attempts=3)
         self._finished = FinishedDeliveries()
         self._ready: list[ReadyJob] = []
         self._num_waiting = self._waiting_bytes = 0
@@ -99,12 +101,16 @@ class Reader:
         self._num_waiting = self._waiting_bytes = 0
         claims = self._claiming.claim(self._ready)
         self.claims.update(
-            claimed=len(claims.to_decode), held=len(claims.held), conflict=len(claims.conflicts), **_none_ended(claims)
+            claimed=len(claims.to_decode),
+            held=len(claims.held),
+            refused=len(claims.refused),
+            answered=len(claims.answered),
         )
         for claimed in claims.to_decode:
             outcome = outcomes.ended(claimed, Status.CANCELLED, cancelled(), now=NOW)
             assert Result.decode(outcome.result).job_id == claimed.job_id
-        for ready, error in claims.conflicts:
+        for ready, error in claims.refused:
+            assert isinstance(error, JobConflict)
             self._refuse(ready.delivery, error)
         self._ready.clear()
         while len(self._parts.publishing):
@@ -120,7 +126,7 @@ class Reader:
         """Every message was a job or is in a dead-letter topic."""
         self.settle()
         assert self.crashes == []
-        assert sum(self.claims.values()) - self.claims["conflict"] + self.num_refused == self.num_read
+        assert sum(self.claims.values()) - self.claims["refused"] + self.num_refused == self.num_read
         assert len(self._finished.finished) == self.num_refused == self._num_letters()
 
     def _num_letters(self) -> int:
@@ -137,10 +143,6 @@ class Reader:
             consumer.close()
 
 
-def _none_ended(claims: Any) -> dict[str, int]:
-    return {"answered": len(claims.answered), "ended": len(claims.ended)}
-
-
 def check_job(ready: ReadyJob) -> None:
     """What the parts behind the intake rely on."""
     job, sampling = ready.job, ready.prepared.sampling
@@ -155,10 +157,10 @@ def check_job(ready: ReadyJob) -> None:
 
 
 @pytest.fixture
-def reader(worker_settings: Settings, tiny_tokenizer: Any) -> Iterator[Reader]:
+def reader(worker_settings: Settings, database: Database, tiny_tokenizer: Any) -> Iterator[Reader]:
     worker = RunningWorker(worker_settings, TokenizingEngine(tiny_tokenizer), seed=1)
     try:
-        yield Reader(worker)
+        yield Reader(worker, database)
     finally:
         worker.close()
 
