@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down chaos clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down chaos fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,6 +33,9 @@ test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language 
 
 chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (20 minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+fuzz: $(INSTALLED) ## 100,000 damaged messages on the way of real ones (FUZZ_MESSAGES sets another number)
+	@FUZZ_MESSAGES=$${FUZZ_MESSAGES:-100000} $(BIN)/python -m pytest -s -p no:logging tests/fuzz $(ARGS)
 
 check: $(INSTALLED) ## style, types, import rules, generated files
 	@echo "==> ruff";          $(BIN)/ruff check .

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from alphaloop.messages import Purpose, encode_job
+from alphaloop.messages import Purpose, encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.drafts import DraftRevision, DraftStatus
@@ -107,6 +107,7 @@ class ProbeSender:
                     purpose=p.job.purpose.value,
                     drafter=p.job.probe_drafter,
                     num_draft_tokens=p.job.probe_num_draft_tokens,
+                    payload_sha256=payload_digest(p.job),
                 )
                 for p in planned
             ]

@@ -37,6 +37,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.probes import ProbeStore
 from alphaloop.store.refused_results import RefusedResultStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.block import SwitchbackDesign
@@ -49,6 +50,7 @@ from worker.deciding.choice_log import StoredChoices
 from worker.deciding.decider import Decider
 from worker.deciding.decision_journal import StoredDecisions
 from worker.deciding.evidence_cache import EvidenceCache
+from worker.deciding.segments import SegmentsApart
 from worker.deciding.shared_budgets import SharedBudgets
 from worker.deciding.watch import Watch
 from worker.engine import Engine
@@ -116,8 +118,16 @@ def assemble(
     metrics = WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
+    probes = ProbeStore(database)
+    segments = SegmentsApart(deciding.evidence_cache.segments, idle=_half_life(settings), now=clock.now)
     validation = Validation(
-        engine, settings.tasks, reread_tasks=_reread(configs), limits=limits, cluster=cluster_id(settings.kafka)
+        engine,
+        settings.tasks,
+        reread_tasks=_reread(configs),
+        limits=limits,
+        cluster=cluster_id(settings.kafka),
+        keeps_apart=segments.keeps,
+        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
     )
     intake = _consume(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
     control_intake = _consume(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)

@@ -69,6 +69,12 @@ class PreparedJob:
     job: Job
     token_ids: tuple[int, ...]
     sampling: Sampling
+    is_pooled: bool = False  #: whether the job's segment has no evidence of its own
+
+    @property
+    def segment(self) -> str:
+        """The segment whose evidence the job is decided from and adds to; empty: the task's jobs without one."""
+        return "" if self.is_pooled else self.job.segment or ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class ProbeRun:
     purpose: str
     drafter: str | None
     num_draft_tokens: int | None
+    payload_sha256: bytes
 
 
 class ProbeStore:
@@ -117,6 +118,13 @@ class ProbeStore:
         if runs:
             with self._database.begin() as connection:
                 connection.execute(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
+
+    def is_recorded(self, job_id: str, payload_sha256: bytes) -> bool:
+        """Whether this is a probe or control of the scheduler, with just this payload."""
+        runs = probe_runs.c
+        query = select(exists().where(runs.job_id == job_id, runs.payload_sha256 == payload_sha256))
+        with self._database.begin() as connection:
+            return bool(connection.execute(query).scalar_one())
 
     def mark_sent(self, job_ids: Collection[str], now: datetime) -> None:
         """Record that Kafka has acknowledged them."""

@@ -28,6 +28,7 @@ CREATE TABLE probe_runs (
     purpose TEXT NOT NULL,
     drafter TEXT,
     num_draft_tokens INTEGER,
+    payload_sha256 BYTEA NOT NULL,
     sent_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_probe_runs PRIMARY KEY (job_id)
 );
@@ -43,6 +44,7 @@ COMMENT ON COLUMN probe_runs.position IS 'Number of the prompt in it';
 COMMENT ON COLUMN probe_runs.purpose IS 'probe or control';
 COMMENT ON COLUMN probe_runs.drafter IS 'What a probe measures; null for a control';
 COMMENT ON COLUMN probe_runs.num_draft_tokens IS 'k of a probe';
+COMMENT ON COLUMN probe_runs.payload_sha256 IS 'SHA-256 of what was sent: a job with another payload is no probe';
 COMMENT ON COLUMN probe_runs.sent_at IS 'When it was handed to Kafka';
 
 CREATE TABLE drift_events (

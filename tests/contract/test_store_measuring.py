@@ -46,6 +46,7 @@ def probe_run(position: int, purpose: str = "probe", *, at: datetime = NOW, prob
         purpose,
         drafter,
         3 if drafter else None,
+        b"digest",
     )
 
 

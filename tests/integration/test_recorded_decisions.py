@@ -29,6 +29,7 @@ from alphaloop.store.past_decisions import PastDecisions, RecordedDecisions
 from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
+from tests.fixtures.probes import record_probes
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts
 from tests.fixtures.worker import Client, RunningWorker
 from worker.engine import Step
@@ -147,6 +148,7 @@ def run_until(
                     task, value = job(rng, num_sent)
                     by_task.setdefault(task, []).append(value)
                     num_sent += 1
+                record_probes(database, [(task, value) for task, values in by_task.items() for value in values])
                 for task, values in by_task.items():
                     client.send(task, values)
                 another_worker(database, rng, num_sent, engine)

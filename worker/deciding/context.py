@@ -44,7 +44,7 @@ def subject_of(key: DecisionKey) -> Subject:
 
 def facts_of(job: PreparedJob) -> JobFacts:
     """What a decision may know of the job."""
-    return JobFacts(len(job.token_ids), job.sampling.max_tokens, job.job.segment or "", job.job.deadline)
+    return JobFacts(len(job.token_ids), job.sampling.max_tokens, job.segment, job.job.deadline)
 
 
 def conditions_of(engine: Engine, jobs: Sequence[PreparedJob], num_running: int) -> EngineConditions:

@@ -1,7 +1,8 @@
 """The evidence of all tasks in memory: read once from the database, then updated with what all workers add.
 
 The cache holds rows of acceptance_state and never adds up jobs itself. So each key stands exactly where the ledger
-stood after some row of it, its position, and a decision can be taken again from the ledger.
+stood after some row of it, its position, and a decision can be taken again from the ledger. Of a task's segments it
+holds those that were used last (segments.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.drafts import DraftRegistry
+from worker.deciding.segments import last_used, of_segments_used_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class _Held:
     def of(cls, row: StateRow) -> _Held:
         """As the row says."""
         return cls(row.num_jobs, row.evidence, row.last_ledger_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    segment: str
+    as_of: datetime
 
 
 class EvidenceCache:
@@ -121,6 +129,16 @@ class EvidenceCache:
                 tuple(one.position for place, _ in known for one in self._held[place].values()),
             )
 
+    def segments(self, task: str) -> dict[str, datetime]:
+        """The segments of the task of which there is evidence, and when they were used last."""
+        with self._lock:
+            places = [place for place in self._unread.keys() | self._held.keys() if place.task == task]
+            return last_used(
+                _Use(key.segment, held.evidence.all.as_of)
+                for place in places
+                for key, held in self._open(place).items()
+            )
+
     def lengths(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> JobLengths:
         """How long the task's jobs are, vanilla ones and those with these drafters together."""
         jobs = output = prompt = 0.0
@@ -139,6 +157,7 @@ class EvidenceCache:
         self._unread, self._held, self._totals = {}, {}, {}
         for row in rows:
             self._unread.setdefault(_place_of(row), []).append(row)
+        self._unread = {place: of_segments_used_last(held) for place, held in self._unread.items()}
         for place in self._unread.keys() | self._versions.keys():
             self._changed(place, 1)
 
@@ -148,7 +167,10 @@ class EvidenceCache:
         if key in held and held[key].position >= row.last_ledger_id:
             return
         num_more = row.num_jobs - held[key].num_jobs if key in held else row.num_jobs
+        is_new_segment = bool(row.segment) and all(other.segment != row.segment for other in held)
         held[key] = _Held.of(row)
+        if is_new_segment:
+            self._forget_segments(place)
         self._changed(place, max(1, num_more))
 
     def _open(self, place: Place) -> dict[EvidenceKey, _Held]:
@@ -156,6 +178,11 @@ class EvidenceCache:
             rows = self._unread.pop(place, [])
             self._held[place] = {row.key: _Held.of(row) for row in rows}
         return self._held[place]
+
+    def _forget_segments(self, place: Place) -> None:
+        uses = [_Use(key.segment, one.evidence.all.as_of) for key, one in self._held[place].items()]
+        kept = {use.segment for use in of_segments_used_last(uses)}
+        self._held[place] = {key: one for key, one in self._held[place].items() if key.segment in kept}
 
     def _changed(self, place: Place, num_more: int) -> None:
         self._versions[place] = self._versions.get(place, 0) + num_more

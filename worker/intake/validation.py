@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
@@ -59,13 +59,28 @@ class Validation:
         reread_tasks: Callable[[], Mapping[str, TaskSettings]],
         limits: WorkerSettings,
         cluster: str,
+        keeps_apart: Callable[[str, str], bool] = lambda task, segment: True,
+        is_probe: Callable[[str, bytes], bool] = lambda job_id, payload_sha256: True,
     ) -> None:
+        """What reads messages.
+
+        Args:
+            engine: what prepares the prompts.
+            tasks: the tasks known at first.
+            reread_tasks: the tasks known now.
+            limits: bounds of a message.
+            cluster: the id of the Kafka cluster.
+            keeps_apart: whether a task's segment has evidence of its own.
+            is_probe: whether the scheduler recorded a probe or control of this job_id and payload.
+        """
         self._engine = engine
         self._tasks = dict(tasks)
         self._switched_off: dict[str, PromptPatterns] = {}
         self._reread_tasks = reread_tasks
         self._limits = limits
         self._cluster = cluster
+        self._keeps_apart = keeps_apart
+        self._is_probe = is_probe
 
     def origin(self, delivery: Delivery) -> Origin:
         """Where a delivery came from."""
@@ -85,14 +100,23 @@ class Validation:
             max_bytes=self._limits.max_job_bytes,
             max_depth=self._limits.max_json_depth,
         )
+        digest = payload_digest(job)
+        if job.purpose is not Purpose.TRAFFIC and not self._is_probe(job.job_id, digest):
+            raise InvalidField(
+                f"expected a {job.purpose.value} that the scheduler recorded, found none with this job_id and payload",
+                field="purpose",
+                hint="leave the field out: only the scheduler sends probes and controls",
+            )
         served = self._engine.identity.target
         if job.body.model not in (None, served):
             raise InvalidField(
                 f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
             )
         prepared = self._engine.prepare(job, sampling_of(job, settings))
+        if job.segment and not self._keeps_apart(job.task, job.segment):
+            prepared = replace(prepared, is_pooled=True)
         lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
-        return ReadyJob(delivery, prepared, payload_digest(job), lane)
+        return ReadyJob(delivery, prepared, digest, lane)
 
     def task(self, name: str) -> TaskSettings:
         """The settings of a task that a job was read for."""

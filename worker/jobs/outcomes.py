@@ -129,7 +129,7 @@ def _run(
     most = max(generation.drafted, key=lambda one: one.counts.rounds, default=None)
     key = EvidenceKey(
         task=job.task,
-        segment=job.segment or "",
+        segment=claimed.ready.prepared.segment,
         target_revision=identity.target_revision,
         drafter=most.drafter if most else "",
         draft_revision=most.draft_revision if most else "",

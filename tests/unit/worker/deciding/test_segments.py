@@ -1,0 +1,100 @@
+"""Segments that are kept apart: those used last, as many as a task may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.fixtures.claimed import ready_job
+from worker.deciding.context import facts_of
+from worker.deciding.segments import MOST_SEGMENTS, SegmentsApart, of_segments_used_last
+
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+IDLE = timedelta(days=3)
+
+
+@dataclass(frozen=True)
+class Used:
+    segment: str
+    as_of: datetime
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def known() -> dict[str, datetime]:
+    """Segments of which there is evidence."""
+    return {}
+
+
+@pytest.fixture
+def segments(clock: Clock, known: dict[str, datetime]) -> SegmentsApart:
+    return SegmentsApart(lambda task: known if task == "code" else {}, idle=IDLE, now=clock)
+
+
+def test_a_task_keeps_so_many_segments_apart_and_pools_the_others(segments: SegmentsApart) -> None:
+    kept = [segments.keeps("code", f"made-up-{number}") for number in range(5000)]
+    assert sum(kept) == MOST_SEGMENTS
+    assert kept[:MOST_SEGMENTS] == [True] * MOST_SEGMENTS, "the first are in use and stay"
+    assert segments.keeps("code", "made-up-0")
+    assert segments.keeps("code", ""), "jobs without a segment are the pool"
+    assert segments.keeps("sql", "gold"), "another task has segments of its own"
+
+
+def test_a_segment_in_use_outlives_any_number_of_new_ones(segments: SegmentsApart, clock: Clock) -> None:
+    for day in range(20):
+        clock.now = NOW + timedelta(days=day)
+        assert segments.keeps("code", "gold")
+        for number in range(500):
+            segments.keeps("code", f"day-{day}-{number}")
+
+
+def test_the_one_used_last_longest_ago_makes_room(segments: SegmentsApart, clock: Clock) -> None:
+    for number in range(MOST_SEGMENTS):
+        clock.now = NOW + timedelta(hours=number)
+        assert segments.keeps("code", f"old-{number}")
+    clock.now = NOW + IDLE - timedelta(seconds=1)
+    assert not segments.keeps("code", "new")
+    clock.now = NOW + IDLE
+    assert segments.keeps("code", "new")
+    assert not segments.keeps("code", "old-0")
+    assert segments.keeps("code", "old-1")
+
+
+def test_segments_that_other_workers_know_count(segments: SegmentsApart, known: dict[str, datetime]) -> None:
+    known.update({f"theirs-{number}": NOW for number in range(MOST_SEGMENTS - 1)})
+    assert segments.keeps("code", "mine")
+    assert segments.keeps("code", "theirs-0")
+    assert not segments.keeps("code", "one more")
+
+
+def test_of_many_rows_those_of_the_segments_used_last_are_held() -> None:
+    rows = [Used(f"s{number}", NOW + timedelta(seconds=number)) for number in range(300)]
+    rows += [Used("", NOW - IDLE), Used("s0", NOW + IDLE)]
+    held = of_segments_used_last(rows)
+    recent = {f"s{number}" for number in range(301 - MOST_SEGMENTS, 300)}
+    assert {row.segment for row in held} == {"", "s0", *recent}
+    assert [row.as_of for row in held if row.segment == "s0"] == [NOW, NOW + IDLE], "all rows of a segment"
+    few = rows[:MOST_SEGMENTS]
+    assert of_segments_used_last(few) is few
+
+
+def test_a_pooled_job_is_decided_from_its_tasks_evidence_and_adds_to_it() -> None:
+    apart = ready_job("a", segment="gold")
+    assert (apart.prepared.segment, facts_of(apart.prepared).segment) == ("gold", "gold")
+    pooled = ready_job("b", segment="gold", keeps_apart=lambda task, segment: False)
+    assert (pooled.prepared.segment, facts_of(pooled.prepared).segment) == ("", "")
+    assert pooled.job.segment == "gold", "the result still says it"
