@@ -31,7 +31,7 @@ _BETWEEN_S: Final = 8.0
 #: A deleted topic takes messages for a moment longer.
 _DELETING: Final = timedelta(seconds=2)
 #: Until the first worker of a fleet has partitions.
-_START_S: Final = 120.0
+_START_S: Final = 600.0
 
 Say = Callable[[str], None]
 
