@@ -34,5 +34,10 @@ def migrate(
     schema.upgrade(url, revision)
     after = schema.current(url)
     note(f"already at revision {after}" if before == after else f"from revision {before or 'none'} to {after}")
+    if after is not None and (missing := schema.grant_to_roles(url)):
+        note(
+            f"this user may not create the roles {', '.join(missing)}; until somebody does, and migrates again, every "
+            "process needs the rights of this user"
+        )
     if as_json:
         print_json({"from": before, "to": after})

@@ -15,8 +15,8 @@ from alphaloop.store.database import Database
 
 #: Dropped together, so that the ledger has all rows of a day or none.
 PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_records", "decision_inputs")
-#: Any fixed number: two processes must not make the same partition at once.
-_LOCK: Final = 0x616C7061
+_MAKE: Final = text("SELECT make_partitions(CAST(:days AS date[]))")
+_DROP: Final = text("SELECT drop_partitions(CAST(:before AS date))")
 # Read from the catalog, because to_regclass may answer from a cache without the partitions of another process.
 _MISSING: Final = text("""
     SELECT day, parent FROM unnest(CAST(:days AS date[])) AS day, unnest(CAST(:tables AS text[])) AS parent
@@ -54,10 +54,7 @@ class PartitionKeeper:
         """
         with self._database.begin() as connection:
             connection.execute(text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": self._lock_timeout})
-            old = [(parent, found) for parent, found in _partitions(connection, PARTITIONED) if found < day]
-            for parent, found in old:
-                connection.execute(text(f'DROP TABLE "{_name(parent, found)}"'))
-        return sorted({found for _, found in old})
+            return list(connection.execute(_DROP, {"before": day}).scalar_one())
 
     def days(self) -> list[date]:
         """The days that have a partition, oldest first."""
@@ -73,22 +70,12 @@ def partition_days(connection: Connection) -> list[date]:
 def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
     """Make the partitions of `days` that are missing, in the caller's transaction; returns the days that were made.
 
-    A partition is built as a table and then attached, so that readers and writers do not wait; CREATE … PARTITION OF
-    would lock them out.
+    The database's function does it, so that a worker needs no right to change the schema.
     """
     wanted = {"days": sorted(set(days)), "tables": list(PARTITIONED)}
     if not connection.execute(_MISSING, wanted).first():
         return []
-    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    missing = connection.execute(_MISSING, wanted).all()
-    for day, parent in missing:
-        # Names and bounds come from this module and a date, never from outside; DDL takes no parameters.
-        name, start, end = _name(parent, day), f"{day} 00:00+00", f"{day + timedelta(days=1)} 00:00+00"
-        connection.execute(text(f'CREATE TABLE "{name}" (LIKE "{parent}" INCLUDING ALL)'))
-        connection.execute(
-            text(f"ALTER TABLE \"{parent}\" ATTACH PARTITION \"{name}\" FOR VALUES FROM ('{start}') TO ('{end}')")
-        )
-    return sorted({day for day, _ in missing})
+    return list(connection.execute(_MAKE, {"days": wanted["days"]}).scalar_one())
 
 
 def utc_day(at: datetime) -> date:
@@ -99,7 +86,3 @@ def utc_day(at: datetime) -> date:
 def _partitions(connection: Connection, tables: Iterable[str]) -> list[tuple[str, date]]:
     rows = connection.execute(_PARTITIONS, {"tables": list(tables)})
     return [(parent, datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()) for parent, day in rows]
-
-
-def _name(parent: str, day: date) -> str:
-    return f"{parent}_{day:%Y%m%d}"

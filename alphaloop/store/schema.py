@@ -12,6 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from alphaloop.errors import ConfigError, SchemaMismatch
 from alphaloop.store.database import Database
@@ -36,6 +37,12 @@ def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRAT
 def downgrade(url: SecretStr, revision: str, *, migrations: Path = MIGRATIONS) -> None:
     """Take the schema back to `revision`; `base` drops every table with its rows."""
     _run(command.downgrade, url, revision, migrations)
+
+
+def grant_to_roles(url: SecretStr) -> list[str]:
+    """Grant the group roles their rights, and make missing ones if this user may; returns those still missing."""
+    with Database(url, pool_size=1) as database, database.begin() as connection:
+        return list(connection.execute(text("SELECT grant_to_roles()")).scalar_one())
 
 
 def current(url: SecretStr) -> str | None:

@@ -71,8 +71,8 @@ def measured(server: str, num_jobs: int, repeats: int) -> dict[str, Any]:
                 limited.execute(sql.SQL("ALTER ROLE CURRENT_USER SET statement_timeout = {}").format(f"{LIMIT_S}s"))
                 limited.execute(sql.SQL("SET statement_timeout = {}").format(f"{LIMIT_S}s"))
                 with Database(url) as database:
-                    found[which] = measure(database, limited, repeats)
-                found[f"{which}_plans"] = plans(limited)
+                    found[which] = measure(database, limited, num_jobs, repeats)
+                found[f"{which}_plans"] = plans(limited, num_jobs)
                 limited.execute("ALTER ROLE CURRENT_USER RESET statement_timeout")
             found[f"{which}_bytes"] = sizes(connection)
     return found

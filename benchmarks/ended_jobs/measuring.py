@@ -35,22 +35,24 @@ QUERIES: Final = {
         SELECT task, status, count(*) FROM jobs WHERE created_at > now() - interval '1 hour' GROUP BY task, status""",
     "a job by its id": """
         SELECT status, attempt, owner, lease_expires_at, finished_at FROM jobs
-        WHERE job_id = md5('7000')::uuid::text""",
-    "progress of a batch": "SELECT status, count(*) FROM jobs WHERE batch_id = 'batch-5' GROUP BY status",
+        WHERE job_id = md5(%(recent)s::text)::uuid::text""",
+    "progress of a batch": """
+        SELECT status, count(*) FROM jobs WHERE batch_id = 'batch-' || %(recent)s::int / 1000 GROUP BY status""",
 }
 
 
-def measure(database: Database, connection: psycopg.Connection, repeats: int) -> dict[str, float | None]:
+def measure(database: Database, connection: psycopg.Connection, num_jobs: int, repeats: int) -> dict[str, float | None]:
     """Median milliseconds by operation; None where it took longer than `LIMIT_S`."""
-    return {what: _median_ms(act, repeats) for what, act in _operations(database, connection)}
+    return {what: _median_ms(act, repeats) for what, act in _operations(database, connection, _recent(num_jobs))}
 
 
-def plans(connection: psycopg.Connection) -> dict[str, str]:
+def plans(connection: psycopg.Connection, num_jobs: int) -> dict[str, str]:
     """How each query, and a chunk of retention, is carried out now."""
-    given = {"since": datetime.min.replace(tzinfo=UTC), "before": _old(), "chunk": CHUNK_ROWS}
+    given: dict[str, Any] = {"since": datetime.min.replace(tzinfo=UTC), "before": _old(), "chunk": CHUNK_ROWS}
     chunk = retention._JOBS.text
     for name in given:
         chunk = chunk.replace(f":{name}", f"%({name})s")
+    given["recent"] = _recent(num_jobs)
     found = {}
     for what, query in {**QUERIES, "a chunk of retention": chunk}.items():
         rows = connection.execute(f"EXPLAIN (COSTS OFF) {query}", given)
@@ -58,8 +60,10 @@ def plans(connection: psycopg.Connection) -> dict[str, str]:
     return found
 
 
-def _operations(database: Database, connection: psycopg.Connection) -> Iterator[tuple[str, Callable[[], object]]]:
-    """In this order, because the first ones make what the later ones use."""
+def _operations(
+    database: Database, connection: psycopg.Connection, recent: int
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """In this order, because the first ones make what the later ones use; `recent`: number of a job that is not old."""
     jobs, outcomes, old = JobStore(database), OutcomeStore(database), RetentionStore(database)
     claimed: list[str] = []
 
@@ -73,7 +77,8 @@ def _operations(database: Database, connection: psycopg.Connection) -> Iterator[
 
     def claim_known() -> None:
         row = connection.execute(
-            "SELECT job_id, payload_sha256 FROM jobs WHERE batch_id = 'batch-3' LIMIT %s", (GROUP,)
+            "SELECT job_id, payload_sha256 FROM jobs WHERE batch_id = 'batch-' || %s::int / 1000 LIMIT %s",
+            (recent, GROUP),
         ).fetchall()
         claim([_request(name, sha) for name, sha in row])
 
@@ -95,7 +100,7 @@ def _operations(database: Database, connection: psycopg.Connection) -> Iterator[
     yield f"renew {GROUP} claims", renew
     yield f"record {GROUP} outcomes", record
     for what, query in QUERIES.items():
-        yield what, lambda query=query: connection.execute(query).fetchall()  # type: ignore[misc]
+        yield what, lambda query=query: connection.execute(query, {"recent": recent}).fetchall()  # type: ignore[misc]
     yield f"retention: {CHUNK_ROWS} jobs", delete_chunk
     yield "retention: nothing to delete", lambda: old.drop_jobs(_old() - timedelta(days=400), lambda: False)
 
@@ -121,5 +126,10 @@ def _request(job_id: str, sha256: bytes = b"x" * 32) -> ClaimRequest:
     return ClaimRequest(job_id, sha256, "task-1", None, None, None, "traffic")
 
 
-def _old() -> Any:
+def _recent(num_jobs: int) -> int:
+    """The number of a job that ended four days ago."""
+    return num_jobs * 9 // 10
+
+
+def _old() -> datetime:
     return datetime.now(UTC) - timedelta(days=30)

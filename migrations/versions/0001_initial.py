@@ -73,23 +73,7 @@ TABLES = (
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
 # default partition: rows in it would stand in the way of every partition made after them.
 FIRST_PARTITIONS = """
-DO $$
-DECLARE
-    day date;
-    parent text;
-BEGIN
-    FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n LOOP
-        FOREACH parent IN ARRAY ARRAY[
-            'decode_runs', 'evidence_rows', 'switchback_slices', 'decision_records', 'decision_inputs'
-        ] LOOP
-            EXECUTE format(
-                'CREATE TABLE %I PARTITION OF %I FOR VALUES FROM (%L) TO (%L)',
-                parent || '_' || to_char(day, 'YYYYMMDD'), parent, day || ' 00:00+00', day + 1 || ' 00:00+00'
-            );
-        END LOOP;
-    END LOOP;
-END
-$$
+SELECT make_partitions(ARRAY(SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n))
 """
 
 
@@ -104,8 +88,9 @@ def upgrade() -> None:
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")
     run_script("0001_running.sql")
-    op.execute(FIRST_PARTITIONS)
     run_script("0001_views.sql")
+    run_script("0001_roles.sql", end=";\n\n")
+    op.execute(FIRST_PARTITIONS)
     op.execute(f"INSERT INTO code_revisions VALUES ('{revision}')")
 
 
@@ -119,15 +104,16 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION tell_drafts_changed()")
     op.execute("DROP AGGREGATE sum_by_position(bigint[])")
     for signature in (
+        "grant_to_roles()", "drop_partitions(date)", "make_partitions(date[])",
         "unpack_doubles(bytea)", "array_add(bigint[], bigint[])", "array_ge(bigint[], bigint[])", "array_sum(bigint[])"
     ):
         op.execute(f"DROP FUNCTION {signature}")
 
 
-def run_script(name: str) -> None:
-    """The statements of a file beside this one; each ends with a semicolon at the end of its line."""
+def run_script(name: str, *, end: str = ";\n") -> None:
+    """The statements of a file beside this one; each ends with a semicolon at the end of its line, or with `end`."""
     script = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for statement in script.split(";\n"):
+    for statement in script.split(end):
         if statement.strip():
             op.execute(statement.strip())
 

@@ -23,7 +23,7 @@ from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.evidence import add_evidence
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
 NOW, DAY = datetime(2026, 9, 1, tzinfo=UTC), timedelta(days=1)
 VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.NO_HISTORY, "a cold task")

@@ -14,7 +14,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import claim_request, outcome
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from worker.costs.live import LiveCosts
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
 WHERE: Final = ("h", "cpu", "e", "t", {"model": "r1", "lookup": "r1"})
 CALIBRATED: Final = (

@@ -20,7 +20,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from worker.deciding.watch import Watch
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
 SOON_S = 5.0
 LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"

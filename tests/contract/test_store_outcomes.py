@@ -22,7 +22,7 @@ from alphaloop.store.partitions import PartitionKeeper
 from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
 
 @pytest.fixture

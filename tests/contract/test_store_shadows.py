@@ -20,7 +20,7 @@ from alphaloop.store.overview import Overview
 from alphaloop.store.rollups import RollupStore
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 NUM_OUTPUT = 90  #: tokens of every text, of whose beginning the shadows are
 
 

@@ -1,0 +1,119 @@
+-- Partitions made and dropped by their owner for those who may not change the schema, and the group roles.
+-- A statement ends with a semicolon before an empty line, because bodies hold semicolons.
+
+CREATE FUNCTION make_partitions(days date[]) RETURNS date[] LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    one record;
+    partition text;
+    made date[] := '{}';
+BEGIN
+    -- Two processes must not make the same partition at once.
+    PERFORM pg_advisory_xact_lock(1634494561);
+    FOR one IN
+        SELECT day, parent.relname AS parent FROM unnest(days) AS day, pg_class AS parent
+        WHERE parent.relkind = 'p' AND parent.relnamespace = current_schema()::regnamespace
+            AND NOT EXISTS (
+                SELECT FROM pg_class AS known WHERE known.relnamespace = parent.relnamespace
+                    AND known.relname = parent.relname || '_' || to_char(day, 'YYYYMMDD')
+            )
+        ORDER BY day, parent.relname
+    LOOP
+        partition := one.parent || '_' || to_char(one.day, 'YYYYMMDD');
+        -- Built as a table and then attached, so that readers and writers do not wait, as they would for PARTITION OF.
+        EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', partition, one.parent);
+        EXECUTE format(
+            'ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+            one.parent, partition, one.day || ' 00:00+00', one.day + 1 || ' 00:00+00'
+        );
+        made := made || one.day;
+    END LOOP;
+    RETURN ARRAY(SELECT DISTINCT unnest(made) ORDER BY 1);
+END
+$$;
+
+COMMENT ON FUNCTION make_partitions(date[]) IS
+    'Makes the daily partitions of these days that are missing; returns the days that were made';
+
+CREATE FUNCTION drop_partitions(before date) RETURNS date[] LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    one record;
+    dropped date[] := '{}';
+BEGIN
+    FOR one IN
+        SELECT child.relname, right(child.relname, 8)::date AS day
+        FROM pg_inherits AS i JOIN pg_class AS child ON child.oid = i.inhrelid JOIN pg_class AS parent ON parent.oid = i.inhparent
+        WHERE parent.relkind = 'p' AND parent.relnamespace = current_schema()::regnamespace
+            AND right(child.relname, 8)::date < before
+        ORDER BY parent.relname, day
+    LOOP
+        EXECUTE format('DROP TABLE %I', one.relname);
+        dropped := dropped || one.day;
+    END LOOP;
+    RETURN ARRAY(SELECT DISTINCT unnest(dropped) ORDER BY 1);
+END
+$$;
+
+COMMENT ON FUNCTION drop_partitions(date) IS
+    'Drops the daily partitions of the days before this one, rows and all; returns those days';
+
+-- Whoever calls them cannot put other tables in the way.
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION make_partitions(date[]) SET search_path = %I, pg_temp', current_schema());
+    EXECUTE format('ALTER FUNCTION drop_partitions(date) SET search_path = %I, pg_temp', current_schema());
+END
+$$;
+
+REVOKE EXECUTE ON FUNCTION make_partitions(date[]), drop_partitions(date) FROM PUBLIC;
+
+CREATE FUNCTION grant_to_roles() RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+    role text;
+    roles text[] := '{alphaloop_worker,alphaloop_scheduler,alphaloop_reader}';
+BEGIN
+    FOREACH role IN ARRAY roles LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
+            BEGIN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', role);
+            EXCEPTION
+                WHEN insufficient_privilege OR duplicate_object OR unique_violation THEN NULL;
+            END;
+        END IF;
+    END LOOP;
+    IF (SELECT count(*) FROM pg_roles WHERE rolname = ANY (roles)) = 3 THEN
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO alphaloop_worker, alphaloop_scheduler, alphaloop_reader', current_schema());
+        GRANT SELECT ON alembic_version, code_revisions TO alphaloop_worker, alphaloop_scheduler, alphaloop_reader;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON jobs, outbox, cancellations, cost_profiles TO alphaloop_worker;
+        GRANT SELECT, INSERT ON decode_runs, evidence_rows, switchback_slices, decision_records, decision_inputs,
+            decisions TO alphaloop_worker;
+        GRANT SELECT, INSERT, UPDATE ON acceptance_hourly, acceptance_state, exploration_budgets, draft_revisions
+            TO alphaloop_worker;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON task_speedups TO alphaloop_worker, alphaloop_scheduler;
+        GRANT SELECT ON acceptance_daily, acceptance_checkpoints, drift_events, probe_sets, probe_runs TO alphaloop_worker;
+        GRANT USAGE ON SEQUENCE ledger_ids TO alphaloop_worker;
+        GRANT EXECUTE ON FUNCTION make_partitions(date[]) TO alphaloop_worker, alphaloop_scheduler;
+        -- Without the texts of jobs: the scheduler deletes them unread. Locking a row needs the right to update a column.
+        GRANT SELECT (job_id, task, status, created_at, finished_at, lease_expires_at), UPDATE (lease_expires_at), DELETE
+            ON jobs TO alphaloop_scheduler;
+        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets TO alphaloop_scheduler;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, acceptance_hourly, acceptance_daily, acceptance_state,
+            acceptance_checkpoints, decisions, probe_runs, drift_events, draft_revisions, schedule_runs, reports,
+            leader_terms TO alphaloop_scheduler;
+        GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;
+        -- Views, and tables without texts of callers.
+        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift,
+            decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state, acceptance_checkpoints,
+            cost_profiles, decisions, exploration_budgets, probe_runs, drift_events, draft_revisions, schedule_runs,
+            reports, switchback_slices, task_speedups TO alphaloop_reader;
+        GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
+            lease_expires_at, created_at, finished_at) ON jobs TO alphaloop_reader;
+        GRANT SELECT (id, topic, job_ids, owner, created_at) ON outbox TO alphaloop_reader;
+    END IF;
+    RETURN ARRAY(SELECT name FROM unnest(roles) AS name WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name));
+END
+$$;
+
+COMMENT ON FUNCTION grant_to_roles() IS
+    'Makes the group roles, if the caller may, and grants them their rights; returns the roles that are missing';
+
+SELECT grant_to_roles();

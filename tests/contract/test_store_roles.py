@@ -1,0 +1,163 @@
+"""The group roles: what each may do is enough for its process, and no more."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.errors import InsufficientPrivilege
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store import schema
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.schedule import AdvisoryLock
+from alphaloop.tables import metadata
+from scheduler.loop import Scheduler
+from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.history import DRAFT, TARGET, History
+from tests.fixtures.postgres import as_member
+from tests.fixtures.runs import claim_request, outcome
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+TEXT = "what a caller was told"
+VIEWS = ("evidence_now", "task_alpha_now", "task_speedup_now", "decision_log", "failed_jobs", "open_drift")
+
+
+class Broker:
+    """Acknowledges everything."""
+
+    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None: ...
+
+    def flush(self, timeout_s: float) -> None: ...
+
+
+@pytest.fixture
+def filled(database: Database, rng: random.Random) -> Database:
+    """By its owner: a job that failed long ago, traffic, a draft and a probe set."""
+    JobStore(database).claim([claim_request("old")], owner="w", lease_s=60, max_attempts=3)
+    OutcomeStore(database).record([outcome("old", text=TEXT)], owner="w")
+    with database.begin() as connection:
+        connection.execute(text("DELETE FROM outbox"))
+        connection.execute(
+            text("UPDATE jobs SET created_at = now() - interval '90 d', finished_at = now() - interval '90 d'")
+        )
+    History(database, rng).traffic("code", 0.7, 20, NOW - timedelta(hours=3), timedelta(minutes=1))
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    ProbeStore(database).register("code", [{"prompt": "one"}], NOW)
+    return database
+
+
+def test_the_scheduler_leads_and_measures_with_its_role(
+    filled: Database, database_url: SecretStr, postgres_server: str, tmp_path: Path
+) -> None:
+    PartitionKeeper(filled).ensure(NOW - timedelta(days=100), 0)
+    url = as_member(postgres_server, database_url, "alphaloop_scheduler")
+    lock = AdvisoryLock(url)
+    with Database(url) as database:
+        assert database.check_revision()
+        assert lock.try_acquire()
+        scheduler = Scheduler(
+            database.guarded(lock.begin_term().check),
+            Broker(),
+            SchedulerSettings(),
+            tasks={"code"},
+            report_folder=tmp_path,
+            owner="test",
+            metrics=SchedulerMetrics(),
+            message_retention=lambda: timedelta(days=7),
+        )
+        summary = scheduler.run_once(NOW)
+        lock.release()
+    assert (summary.num_jobs, summary.num_probes_sent) == (20, 2)
+    assert JobStore(filled).outcomes(["old"]) == {}, "deleted unread"
+    assert PartitionKeeper(filled).days()[0] > (NOW - timedelta(days=91)).date()
+
+
+def test_a_reader_reads_views_and_counts_but_no_text(
+    filled: Database, database_url: SecretStr, postgres_server: str
+) -> None:
+    url = as_member(postgres_server, database_url, "alphaloop_reader").get_secret_value()
+    with psycopg.connect(url, autocommit=True) as reader:
+        for view in VIEWS:
+            reader.execute(f"SELECT * FROM {view}")  # type: ignore[arg-type]
+        assert reader.execute("SELECT status FROM jobs WHERE job_id = 'old'").fetchone() == ("succeeded",)
+        for refused in (
+            "SELECT outcome FROM jobs",
+            "SELECT * FROM jobs",
+            "SELECT headers FROM jobs",
+            "SELECT body FROM probe_sets",
+            "SELECT content FROM decision_inputs",
+            "SELECT inputs FROM decision_records",
+        ):
+            with pytest.raises(InsufficientPrivilege):
+                reader.execute(refused)  # type: ignore[arg-type]
+        for table in metadata.sorted_tables:
+            with pytest.raises(InsufficientPrivilege):
+                reader.execute(f"DELETE FROM {table.name}")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("role", ["alphaloop_worker", "alphaloop_scheduler", "alphaloop_reader"])
+def test_no_process_may_change_the_schema(database_url: SecretStr, postgres_server: str, role: str) -> None:
+    url = as_member(postgres_server, database_url, role).get_secret_value()
+    with psycopg.connect(url, autocommit=True) as member:
+        for refused in (
+            "CREATE TABLE mine (a int)",
+            "ALTER TABLE jobs ADD COLUMN mine int",
+            "DROP TABLE jobs",
+            "TRUNCATE jobs",
+            "CREATE FUNCTION mine() RETURNS int LANGUAGE sql RETURN 1",
+            "UPDATE alembic_version SET version_num = 'mine'",
+            "DELETE FROM code_revisions",
+        ):
+            with pytest.raises(InsufficientPrivilege):
+                member.execute(refused)  # type: ignore[arg-type]
+
+
+def test_a_worker_drops_no_day_and_a_scheduler_reads_no_text(
+    filled: Database, database_url: SecretStr, postgres_server: str
+) -> None:
+    worker = as_member(postgres_server, database_url, "alphaloop_worker").get_secret_value()
+    with psycopg.connect(worker, autocommit=True) as member, pytest.raises(InsufficientPrivilege):
+        member.execute("SELECT drop_partitions('2100-01-01')")
+    scheduler = as_member(postgres_server, database_url, "alphaloop_scheduler").get_secret_value()
+    with psycopg.connect(scheduler, autocommit=True) as member, pytest.raises(InsufficientPrivilege):
+        member.execute("SELECT outcome FROM jobs")
+
+
+def test_a_user_who_may_not_create_roles_migrates_without_them(tmp_path: Path) -> None:
+    """On a server of its own, because roles are shared by all databases of a server."""
+    server = EmbeddedPostgres(tmp_path / "server", durable=False)
+    try:
+        owner = server.start()
+        with psycopg.connect(owner, autocommit=True) as connection:
+            connection.execute("CREATE ROLE plain LOGIN PASSWORD 'plain'")
+            connection.execute("CREATE DATABASE plain OWNER plain")
+        address = owner.rsplit("@", 1)[1].rsplit("/", 1)[0]
+        url = SecretStr(f"postgresql://plain:plain@{address}/plain")
+        schema.upgrade(url)
+        missing = ["alphaloop_worker", "alphaloop_scheduler", "alphaloop_reader"]
+        assert set(schema.grant_to_roles(url)) == set(missing)
+        with Database(url) as database:
+            JobStore(database).claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
+        with psycopg.connect(owner, autocommit=True) as connection:
+            for role in missing:
+                connection.execute(f"CREATE ROLE {role}")  # type: ignore[arg-type]
+        assert schema.grant_to_roles(url) == []
+        with psycopg.connect(url.get_secret_value()) as connection:
+            found = connection.execute("SELECT has_table_privilege('alphaloop_worker', 'jobs', 'INSERT')").fetchone()
+        assert found == (True,)
+    finally:
+        server.stop()
