@@ -25,7 +25,7 @@ from alphaloop.store.redrives import LetterKey, RedriveStore
 LIST_EXAMPLE: Final = """\
 alphaloop dlq list --task code --limit 20
 alphaloop dlq list --code decode_failed --since 2h --json"""
-SHOW_EXAMPLE: Final = "alphaloop dlq show jobs.code.dlq:0:17 --value > message.json"
+SHOW_EXAMPLE: Final = "alphaloop dlq show jobs.code.dlq:0:17 --value"
 REDRIVE_EXAMPLE: Final = """\
 alphaloop dlq redrive --code unknown_task --dry-run
 alphaloop dlq redrive --task code --code decode_failed --since 1d
