@@ -10,7 +10,7 @@ import pytest
 from alphaloop import contract, contract_headers
 from alphaloop.errors import MalformedMessage, MessageError
 from alphaloop.messages import Origin, dead_letter, parse_job
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, SHORTENED
 
 ORIGIN = Origin("cluster", "jobs.code", 0, 0)
 
@@ -89,7 +89,7 @@ def test_the_dead_letter_headers_are_the_ones_described() -> None:
     of_message = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=())
     of_job = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=(), job_id="j")
     schema = contract_headers.dead_letter_headers_schema()
-    described = set(schema["properties"])
+    described = set(schema["properties"]) - {SHORTENED}
     for letter, expected in ((of_message, described - {JOB_ID, OUTCOME}), (of_job, described)):
         headers = {name: content.decode() for name, content in letter.headers}
         jsonschema.validate(headers, schema)
