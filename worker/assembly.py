@@ -55,6 +55,7 @@ from worker.deciding.shared_budgets import SharedBudgets
 from worker.deciding.watch import Watch
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
+from worker.intake.handing_over import SHARE_OF_POLL_INTERVAL
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.jobs.admission import AdmissionQueue
@@ -309,13 +310,15 @@ def _consume(
     settings: Settings, group_id: str, patterns: Sequence[str], name: str, now: Callable[[], datetime]
 ) -> Intake:
     limits = settings.worker
+    consumer = Consumer(settings.kafka, group_id=group_id)
     return Intake(
-        Consumer(settings.kafka, group_id=group_id),
+        consumer,
         patterns,
         max_buffered=limits.max_buffered,
         max_buffered_bytes=limits.max_buffered_bytes,
         max_distance=limits.max_watermark_distance,
         commit_interval_s=limits.commit_interval_s,
+        hand_over_s=SHARE_OF_POLL_INTERVAL * consumer.max_poll_interval_s,
         name=name,
         now=now,
     )

@@ -95,6 +95,7 @@ class Ending:
 def release(components: Components, claimed: Sequence[ClaimedJob]) -> None:
     """Give claims back, none of them counted as tried."""
     release_claims(components, {one.job_id: one.attempt for one in claimed})
+    components.intake.handing_over.settle(one.ready.delivery for one in claimed)
 
 
 def release_claims(components: Components, attempts: Mapping[str, int]) -> None:

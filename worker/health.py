@@ -21,8 +21,8 @@ class WorkerHealth:
 
     def unready(self) -> str | None:
         """Why this process takes no jobs; None while it does."""
-        if self._worker.ends_because is not None:
-            return f"ending, jobs are given back: {self._worker.ends_because}"
+        if (reason := self._worker.ending.reason) is not None:
+            return f"ending, jobs are given back: {reason}"
         if (wrong := self.unhealthy()) is not None:
             return wrong
         if self._c.stop.is_set():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ from worker.jobs.running import RunningJob, RunningJobs, Stepped
 from worker.jobs.self_test import SelfTest
 from worker.jobs.steering import TaskSlice
 from worker.lane_decisions import decide_lane
-
-log = logging.getLogger(__name__)
+from worker.moved_jobs import MovedJobs
 
 _IDLE_WAIT_S: Final = 0.2
 
@@ -49,12 +47,8 @@ class Worker:
         self._c = components
         self._running = RunningJobs(components.engine)
         self._self_test = SelfTest(components.engine)
-        self._ending = Ending(components, self._running)
-
-    @property
-    def ends_because(self) -> str | None:
-        """Why the worker ends by itself, while it does."""
-        return self._ending.reason
+        self._moved = MovedJobs(components, self._running)
+        self.ending = Ending(components, self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -70,20 +64,20 @@ class Worker:
         try:
             while not self._c.stop.is_set():
                 self.run_once()
-            self._ending.drain(lambda: self.run_once(0.0))
+            self.ending.drain(lambda: self.run_once(0.0))
         except EngineSick as error:
-            self._ending.give_up(error.message)
+            self.ending.give_up(error.message)
             raise
         except (StoreError, BrokerError):
-            self._ending.release_all()
+            self.ending.release_all()
             raise
         except BaseException:
             # A running job may have caused this, so its claim is left to count as a crash; a job that never started
             # did not.
-            self._ending.release(self._c.feed.ready.take_all())
+            self.ending.release(self._c.feed.ready.take_all())
             raise
         finally:
-            self._ending.save()
+            self.ending.save()
 
     def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
@@ -103,6 +97,7 @@ class Worker:
         self._c.check()
         self._self_test.check()
         self._learn()
+        self._moved.give_back()
         num_ended = self._drop_unwanted()
         num_started = self._start(0.0 if len(self._running) else timeout_s)
         if not len(self._running):
@@ -120,11 +115,9 @@ class Worker:
 
     def _drop_unwanted(self) -> int:
         """End the jobs that nobody waits for any more, without a text; returns how many."""
-        if asked := self._c.leases.cancelled():
-            dropped = self._running.drop(asked)
-            self._end([self._undecoded(claimed, Status.CANCELLED, cancelled()) for claimed in dropped])
-        else:
-            dropped = []
+        asked = self._c.leases.cancelled()
+        dropped = self._running.drop(asked) if asked else []
+        self._end([self._undecoded(claimed, Status.CANCELLED, cancelled()) for claimed in dropped])
         overdue = self._running.drop(self._running.overdue(self._c.now()))
         self._end([self._undecoded(claimed, Status.EXPIRED, outcomes.expired(claimed)) for claimed in overdue])
         return len(dropped) + len(overdue)

@@ -68,8 +68,10 @@ class Consumer:
             "fetch.max.bytes": max(16 << 20, fetch_bytes),
             "allow.auto.create.topics": False,
         }
+        config = client_config(kafka, own, watch=self._watch)
+        self.max_poll_interval_s: Final = float(config["max.poll.interval.ms"]) / 1000
         with mapped("starting a consumer"):
-            self._client = ck.Consumer(client_config(kafka, own, watch=self._watch))
+            self._client = ck.Consumer(config)
         self._commits = Commits(self._client)
 
     def subscribe(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.messages.topics import is_high
+
+#: Partition, epoch and number.
+DeliveryKey: TypeAlias = tuple[TopicPartition, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,11 @@ class Delivery:
     def partition(self) -> TopicPartition:
         """Where it lies."""
         return self.retried_from or self.record.topic_partition
+
+    @property
+    def key(self) -> DeliveryKey:
+        """Names the delivery in this process."""
+        return self.partition, self.epoch, self.number
 
     @property
     def is_high(self) -> bool:

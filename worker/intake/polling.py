@@ -24,6 +24,7 @@ from alphaloop.messages.topics import is_high
 from worker.intake.buffer import NO_ROOM, Buffer, Room
 from worker.intake.delays import as_sent, due_in_s
 from worker.intake.delivery import Delivery, RecordSource
+from worker.intake.handing_over import HandingOver
 from worker.intake.watermark import Watermark
 
 __all__ = ["Delivery", "Intake", "RecordSource"]
@@ -56,6 +57,7 @@ class Intake:
         max_distance: int,
         commit_interval_s: float,
         now: Callable[[], datetime],
+        hand_over_s: float = 0.0,
         name: str = "intake",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -74,6 +76,7 @@ class Intake:
         self._is_woken = False
         self._changed = threading.Condition()
         self._finished: SimpleQueue[Delivery] = SimpleQueue()
+        self.handing_over = HandingOver(hand_over_s)  #: what is owed when partitions leave
         self._is_taking = True
         self._closing = threading.Event()
         self._failure: AlphaloopError | None = None
@@ -109,8 +112,10 @@ class Intake:
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """These messages need never be read again."""
-        for delivery in deliveries:
+        done = list(deliveries)
+        for delivery in done:
             self._finished.put(delivery)
+        self.handing_over.settle(done)
 
     def hold(self, topic: str) -> None:
         """Read no more of a topic until `release`; what was delivered of it can be finished meanwhile."""
@@ -121,7 +126,10 @@ class Intake:
         self._held_topics -= {topic}
 
     def is_current(self, delivery: Delivery) -> bool:
-        """Whether its partition is still ours under the same assignment."""
+        """Whether its partition is ours under the same assignment, and stays so as far as is known."""
+        return self._is_ours(delivery) and not self.handing_over.is_leaving(delivery.partition)
+
+    def _is_ours(self, delivery: Delivery) -> bool:
         held = self._partitions.get(delivery.partition)
         return held is not None and held.epoch == delivery.epoch
 
@@ -231,7 +239,7 @@ class Intake:
                 delivery = self._finished.get_nowait()
             except Empty:
                 return
-            if self.is_current(delivery):
+            if self._is_ours(delivery):
                 self._partitions[delivery.partition].watermark.finish(delivery.number)
 
     def _balance(self) -> None:
@@ -275,9 +283,19 @@ class Intake:
         log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
 
     def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """Let running jobs of these end first, so that their new owner need not decode them again."""
+        self.handing_over.begin(partitions)
+        self._assignment_number += 1
+        self.wake()
+        if num_overdue := self.handing_over.wait(self._may_wait):
+            log.warning("%d jobs outlast the rebalance", num_overdue, extra={"action": "jobs_overdue"})
         self._drain_finished()
         self._commit(partitions)
         self._forget(partitions)
+
+    def _may_wait(self) -> bool:
+        self.pulse.beat()
+        return not self._closing.is_set()
 
     def _lost(self, partitions: Sequence[TopicPartition]) -> None:
         log.warning("%d partitions lost", len(partitions), extra={"action": "partitions_lost"})

@@ -241,6 +241,8 @@ class JobFeed:
         claims = self._retry.until_done("claim", lambda: self._claiming.claim(jobs))
         self._leases.hold(claims.attempts)
         set_aside = self._suspects.set_aside(claims)
+        owed = [*claims.to_decode, *(ended.claimed for ended in claims.ended)]
+        self._intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         with self._lock:
             self._taken.subtract(job.lane for job in set_aside)
         self._pass_on(claims)

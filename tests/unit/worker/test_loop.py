@@ -34,6 +34,8 @@ from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
 from worker.background import BackgroundWrites
 from worker.engine import PreparedJob, Step
+from worker.intake.delivery import Delivery
+from worker.intake.handing_over import HandingOver
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, EndedUndecoded
 from worker.jobs.lanes import LaneKey
@@ -85,6 +87,21 @@ class Feed:
         self.charged.update(device_s_by_task)
 
 
+class Rebalanced:
+    """The loop's side of the intake. `leaving` are the deliveries of partitions that go to another worker."""
+
+    def __init__(self) -> None:
+        self.assignment_number = 1
+        self.leaving: set[Delivery] = set()
+        self.handing_over = HandingOver(0.0)
+
+    def is_current(self, delivery: Delivery) -> bool:
+        return delivery not in self.leaving
+
+    def stop_taking(self) -> None:
+        pass
+
+
 class Turning:
     """A worker whose neighbours are played by the test: what they were given is kept."""
 
@@ -102,6 +119,7 @@ class Turning:
         self.num_retries = 0
         self.tried_again: list[tuple[str, str]] = []
         self.held = {one.job_id: one.attempt for one in claimed}  #: as the keeper of leases knows them
+        self.intake = Rebalanced()
         self.stop, self.hurry = threading.Event(), threading.Event()
         self.feed.ready.put(claimed)
         nothing = lambda *_, **__: None  # noqa: E731
@@ -129,7 +147,7 @@ class Turning:
             costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),
             validation=SimpleNamespace(task=lambda name: TaskSettings()),
             jobs=SimpleNamespace(release=self._release),
-            intake=SimpleNamespace(stop_taking=nothing),
+            intake=self.intake,
             metrics=WorkerMetrics(),
             retry=Retry(self.hurry),
             check=nothing,
@@ -434,7 +452,7 @@ def test_a_sick_engine_fails_no_job_and_ends_the_worker_with_every_job_given_bac
     assert turning.outcomes() == {}
     released = [job_id for group in turning.released for job_id in group]
     assert sorted(released) == sorted(names), "each job is given back once"
-    assert turning.worker.ends_because is not None
+    assert turning.worker.ending.reason is not None
 
 
 def test_an_engine_that_cannot_even_be_emptied_or_admit_is_sick_too() -> None:
@@ -517,3 +535,23 @@ def test_a_job_that_another_worker_took_meanwhile_is_not_decoded_again() -> None
     assert turning.outcomes() == {"lost": "failed", "kept": "succeeded"}
     assert {one.claimed.job_id: one.outcome.attempt for one in turning.ended}["lost"] == 1, "the store drops it"
     assert turning.feed.lanes.total() == 2
+
+
+def test_of_a_partition_that_leaves_only_what_runs_goes_on_and_only_until_it_is_overdue() -> None:
+    engine = MemoryEngine(num_slots=2)
+    names = {"a": ("code", 0), "b": ("sql", 1), "c": ("code", 2), "d": ("sql", 3)}
+    jobs = {name: claimed_job(name, task=task, offset=offset, max_tokens=50) for name, (task, offset) in names.items()}
+    turning = Turning(engine, *jobs.values())
+    intake, delivered = turning.intake, {name: one.ready.delivery for name, one in jobs.items()}
+    intake.handing_over.owe(delivered.values())
+    turning.turn()
+    assert engine.running == ["a", "b"]
+    intake.leaving, intake.assignment_number = {delivered["a"], delivered["c"]}, 2
+    intake.handing_over.begin([delivered["a"].partition])
+    turning.turn(3)
+    assert (engine.running, turning.waiting(), turning.released) == (["a", "b"], ["d"], [{"c": 1}])
+    assert intake.handing_over.wait(lambda: True) == 1, "what was given back is not owed any more"
+    intake.assignment_number = 3
+    turning.turn()
+    assert (engine.running, turning.released) == (["b", "d"], [{"c": 1}, {"a": 1}])
+    assert turning.outcomes() == {}

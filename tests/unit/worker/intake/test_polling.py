@@ -13,6 +13,7 @@ from alphaloop.errors import BrokerError, FatalBrokerError
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.messages.retry import Retry
 from tests.fixtures.claimed import NOW
+from tests.fixtures.worker import until
 from worker.intake.buffer import Room
 from worker.intake.polling import Intake
 
@@ -307,3 +308,65 @@ def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(sour
 
 def latest(commits: list[dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
     return {partition: offset for commit in commits for partition, offset in commit.items()}
+
+
+def handing_over(source: ScriptedSource, hand_over_s: float) -> Intake:
+    intake = Intake(
+        source,
+        ["^jobs"],
+        max_buffered=4,
+        max_buffered_bytes=1 << 20,
+        max_distance=10,
+        commit_interval_s=3600.0,
+        hand_over_s=hand_over_s,
+        now=lambda: NOW,
+    )
+    intake.start()
+    source.script.put(lambda: source.on_assign([P0, P1]))
+    return intake
+
+
+def test_a_rebalance_waits_for_claimed_jobs_of_the_partition_and_commits_them(source: ScriptedSource) -> None:
+    intake = handing_over(source, WAIT_S)
+    for offset in range(3):
+        source.script.put(record(P0, offset))
+    source.script.put(record(P1, 5))
+    claimed, given_back, unclaimed, other = take_all(intake, 4)
+    intake.handing_over.owe([claimed, given_back, other])
+    number = intake.assignment_number
+    source.script.put(lambda: source.on_revoke([P0]))
+    until(lambda: intake.assignment_number > number, "the rebalance has begun")
+    assert not any(map(intake.is_current, (claimed, given_back, unclaimed)))
+    assert intake.is_current(other), "jobs of other partitions hold up nothing"
+    intake.handing_over.settle([given_back])
+    assert source.commits == []
+    intake.finish([claimed])
+    source.settle()
+    assert source.commits == [{P0: 1}]
+    assert intake.handing_over.take_overdue() == frozenset()
+    intake.close(WAIT_S)
+
+
+def test_jobs_that_outlast_the_rebalance_are_named_once(source: ScriptedSource) -> None:
+    intake = handing_over(source, 0.05)
+    for offset in range(2):
+        source.script.put(record(P0, offset))
+    done, running = take_all(intake, 2)
+    intake.handing_over.owe([done, running])
+    intake.finish([done])
+    source.script.put(lambda: source.on_revoke([P0]))
+    source.settle()
+    assert source.commits == [{P0: 1}]
+    assert (intake.handing_over.take_overdue(), intake.handing_over.take_overdue()) == ({running.key}, frozenset())
+    intake.close(WAIT_S)
+
+
+def test_a_worker_that_leaves_keeps_no_rebalance_waiting(source: ScriptedSource) -> None:
+    intake = handing_over(source, 10 * WAIT_S)
+    source.script.put(record(P0, 0))
+    intake.handing_over.owe(take_all(intake, 1))
+    number = intake.assignment_number
+    source.script.put(lambda: source.on_revoke([P0]))
+    until(lambda: intake.assignment_number > number, "the rebalance has begun")
+    intake.close(WAIT_S)
+    assert source.is_closed

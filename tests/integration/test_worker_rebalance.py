@@ -1,0 +1,95 @@
+"""Partitions go to another worker, on a real broker: what runs may end first, within bounds; nothing runs twice."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.records import Record
+from alphaloop.messages import Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.stepping import SteppedEngine
+from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.integration.test_worker_continuous import (
+    LONG,
+    job,
+    results_of,
+    stepped_worker,
+    wait_until_claimed_ahead,
+    with_worker,
+)
+from tests.integration.test_worker_flow import assert_counts_add_up
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+NAMES = [f"job-{number}" for number in range(4)]
+
+
+def run_two(worker: RunningWorker, engine: SteppedEngine) -> None:
+    """Until two jobs run, and two more are claimed."""
+    while len(engine.wait_at_round()) < 2:
+        wait_until_claimed_ahead(worker)
+        engine.allow()
+    until(lambda: worker.components.leases.num_held == 4, "all jobs are claimed")
+
+
+def hand_over_everything(worker: RunningWorker) -> None:
+    """Have the group revoke all partitions of a worker that goes on."""
+    intake = worker.components.intake
+    number, source = intake.assignment_number, cast(Consumer, intake._source)
+
+    def unsubscribe_and_poll(timeout_s: float) -> Record | None:
+        """In the thread that polls, because the client's call waits for the callback that runs there."""
+        source.poll = poll  # type: ignore[method-assign]
+        source._client.unsubscribe()
+        return poll(timeout_s)
+
+    poll, source.poll = source.poll, unsubscribe_and_poll  # type: ignore[method-assign]
+    until(lambda: intake.assignment_number > number, "the rebalance has begun")
+
+
+def test_what_runs_ends_before_its_partition_goes_and_is_decoded_once(
+    worker_settings: Settings, database: Database
+) -> None:
+    client, engine, other = Client(worker_settings), SteppedEngine(num_slots=2), FakeEngine(num_slots=4)
+    client.send("code", [job(name, 5) for name in NAMES], partition=0)
+    with stepped_worker(worker_settings, engine) as first:
+        run_two(first, engine)
+        running = engine.running
+        hand_over_everything(first)
+        with running_worker(worker_settings, other) as second:
+            assert not second.components.intake.is_assigned, "the new owner waits"
+            engine.run_freely()
+            until(lambda: second.components.intake.is_assigned, "the new owner has the partitions")
+            results = results_of(client, *NAMES)
+    assert {result.status for result in results.values()} == {Status.SUCCEEDED}
+    attempts = {name: results[name].attempt for name in NAMES}
+    assert attempts == {name: 1 if name in running else 2 for name in NAMES}
+    assert {name for round_ in engine.rounds for name in round_} == set(running), "what had not started went back"
+    assert_counts_add_up(database, num_jobs=4)
+
+
+def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_new_owner(
+    worker_settings: Settings, database: Database
+) -> None:
+    kafka = worker_settings.kafka.model_copy(update={"extra": {"max.poll.interval.ms": 6000}})
+    settings = with_worker(worker_settings.model_copy(update={"kafka": kafka}), lease_s=2.0)
+    client, engine = Client(settings), SteppedEngine(num_slots=2)
+    client.send("code", [job(name, LONG) for name in NAMES], partition=0)
+    with stepped_worker(settings, engine) as first:
+        run_two(first, engine)
+        hand_over_everything(first)
+        with running_worker(settings, FakeEngine(num_slots=4)) as second:
+            until(lambda: second.components.intake.is_assigned, "the new owner has the partitions")
+            engine.allow()
+            results = results_of(client, *NAMES)
+            assert first.components.leases.num_held == 0
+    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 2)}
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT max(num_crashes) FROM jobs")).scalar_one() == 0
+    assert_counts_add_up(database, num_jobs=4)

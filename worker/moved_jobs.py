@@ -1,0 +1,42 @@
+"""Jobs whose partition goes to another worker: those that have not started go back at once, overdue ones as well."""
+
+from __future__ import annotations
+
+import logging
+
+from worker.components import Components
+from worker.ending import release
+from worker.jobs.running import RunningJobs
+
+log = logging.getLogger(__name__)
+
+
+class MovedJobs:
+    """Looks once after each change of the assignment. One thread uses it, the loop's."""
+
+    def __init__(self, components: Components, running: RunningJobs) -> None:
+        self._c = components
+        self._running = running
+        self._assignment = -1
+
+    def give_back(self) -> int:
+        """Give these jobs back, none of them counted as tried; returns how many."""
+        intake = self._c.intake
+        if intake.assignment_number == self._assignment:
+            return 0
+        self._assignment = intake.assignment_number
+        waiting = self._c.feed.ready.take_all()
+        self._c.feed.ready.put_back(one for one in waiting if intake.is_current(one.ready.delivery))
+        moved = [one for one in waiting if not intake.is_current(one.ready.delivery)]
+        alone = self._running.take_waiting_alone()
+        self._running.run_alone_later(one for one in alone if intake.is_current(one.ready.delivery))
+        moved += [one for one in alone if not intake.is_current(one.ready.delivery)]
+        overdue = intake.handing_over.take_overdue()
+        running = self._running.by_id().items()
+        moved += self._running.drop([job_id for job_id, job in running if job.claimed.ready.delivery.key in overdue])
+        if moved:
+            told = {"action": "jobs_moved", "num_jobs": len(moved)}
+            log.info("jobs of partitions that another worker takes over are given back", extra=told)
+            release(self._c, moved)
+            self._c.feed.ended([one.ready.lane for one in moved])
+        return len(moved)
