@@ -107,7 +107,7 @@ BEGIN
             reports, switchback_slices, task_speedups TO alphaloop_reader;
         GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
             lease_expires_at, created_at, finished_at) ON jobs TO alphaloop_reader;
-        GRANT SELECT (id, topic, job_ids, owner, created_at) ON outbox TO alphaloop_reader;
+        GRANT SELECT ON outbox TO alphaloop_reader;
     END IF;
     RETURN ARRAY(SELECT name FROM unnest(roles) AS name WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name));
 END

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
 
+from alphaloop.errors import DeliveryFailed
+from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, list_topics
 from alphaloop.messages import Result, Status
@@ -22,7 +25,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.topics import Operator
-from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -58,6 +61,17 @@ class VerboseEngine(FakeEngine):
 
 def count(worker: RunningWorker, name: str, **labels: str) -> float:
     return worker.components.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def takes(settings: Settings, num_bytes: int) -> bool:
+    """Whether `results` takes a message of that size; the broker applies a new limit a moment after its answer."""
+    with closing(Producer(settings.kafka)) as producer:
+        producer.send(RESULTS, key=b"probe", value=b"x" * num_bytes)
+        try:
+            producer.flush(WAIT_S)
+        except DeliveryFailed:
+            return False
+    return True
 
 
 def by_job(records: list[Record]) -> Mapping[str, list[bytes]]:
@@ -136,10 +150,11 @@ def test_a_poisoned_row_is_set_aside_and_published_once_it_is_put_back(
         assert set(published) == {"orphan", "new"}
         until(lambda: count(worker, "alphaloop_results_set_aside") == 1.0, "the alert's metric shows it")
     operator.limit(RESULTS, 1 << 20)
+    until(lambda: takes(settings, len(orphans[0].result)), "the new limit holds")
     with database.begin() as connection:
         connection.execute(text("UPDATE outbox SET set_aside_at = NULL, set_aside_because = NULL, relayed_at = NULL"))
     with running_worker(settings, FakeEngine(num_slots=4)):
-        published = by_job(client.read([RESULTS], lambda records: len(by_job(records)) >= 3))
+        published = by_job(client.read([RESULTS], lambda records: b"poisoned" in {r.key for r in records}))
         until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
     assert published["poisoned"] == [orphans[0].result], "the recorded outcome, byte for byte"
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from alphaloop.cli.letters.reading import Letter
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage
 from alphaloop.messages import Origin, derived_job_id, parse_job
-from alphaloop.messages.dead_letter import is_reason
+from alphaloop.messages.dead_letter import SHORTENED, is_reason
 from alphaloop.messages.topics import jobs_topic, task_of
 
 _AGAIN: Final = re.compile(r"(.*)~([1-9][0-9]{0,8})")
@@ -40,6 +40,10 @@ def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
     one job. Raises MessageError if it would be refused again.
     """
     record = letter.record
+    if any(name == SHORTENED for name, _ in record.headers):
+        place = ":".join(letter.reason.get(name, "?") for name in ("topic", "partition", "offset"))
+        hint = f"the whole message is at {place}, as long as that topic keeps it"
+        raise MalformedMessage("the letter does not have its whole message", hint=hint)
     task = task_of(letter.sent_to) or task_of(record.topic.removesuffix(".dlq")) or ""
     topic = letter.sent_to if task_of(letter.sent_to) else jobs_topic(task)
     fields = _fields(record.value)
