@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 
+import hypothesis
 import pytest
 
 pytest_plugins = [
@@ -13,6 +14,10 @@ pytest_plugins = [
 
 #: The seed of every run that asks for no other.
 FIXED_SEED = 20261122
+
+# A property does not fail because the machine is busy.
+hypothesis.settings.register_profile("alphaloop", deadline=None)
+hypothesis.settings.load_profile("alphaloop")
 
 # Settings of the person who runs the tests must not change what they test; KAFKA_HOME names where Kafka lies.
 for name in list(os.environ):
