@@ -35,7 +35,7 @@ from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs import outcomes
 from worker.jobs.claiming import Claiming, cancelled
-from worker.jobs.publishing import Refused
+from worker.jobs.letters import DeadMessage
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -113,14 +113,14 @@ class Reader:
             assert isinstance(error, JobConflict)
             self._refuse(ready.delivery, error)
         self._ready.clear()
-        while len(self._parts.publishing):
-            self._parts.publisher.turn(0.0)
+        while len(self._parts.forwarder):
+            self._parts.forwarder.turn(0.0)
 
     def _refuse(self, delivery: Delivery, error: MessageError) -> None:
         self.refusals[error.code] += 1
         self.num_refused += 1
         self._refused_on.add(delivery.record.topic)
-        self._parts.publishing.put(Refused(delivery, error, self._finished))  # type: ignore[arg-type]
+        self._parts.forwarder.put(DeadMessage(delivery, error, self._finished))  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Every message was a job or is in a dead-letter topic."""
