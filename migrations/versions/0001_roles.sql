@@ -90,6 +90,8 @@ BEGIN
             TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE, DELETE ON task_speedups TO alphaloop_worker, alphaloop_scheduler;
         GRANT SELECT ON acceptance_daily, acceptance_checkpoints, drift_events, probe_sets, probe_runs TO alphaloop_worker;
+        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift
+            TO alphaloop_worker;
         GRANT USAGE ON SEQUENCE ledger_ids TO alphaloop_worker;
         GRANT EXECUTE ON FUNCTION make_partitions(date[]) TO alphaloop_worker, alphaloop_scheduler;
         -- Without the texts of jobs: the scheduler deletes them unread. Locking a row needs the right to update a column.

@@ -68,6 +68,7 @@ def test_a_new_listener_may_have_missed_something_and_then_hears_of_nothing(list
     assert not listener.wait(0.05)
 
 
+@pytest.mark.roles  # it does what no worker may
 def test_changed_drafts_and_drift_are_told_whoever_changes_them(
     database: Database, listener: Listener, registry: DraftRegistry
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_failure_in_the_middle_leaves_nothing(
     assert len(outcomes.record([outcome("good", run=run), outcome("bad", run=run)], owner="w1")) == 2
 
 
+@pytest.mark.roles  # it does what no worker may
 def test_the_database_refuses_counts_that_no_rounds_can_produce(
     jobs: JobStore, outcomes: OutcomeStore, database: Database
 ) -> None:

@@ -46,6 +46,7 @@ def record(database: Database, rng: random.Random, num_jobs: int, at: datetime) 
     return found
 
 
+@pytest.mark.roles  # it does what no worker may
 def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Database, rng: random.Random) -> None:
     at = datetime.now(UTC)
     shadows = record(database, rng, 5, at)
@@ -91,6 +92,7 @@ def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Databa
     assert hours == ["speculative"]
 
 
+@pytest.mark.roles  # it does what no worker may
 def test_days_hold_the_shadows_of_their_hours(database: Database, rng: random.Random) -> None:
     at = datetime.now(UTC)
     total = sum(record(database, rng, 3, at), AcceptanceCounts())
