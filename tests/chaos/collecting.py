@@ -16,8 +16,8 @@ from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord
 from tests.chaos.reading import TopicReader, key_of
 
 _ROWS = """
-    SELECT job_id, status, outcome::text, (SELECT count(*) FROM decode_runs WHERE decode_runs.job_id = jobs.job_id)
-    FROM jobs
+    SELECT job_id, status, outcome::text, coalesce(num_runs, 0)
+    FROM jobs LEFT JOIN (SELECT job_id, count(*) AS num_runs FROM decode_runs GROUP BY job_id) AS runs USING (job_id)
 """
 
 

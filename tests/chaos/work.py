@@ -21,8 +21,8 @@ KILLER_MARK: Final = "this prompt kills its worker"
 
 _STREAMED_SHARE: Final = 0.05
 _DEADLINE_SHARE: Final = 0.05
-#: A worker whose clock is an hour wrong would let such a job expire.
-_DEADLINE: Final = timedelta(minutes=30)
+#: From the start of the run. A worker whose clock is an hour ahead would let such a job expire.
+_DEADLINE: Final = timedelta(minutes=50)
 
 
 class Fate(StrEnum):
