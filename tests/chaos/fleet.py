@@ -9,19 +9,20 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 from alphaloop.embedded.process import free_ports
-from tests.chaos.null_worker import CLOCK_SKEW_S
+from tests.chaos.worker_process import CLOCK_SKEW_S
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 _LOOK_S: Final = 0.5
@@ -59,9 +60,7 @@ class Member:
 class Fleet:
     """Worker processes with a supervisor. All methods may be called from any thread."""
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, num_workers: int, *, name: str
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path, num_workers: int, *, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.members: Final = tuple(
@@ -69,7 +68,6 @@ class Fleet:
         )
         self.ended_themselves: Counter[int] = Counter()  #: by exit code, processes that no fault killed
         self.num_sick = 0  #: killed because they said for long that they are not healthy
-        self._command = list(command)
         self._environment = dict(environment)
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -136,6 +134,7 @@ class Fleet:
             if member.process is not None:
                 member.process.kill()
                 member.process.wait()
+                _close(member)
 
     def measure(self) -> None:
         """Note the memory of every process; call it now and then."""
@@ -178,8 +177,17 @@ class Fleet:
             "ALPHALOOP_WORKER__HTTP_PORT": str(member.port),
             CLOCK_SKEW_S: str(member.skew_s),
         }
+        _close(member)
         with member.log.open("ab") as out:
-            member.process = subprocess.Popen(self._command, cwd=CHECKOUT, env=environment, stdout=out, stderr=out)
+            # The pipe is never written to: it closes when this process ends, however it ends, and so does the worker.
+            member.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.worker_process", "--seed", "1"],
+                cwd=CHECKOUT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+            )
         member.ended_at = member.sick_since = None
         member.num_starts += 1
 
@@ -196,6 +204,11 @@ class Fleet:
         except subprocess.TimeoutExpired:
             member.process.kill()
             return member.process.wait()
+
+
+def _close(member: Member) -> None:
+    if member.process is not None and member.process.stdin is not None:
+        member.process.stdin.close()
 
 
 def _status(port: int, path: str) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.schema import upgrade
 from tests.chaos.brokers import Brokers
 from tests.chaos.fleet import CHECKOUT, Fleet
-from tests.chaos.null_worker import ROUND_S
 from tests.chaos.proxy import Proxy
 from tests.chaos.real_jobs import REAL_TARGET
 from tests.chaos.size import Size
 from tests.chaos.work import TASK
+from tests.chaos.worker_process import ROUND_S
 from tests.chaos.world import proxied
 
 GROUP: Final = "chaos-workers"
@@ -69,8 +68,7 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
 def null_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
     """Workers with the null engine."""
     environment = {**_environment(size, folder, servers), ROUND_S: str(size.round_s)}
-    command = [sys.executable, "-m", "tests.chaos.null_worker", "--seed", "1"]
-    return Fleet(command, environment, folder / "logs", size.num_workers, name="null")
+    return Fleet(environment, folder / "logs", size.num_workers, name="null")
 
 
 def real_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
@@ -82,8 +80,7 @@ def real_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
         "ALPHALOOP_WORKER__CALIBRATION_CONTEXTS": "[64]",
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
     }
-    command = [sys.executable, "-m", "worker", "--seed", "1"]
-    return Fleet(command, environment, folder / "logs", _NUM_REAL_WORKERS, name="real")
+    return Fleet(environment, folder / "logs", _NUM_REAL_WORKERS, name="real")
 
 
 def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str]:
