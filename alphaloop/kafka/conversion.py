@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import confluent_kafka as ck
 
 from alphaloop.kafka.records import Record, TopicPartition
+
+log = logging.getLogger(__name__)
 
 
 def ours(partitions: Iterable[ck.TopicPartition]) -> list[TopicPartition]:
@@ -21,7 +24,7 @@ def theirs(partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
 
 
 def record_of(message: ck.Message) -> Record:
-    """A polled message without an error."""
+    """A polled message without an error. Headers that the client cannot give are left out."""
     kind, timestamp_ms = message.timestamp()
     return Record(
         topic=message.topic() or "",
@@ -29,13 +32,21 @@ def record_of(message: ck.Message) -> Record:
         offset=message.offset() or 0,
         key=_bytes(message.key()),
         value=_bytes(message.value()),
-        headers=_headers(message.headers()),
+        headers=_headers(message),
         timestamp_ms=None if kind == ck.TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
     )
 
 
-def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
-    # The client's stub also allows a mapping; headers that were read are always a list of pairs.
+def _headers(message: ck.Message) -> tuple[tuple[str, bytes], ...]:
+    try:
+        # The client's stub also allows a mapping; headers that were read are always a list of pairs.
+        headers: Any = message.headers()
+    except (SystemError, UnicodeDecodeError):
+        # The client gives none of the headers if the name of one is not UTF-8. The message itself can be read, and an
+        # error here would end every worker that polls it.
+        where = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset()}
+        log.warning("headers left out: a name is not UTF-8", extra={"action": "headers_unreadable", **where})
+        return ()
     return tuple((name, _bytes(value) or b"") for name, value in headers or ())
 
 
