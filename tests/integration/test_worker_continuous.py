@@ -304,11 +304,11 @@ def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
     with stepped_worker(worker_settings, engine) as running:
         parts, producer = running.components, running._producer
 
-        def refuse(timeout_s: float) -> NoReturn:
+        def refuse(topic: str, **message: object) -> NoReturn:
             raise DeliveryFailed("nobody answers")
 
         with monkeypatch.context() as patched:
-            patched.setattr(producer, "flush", refuse)
+            patched.setattr(producer, "send", refuse)
             client.send("code", [job(name, 2) for name in names], partition=0)
             engine.run_freely()
             until(
@@ -331,17 +331,18 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
     most = {"buffered": 0, "unread": 0, "waiting": 0, "claimed": 0}
     with stepped_worker(settings, engine) as running:
         parts = running.components
+        own = [held for at, held in parts.intake._partitions.items() if at.topic == jobs_topic("code")]
 
         def measure() -> bool:
             held = sum(ready.num_bytes for _, ready in parts.feed._held)
             now = {
-                "buffered": parts.intake._buffered_bytes,
+                "buffered": parts.intake._normal._num_bytes,
                 "unread": parts.feed._reading.num_bytes,
                 "waiting": parts.feed._queue.num_bytes + held,
                 "claimed": parts.feed.ready.num_bytes,
             }
             most.update({name: max(most[name], now[name]) for name in now})
-            return all(held.is_paused for held in parts.intake._partitions.values()) and most["waiting"] >= 1 << 20
+            return all(held.is_paused for held in own) and most["waiting"] >= 1 << 20
 
         client.send("code", large, partition=0)
         until(measure, "memory is full and the partitions are paused")
@@ -370,7 +371,7 @@ def test_a_thread_that_dies_ends_the_worker(
             until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publishing._queue) >= 1, "all is full")
         raise FatalBrokerError("fenced")
 
-    monkeypatch.setattr(running._producer, "flush", die)
+    monkeypatch.setattr(running._producer, "serve", die)
     running.start()
     until(lambda: running.error is not None, "the worker ended by itself")
     with pytest.raises(FatalBrokerError, match="fenced"):
