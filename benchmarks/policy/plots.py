@@ -59,6 +59,7 @@ COLUMNS: Final = 3
 def write_plots(folder: Path, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> tuple[Path, ...]:
     """Write both; the same scores give the same bytes."""
     drawn = {"policy-goodput.svg": goodput_plot(scenarios, scores), "policy-regret.svg": regret_plot(scenarios, scores)}
+    folder.mkdir(parents=True, exist_ok=True)
     for name, svg in drawn.items():
         (folder / name).write_text(svg, encoding="utf-8")
     return tuple(folder / name for name in drawn)

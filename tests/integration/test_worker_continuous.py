@@ -298,7 +298,7 @@ def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
     worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 2)
-    monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 2)
+    monkeypatch.setattr("worker.jobs.opening.PUBLISHING_ITEMS", 2)
     client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
     names = [f"job-{number}" for number in range(80)]
     with stepped_worker(worker_settings, engine) as running:
@@ -360,7 +360,7 @@ def test_a_thread_that_dies_ends_the_worker(
 ) -> None:
     if is_full:
         monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 1)
-        monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 1)
+        monkeypatch.setattr("worker.jobs.opening.PUBLISHING_ITEMS", 1)
     client = Client(worker_settings)
     client.send("code", [job(f"job-{number}", 2) for number in range(40)], partition=0)
     running = RunningWorker(worker_settings, FakeEngine(num_slots=4), seed=1)

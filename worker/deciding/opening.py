@@ -1,0 +1,109 @@
+"""The decider with which a worker starts: evidence and costs are read before the first job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from alphaloop.deciding.decision_inputs import SessionFacts
+from alphaloop.settings import Settings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.budgets import BudgetStore
+from alphaloop.store.clock import DatabaseClock
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decision_records import DecisionRecordStore
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.history import HistoryStore
+from worker.background import Write
+from worker.costs.live import LiveCosts
+from worker.costs.opening import open_costs
+from worker.deciding.choice_log import StoredChoices
+from worker.deciding.decider import Decider
+from worker.deciding.decision_journal import StoredDecisions
+from worker.deciding.evidence_cache import EvidenceCache
+from worker.deciding.shared_budgets import SharedBudgets
+from worker.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """The decider, the costs and evidence that it uses, and the record of its decisions."""
+
+    decider: Decider
+    evidence_cache: EvidenceCache
+    costs: LiveCosts
+    journal: StoredDecisions
+
+
+def open_deciding(
+    settings: Settings,
+    engine: Engine,
+    database: Database,
+    clock: DatabaseClock,
+    *,
+    owner: str,
+    write: Write = lambda what, act: act(),
+) -> Deciding:
+    """A decider over the evidence in the database; costs never measured here are measured now.
+
+    `write` is given every write that decoding need not wait for, with a name for the log.
+    """
+    _register_drafters(engine, database)
+    costs = open_costs(settings.worker, engine, CostStore(database), write=write)
+    fading = half_life(settings)
+    evidence_cache = _filled_cache(engine, database, fading)
+    identity, limits = engine.identity, settings.policy.limits()
+    facts = SessionFacts(
+        owner=owner,
+        host=identity.host,
+        device=identity.device,
+        engine=identity.engine,
+        target_revision=identity.target_revision,
+        num_slots=engine.load().num_slots,
+        half_life=fading,
+        limits=limits,
+    )
+    journal = StoredDecisions(DecisionRecordStore(database), facts, lambda: costs.state)
+    decider = Decider(
+        engine,
+        evidence_cache,
+        StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write),
+        SharedBudgets(BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine)),
+        costs=costs,
+        limits=limits,
+        now=clock.now,
+        journal=journal,
+    )
+    return Deciding(decider, evidence_cache, costs, journal)
+
+
+def half_life(settings: Settings) -> timedelta:
+    """After so long, evidence counts half."""
+    return timedelta(days=settings.worker.history_half_life_days)
+
+
+def _filled_cache(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
+    """Read all stored evidence before the first job, so that a restarted worker decides from it at once."""
+    evidence_cache = EvidenceCache(
+        AcceptanceStateStore(database),
+        DraftRegistry(database),
+        target_revision=engine.identity.target_revision,
+        engine=engine.identity.engine,
+        drafters=revisions(engine),
+        half_life=half_life,
+    )
+    evidence_cache.refresh()
+    return evidence_cache
+
+
+def revisions(engine: Engine) -> dict[str, str]:
+    """The revision of each drafter, by name."""
+    return {drafter.name: drafter.revision for drafter in engine.drafters}
+
+
+def _register_drafters(engine: Engine, database: Database) -> None:
+    registry = DraftRegistry(database)
+    for drafter in engine.drafters:
+        registry.register(drafter.name, drafter.revision, engine.identity.target_revision)
