@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import confluent_kafka as ck
 
@@ -21,6 +22,11 @@ def ours(partitions: Iterable[ck.TopicPartition]) -> list[TopicPartition]:
 def theirs(partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
     """Our partitions as the client takes them."""
     return [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
+
+
+#: A call from C, whose result Python checks. That of `message.headers()` is no longer checked once the interpreter has
+#: specialised the call (Python 3.11): the client's error would then be raised by whatever runs next.
+_read_headers: Final = operator.methodcaller("headers")
 
 
 def record_of(message: ck.Message) -> Record:
@@ -40,7 +46,7 @@ def record_of(message: ck.Message) -> Record:
 def _headers(message: ck.Message) -> tuple[tuple[str, bytes], ...]:
     try:
         # The client's stub also allows a mapping; headers that were read are always a list of pairs.
-        headers: Any = message.headers()
+        headers: Any = _read_headers(message)
     except (SystemError, UnicodeDecodeError):
         # The client gives none of the headers if the name of one is not UTF-8. The message itself can be read, and an
         # error here would end every worker that polls it.
