@@ -51,7 +51,8 @@ class Retention:
             _tell(table, self.store.drop(table, days, time_is_up))
         ended = self._jobs_before(now)
         if ended is not None:
-            _tell("cancellations", self.store.drop("cancellations", ended, time_is_up))
+            for table in ("cancellations", "redrives"):
+                _tell(table, self.store.drop(table, ended, time_is_up))
             _tell("jobs", self.store.drop_jobs(ended, time_is_up))
 
     def _jobs_before(self, now: datetime) -> datetime | None:

@@ -122,8 +122,8 @@ def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -
 def _recorded_before(connection: Connection, outcomes: Sequence[Outcome], recorded_now: Set[str]) -> list[Outcome]:
     """Those outcomes that an earlier call recorded whose answer was lost.
 
-    Their rows of the outbox are taken out, because the caller enters the messages anew; a row that a relay is
-    publishing at this moment is left to the relay.
+    Their rows of the outbox are taken out, because the caller enters the messages anew. If a relay publishes one of
+    them at this moment, its messages go out twice, byte for byte the same.
     """
     asked = {one.job_id: one for one in outcomes if one.job_id not in recorded_now}
     columns: dict[str, Any] = {name: [getattr(one, name) for one in asked.values()] for name in ("job_id", "attempt")}

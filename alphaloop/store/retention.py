@@ -55,6 +55,7 @@ _TOO_OLD: Final = {
     "probe_runs": "scheduled_for < :before",
     "schedule_runs": "scheduled_for < :before",
     "reports": "created_at < :before",
+    "redrives": "redriven_at < :before",
     "drift_events": "closed_at < :before",
     "acceptance_hourly": "bucket < :before",
     "acceptance_daily": "bucket < :before",

@@ -98,7 +98,7 @@ BEGIN
         GRANT SELECT (job_id, task, status, created_at, finished_at, lease_expires_at), UPDATE (lease_expires_at), DELETE
             ON jobs TO alphaloop_scheduler;
         GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets TO alphaloop_scheduler;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, acceptance_hourly, acceptance_daily, acceptance_state,
+        GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
             acceptance_checkpoints, decisions, probe_runs, drift_events, draft_revisions, schedule_runs, reports,
             leader_terms TO alphaloop_scheduler;
         GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;

@@ -230,7 +230,7 @@ def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> N
     generation = run(engine, [(make_job(words), prepared.sampling, lookup_decision(8))]).popitem()[1]
     assert num + len(generation.token_ids) <= 64
     with pytest.raises(PromptTooLong, match="64") as refused:
-        engine.prepare(make_job(" ".join(["word"] * 200)), GREEDY)
+        engine.prepare(make_job(" ".join(["word"] * 90)), GREEDY)
     assert refused.value.field == "body.prompt"
     assert "word" not in str(refused.value)
 

@@ -91,9 +91,10 @@ def test_a_result_that_kafka_has_not_acknowledged_keeps_its_job(
     end("acknowledged", days=40)
     assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
     assert left(database) == {"unacknowledged"}
-    sent: list[bytes | None] = []
-    Outbox(database).relay(lambda messages: sent.extend(m.key for m in messages), older_than_s=0)
-    assert sent == [b"unacknowledged"]
+    outbox = Outbox(database)
+    relayed = outbox.take_over(older_than_s=0, limit=10)
+    assert [message.key for messages in relayed.values() for message in messages] == [b"unacknowledged"]
+    outbox.delete(relayed)
     assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
 
 

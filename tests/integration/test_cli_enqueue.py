@@ -209,7 +209,8 @@ def test_dead_letters_are_listed_without_their_prompts(cli: Cli, task: str, resp
     shown = cli("dlq", "list", "--task", task)
     assert "expected something else" in shown.out
     assert REFUSED not in shown.out
-    assert REFUSED in cli("dlq", "list", "--task", task, "--show-value").out
+    (shown_letter,) = cli("dlq", "list", "--task", task, "--show-value", "--json").json
+    assert REFUSED in shown_letter["value"]
     assert cli("dlq", "list", "--task", "nonesuch").out == ""
 
 
