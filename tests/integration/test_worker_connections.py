@@ -56,7 +56,7 @@ def test_a_worker_behind_a_pooler_decodes_and_hears_of_cancellations(
     settings = worker_settings.model_copy(update={"postgres": postgres})
     client, engine = Client(settings), SteppedEngine(num_slots=4)
     with running_worker(settings, engine) as running:
-        client.send("code", [job("cancelled"), *(job(f"job-{number}") for number in range(20))])
+        client.send("code", [job("cancelled"), *(job(f"job-{number}") for number in range(20))], partition=0)
         engine.wait_at_round(lambda names: "cancelled" in names)
         # As another worker's reader of `control` would write it down.
         with database.begin() as connection:
