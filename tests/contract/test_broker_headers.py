@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import time
 
 import pytest
@@ -51,6 +52,7 @@ def send_with_header(servers: str, topic: str, value: bytes, name: bytes) -> Non
 def test_a_header_whose_name_is_no_text_leaves_the_message_readable(
     kafka_settings: KafkaSettings, fresh_prefix: str, name: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "alphaloop.kafka.conversion")
     ensure_topics(kafka_settings, [fresh_prefix])
     topic = jobs_topic(fresh_prefix)
     producer = Producer(kafka_settings)
