@@ -83,11 +83,12 @@ class Worker:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
 
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
-        2. drop      running jobs whose cancellation came or whose deadline passed
-        3. start     claimed jobs that fit, decided lane by lane
-        4. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
-        5. step      one round of the engine
-        6. hand over what ended, and streamed text
+        2. give back jobs whose partition goes to another worker
+        3. drop      running jobs whose cancellation came or whose deadline passed
+        4. start     claimed jobs that fit, decided lane by lane
+        5. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
+        6. step      one round of the engine
+        7. hand over what ended, and streamed text
 
         Before the loop, `JobFeed` takes messages, validates, orders and claims them. After the loop, `Recorder` commits
         outcomes, and `Publisher` publishes them and finishes their deliveries. After a crash Kafka delivers unfinished

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError
+from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError, reason_of
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob, Validation
 
@@ -74,9 +73,7 @@ class Reading:
 def _unreadable(error: Exception) -> MalformedMessage:
     """The refusal of a message on which our own code raised, so that it does not stop its partition.
 
-    The exception's text is left out of log and dead letter: it may quote the prompt.
+    The exception's text is left out of the dead letter, because it may quote the prompt. The log leaves it out too.
     """
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    fields = {"error": type(error).__name__, "where": f"{where.filename}:{where.lineno}"}
-    log.error("a message could not be read", extra={"action": "validation_failed", **fields})
-    return MalformedMessage(f"could not be read: {type(error).__name__}")
+    log.error("a message could not be read", exc_info=error, extra={"action": "validation_failed"})
+    return MalformedMessage(f"could not be read: {reason_of(error)}")

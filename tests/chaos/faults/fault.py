@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tests.chaos.world import World
 
 
+#: Hurts the world for so many seconds, then heals what it hurt, and returns.
+Inject = Callable[["World", random.Random, float], None]
+
+
 class Target(Enum):
     """What a fault hits. Two faults at the same time hit different things."""
 
@@ -23,9 +27,22 @@ class Target(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`inject` hurts the world for so many seconds, then heals what it hurt, and returns."""
+    """What is done to the world, and what it hits."""
 
     name: str
     what: str  #: for people: what is done
     target: Target
-    inject: Callable[[World, random.Random, float], None]
+    inject: Inject
+
+
+def away(stop: Callable[[World], None], start: Callable[[World], None]) -> Inject:
+    """A server is stopped, and started again when the time is over."""
+
+    def inject(world: World, rng: random.Random, seconds: float) -> None:
+        stop(world)
+        try:
+            world.wait(seconds)
+        finally:
+            start(world)
+
+    return inject

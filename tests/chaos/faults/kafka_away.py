@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tests.chaos.faults.fault import Fault, Target
+from tests.chaos.faults.fault import Fault, Target, away
 
-if TYPE_CHECKING:
-    from tests.chaos.world import World
-
-
-def _inject(world: World, rng: random.Random, seconds: float) -> None:
-    world.brokers.kill()
-    try:
-        world.wait(seconds)
-    finally:
-        world.brokers.start()
-
-
-FAULT: Final = Fault("Kafka away", "kill -9 of every broker, started again later", Target.KAFKA, _inject)
+FAULT: Final = Fault(
+    "Kafka away",
+    "kill -9 of every broker, started again later",
+    Target.KAFKA,
+    away(lambda world: world.brokers.kill(), lambda world: world.brokers.start()),
+)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tests.chaos.faults.fault import Fault, Target
+from tests.chaos.faults.fault import Fault, Target, away
 
-if TYPE_CHECKING:
-    from tests.chaos.world import World
-
-
-def _inject(world: World, rng: random.Random, seconds: float) -> None:
-    world.postgres.stop()
-    try:
-        world.wait(seconds)
-    finally:
-        world.postgres.start()
-
-
-FAULT: Final = Fault("Postgres away", "Postgres shut down, started again later", Target.POSTGRES, _inject)
+FAULT: Final = Fault(
+    "Postgres away",
+    "Postgres shut down, started again later",
+    Target.POSTGRES,
+    away(lambda world: world.postgres.stop(), lambda world: world.postgres.start()),
+)

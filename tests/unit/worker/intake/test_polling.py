@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -88,18 +89,17 @@ def source() -> ScriptedSource:
     return ScriptedSource()
 
 
+def started(source: ScriptedSource, **given: Any) -> Intake:
+    """An intake of a few small messages that commits at once, but for what is given."""
+    limits = {"max_buffered": 4, "max_buffered_bytes": 1 << 20, "max_distance": 10}
+    intake = Intake(source, ["^jobs"], **{**limits, "commit_interval_s": 0.0, "now": lambda: NOW, **given})
+    intake.start()
+    return intake
+
+
 @pytest.fixture
 def intake(source: ScriptedSource) -> Iterator[Intake]:
-    intake = Intake(
-        source,
-        ["^jobs"],
-        max_buffered=4,
-        max_buffered_bytes=1 << 20,
-        max_distance=10,
-        commit_interval_s=0.0,
-        now=lambda: NOW,
-    )
-    intake.start()
+    intake = started(source)
     source.script.put(lambda: source.on_assign([P0, P1]))
     yield intake
     intake.close(WAIT_S)
@@ -274,17 +274,7 @@ def test_a_full_buffer_keeps_nothing_of_the_high_lane_out(source: ScriptedSource
 
 def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(source: ScriptedSource) -> None:
     clock = [0.0]
-    intake = Intake(
-        source,
-        ["^jobs"],
-        max_buffered=4,
-        max_buffered_bytes=1 << 20,
-        max_distance=10,
-        commit_interval_s=0.0,
-        clock=lambda: clock[0],
-        now=lambda: datetime.fromtimestamp(clock[0], UTC),
-    )
-    intake.start()
+    intake = started(source, clock=lambda: clock[0], now=lambda: datetime.fromtimestamp(clock[0], UTC))
     source.script.put(lambda: source.on_assign([P0, R0]))
     for offset, not_before_s in ((0, 10), (1, 9), (2, 12)):
         said = Retry("jobs.code.high", 2, 40 + offset, 7, 1000 * not_before_s, 1, "decode_failed")
@@ -313,17 +303,7 @@ def latest(commits: list[dict[TopicPartition, int]]) -> dict[TopicPartition, int
 
 
 def handing_over(source: ScriptedSource, hand_over_s: float) -> Intake:
-    intake = Intake(
-        source,
-        ["^jobs"],
-        max_buffered=4,
-        max_buffered_bytes=1 << 20,
-        max_distance=10,
-        commit_interval_s=3600.0,
-        hand_over_s=hand_over_s,
-        now=lambda: NOW,
-    )
-    intake.start()
+    intake = started(source, commit_interval_s=3600.0, hand_over_s=hand_over_s)
     source.script.put(lambda: source.on_assign([P0, P1]))
     return intake
 
