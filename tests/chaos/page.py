@@ -32,7 +32,8 @@ def _lines(report: RunReport, size: Size) -> Iterator[str]:
         f"Seed {report.seed}, {size.num_brokers} brokers, {size.num_workers} workers, {os.cpu_count()} cores: "
         f"{report.num_jobs:,} jobs in {report.seconds:.0f} s. {report.num_results:,} results, of which "
         f"{report.num_repeated_results:,} repeat an earlier one of their job; {report.num_letters} dead letters; "
-        f"{report.num_chunks:,} chunks; {report.num_starts} starts of workers; {report.num_cut_connections} "
+        f"{report.num_failures} failures tried again; {report.num_chunks:,} chunks of {report.num_ended_streams:,} "
+        f"streams; {_by_status(report)}; {report.num_starts} starts of workers; {report.num_cut_connections} "
         f"connections cut; {peak} MiB in the largest worker; settled {settled} after the last job. "
         f"**Promises broken: {len(report.violations)}.**"
     )
@@ -47,3 +48,7 @@ def _lines(report: RunReport, size: Size) -> Iterator[str]:
             f"| {phase.name} | {phase.fault_s:.0f} | {phase.num_sent} | {phase.num_ended} | {phase.num_started} "
             f"| {ended(phase)} | {phase.num_sick} | {seconds(phase.first_outcome_s)} | {seconds(phase.caught_up_s)} |"
         )
+
+
+def _by_status(report: RunReport) -> str:
+    return ", ".join(f"{number:,} {status}" for status, number in sorted(report.num_by_status.items()))

@@ -17,7 +17,7 @@ from tests.chaos.feeder import Feeder
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ResultRecord
 from tests.chaos.phases import PhaseReport, run_phase
-from tests.chaos.plan import Phase
+from tests.chaos.plan import Phase, sending_s
 from tests.chaos.reading import TopicReader
 from tests.chaos.setting_up import GROUP, Servers
 from tests.chaos.size import Size
@@ -26,8 +26,6 @@ from tests.chaos.work import PlannedJob
 from tests.chaos.world import World
 
 _LOOK_S: Final = 1.0
-#: Between the end of a fault and the next one the fleet is given about so long.
-_BETWEEN_S: Final = 8.0
 #: A deleted topic takes messages for a moment longer.
 _DELETING: Final = timedelta(seconds=2)
 #: Until the first worker of a fleet has partitions.
@@ -59,7 +57,7 @@ class Played:
 def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random.Random, say: Say) -> Played:
     """Start the fleet, inject the faults under load, send the rest, wait until all is settled, stop the fleet."""
     fleet, addresses = part.fleet, servers.brokers.addresses
-    jobs_per_s = len(part.jobs) / sum(phase.seconds + _BETWEEN_S for phase in part.phases)
+    jobs_per_s = len(part.jobs) / sending_s(part.phases)
     feeder = Feeder(addresses, part.jobs, jobs_per_s=jobs_per_s, rng=rng)
     world = World(size, servers.brokers, servers.postgres, servers.database_url, servers.proxy, watcher, fleet, feeder)
     world.num_ended_before = watcher.num_ended

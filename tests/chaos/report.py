@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.chaos.faults import FAULTS
-from tests.chaos.oracle import Promise, Violation
 from tests.chaos.phases import PhaseReport
+from tests.chaos.promises import Promise, Violation
 
 _MOST_SHOWN: Final = 30
 
@@ -32,7 +32,10 @@ class RunReport:
     num_repeated_results: int
     num_asked_again: int
     num_letters: int
+    num_by_status: dict[str, int]  #: jobs
+    num_failures: int  #: tries that were followed by another one
     num_chunks: int
+    num_ended_streams: int
     num_commits: int  #: changes of committed offsets that the watcher saw
     num_starts: int  #: of worker processes
     num_cut_connections: int
@@ -63,9 +66,11 @@ def show(report: RunReport, console: Console) -> None:
     console.print(
         f"{report.num_jobs} jobs in {report.seconds:.0f} s, seed {report.seed}: {report.num_rows} rows, "
         f"{report.num_results} results, of which {report.num_repeated_results} repeat an earlier one, "
-        f"{report.num_letters} dead letters, {report.num_chunks} chunks, {report.num_starts} starts of workers, "
+        f"{report.num_letters} dead letters, {report.num_failures} failures tried again, {report.num_chunks} chunks of "
+        f"{report.num_ended_streams} streams, {report.num_starts} starts of workers, "
         f"{report.num_cut_connections} connections cut, {peak} MiB in the largest worker"
     )
+    console.print(", ".join(f"{number} {status}" for status, number in sorted(report.num_by_status.items())))
     print(report.as_json(), flush=True)
 
 

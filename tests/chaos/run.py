@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ from tests.chaos.collecting import collect
 from tests.chaos.log_search import leaks, num_bytes
 from tests.chaos.oracle import judge, num_copies
 from tests.chaos.part import Part, Say, play
-from tests.chaos.plan import Plan
+from tests.chaos.plan import Plan, sending_s
 from tests.chaos.reading import TopicReader
 from tests.chaos.real_jobs import real_jobs, undisturbed_texts
 from tests.chaos.report import RunReport
@@ -28,21 +29,24 @@ MAX_BYTES: Final = {"null": 400 << 20, "real": 3 << 30}
 def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
     """Carry out a plan in `folder`, which is left as it is: logs, and the servers' data."""
     size, rng, began = plan.size, random.Random(plan.seed), time.monotonic()
-    reals: list[PlannedJob] = []
+    jobs: list[PlannedJob] = []
     if size.num_real_jobs:
         say("decoding the real engine's prompts undisturbed")
-        reals = real_jobs(size.num_real_jobs, undisturbed_texts())
-    nulls = list(null_jobs(size.num_null_jobs, num_refused=size.num_refused, num_killers=size.num_killers, rng=rng))
+        jobs += real_jobs(size.num_real_jobs, undisturbed_texts())
     with ExitStack() as stack:
         say(f"seed {plan.seed}; starting {size.num_brokers} brokers and Postgres")
         servers = stack.enter_context(running_servers(size, kafka_home, folder))
         watcher = Watcher(servers.brokers.addresses, [GROUP, f"{GROUP}-control"], servers.database_url)
         watcher.start()
         stack.callback(watcher.close)
-        parts = [Part(null_fleet(size, folder, servers), nulls, plan.null)]
-        if reals:
-            parts.insert(0, Part(real_fleet(size, folder, servers), reals, plan.real))
-        played = [play(part, size, servers, watcher, rng, say) for part in parts]
+        played = []
+        if jobs:
+            real = Part(real_fleet(size, folder, servers), jobs, plan.real)
+            played.append(play(real, size, servers, watcher, rng, say))
+        nulls = list(null_jobs(size.num_null_jobs, size.planted, rng=rng, sending_s=sending_s(plan.null)))
+        null = Part(null_fleet(size, folder, servers), nulls, plan.null)
+        played.append(play(null, size, servers, watcher, rng, say))
+        jobs = [*jobs, *nulls]
         say("reading the ledger")
         forbidden = {
             "a prompt": PROMPT_MARK,
@@ -66,15 +70,18 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             seed=plan.seed,
             seconds=time.monotonic() - began,
             phases=tuple(phase for one in played for phase in one.phases),
-            violations=tuple(judge([*reals, *nulls], ledger, max_bytes=MAX_BYTES)),
+            violations=tuple(judge(jobs, ledger, max_bytes=MAX_BYTES)),
             settled_s=tuple(one.settled_s for one in played),
-            num_jobs=len(reals) + len(nulls),
+            num_jobs=len(jobs),
             num_rows=len(ledger.rows),
             num_results=len(ledger.results),
             num_repeated_results=num_copies(ledger.results),
             num_asked_again=sum(one.num_asked_again for one in played),
             num_letters=len(ledger.letters),
+            num_by_status=dict(Counter(row.status for row in ledger.rows.values())),
+            num_failures=sum(row.num_failures for row in ledger.rows.values()),
             num_chunks=len(ledger.chunks),
+            num_ended_streams=len({chunk.job_id for chunk in ledger.chunks if chunk.is_final}),
             num_commits=len(ledger.commits),
             num_starts=sum(member.num_starts for fleet in watcher.fleets for member in fleet.members),
             num_cut_connections=servers.proxy.num_cuts,

@@ -22,14 +22,16 @@ from tests.chaos.fleet import CHECKOUT, Fleet
 from tests.chaos.proxy import Proxy
 from tests.chaos.real_jobs import REAL_TARGET
 from tests.chaos.size import Size
-from tests.chaos.work import TASK
-from tests.chaos.worker_process import ROUND_S
+from tests.chaos.work import NUM_RETRIES, TASK
+from tests.chaos.worker_process import FAILURES, ROUND_S
 from tests.chaos.world import proxied
 
 GROUP: Final = "chaos-workers"
 NUM_PARTITIONS: Final = 8
 #: A setting that nothing uses here, to be searched for in the logs.
 PLANTED_SECRET: Final = "planted-secret-5a1d0c"
+#: Seconds, short enough that a job is tried again within a phase.
+_RETRY_DELAYS_S: Final = [1 + number for number in range(NUM_RETRIES)]
 #: As many as two cores bear.
 _NUM_REAL_WORKERS: Final = 2
 
@@ -59,7 +61,10 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
         proxy = Proxy(urlsplit(url).port or 5432)
         stack.callback(proxy.close)
         kafka = KafkaSettings(
-            bootstrap_servers=brokers.addresses, num_partitions=NUM_PARTITIONS, replication_factor=size.num_brokers
+            bootstrap_servers=brokers.addresses,
+            num_partitions=NUM_PARTITIONS,
+            replication_factor=size.num_brokers,
+            retry_delays_s=_RETRY_DELAYS_S,
         )
         ensure_topics(kafka, [TASK])
         yield Servers(brokers, postgres, url, proxy)
@@ -67,7 +72,13 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
 
 def null_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
     """Workers with the null engine."""
-    environment = {**_environment(size, folder, servers), ROUND_S: str(size.round_s)}
+    failures = folder / "failures"
+    failures.mkdir()
+    environment = {
+        **_environment(size, folder, servers),
+        ROUND_S: str(size.round_s),
+        FAILURES: str(failures),
+    }
     return Fleet(environment, folder / "logs", size.num_workers, name="null")
 
 
@@ -94,6 +105,7 @@ def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str
         "ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS": str(int(1000 * size.session_timeout_s)),
         "ALPHALOOP_KAFKA__NUM_PARTITIONS": str(NUM_PARTITIONS),
         "ALPHALOOP_KAFKA__REPLICATION_FACTOR": str(size.num_brokers),
+        "ALPHALOOP_KAFKA__RETRY_DELAYS_S": json.dumps(_RETRY_DELAYS_S),
         "ALPHALOOP_KAFKA__METADATA_REFRESH_MS": "1000",
         "ALPHALOOP_KAFKA__SASL_PASSWORD": PLANTED_SECRET,
         "ALPHALOOP_WORKER__LEASE_S": str(size.lease_s),

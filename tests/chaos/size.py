@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos.faults import FAULTS
+from tests.chaos.work import Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +16,7 @@ class Size:
 
     num_null_jobs: int
     num_real_jobs: int  #: decoded by the real engine, before the null engine's; 0 leaves that part out
-    num_refused: int  #: planted messages that are no jobs
-    num_killers: int  #: planted jobs that kill their worker
+    planted: Mapping[Fate, int]  #: how many of the null engine's jobs do not just succeed
     num_workers: int
     num_brokers: int
     faults: tuple[str, ...]  #: names of FAULTS, each of which gets a phase
@@ -32,8 +33,15 @@ class Size:
 LONG: Final = Size(
     num_null_jobs=50_000,
     num_real_jobs=300,
-    num_refused=50,
-    num_killers=2,
+    planted={
+        Fate.REFUSED: 50,
+        Fate.KILLS: 2,
+        Fate.FAILS: 10,
+        Fate.FAILS_FIRST: 200,
+        Fate.EXPIRES: 200,
+        Fate.MAY_EXPIRE: 500,
+        Fate.IS_CANCELLED: 500,
+    },
     num_workers=8,
     num_brokers=3,
     faults=tuple(FAULTS),
@@ -49,8 +57,15 @@ LONG: Final = Size(
 SHORT: Final = Size(
     num_null_jobs=3_000,
     num_real_jobs=0,
-    num_refused=8,
-    num_killers=1,
+    planted={
+        Fate.REFUSED: 8,
+        Fate.KILLS: 1,
+        Fate.FAILS: 2,
+        Fate.FAILS_FIRST: 12,
+        Fate.EXPIRES: 12,
+        Fate.MAY_EXPIRE: 30,
+        Fate.IS_CANCELLED: 30,
+    },
     num_workers=3,
     num_brokers=1,
     faults=("workers killed", "workers suspended", "Postgres bounced", "connections cut", "rebalance storm"),

@@ -1,6 +1,6 @@
 """A worker process of a run: `python -m worker`, with the null engine if CHAOS_ROUND_S is set.
 
-    CHAOS_ROUND_S=0.05 CHAOS_CLOCK_SKEW_S=3600 python -m tests.chaos.worker_process
+    CHAOS_ROUND_S=0.05 CHAOS_FAILURES=/tmp/failures CHAOS_CLOCK_SKEW_S=3600 python -m tests.chaos.worker_process
 
 Everything else is the shipped process: its settings, threads, signals, health and exit codes. The process ends at once
 when its standard input does, so that none outlives a run that was killed.
@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.chaos.echo_engine import EchoEngine
 from tests.chaos.skewed_clock import skew_clock
 
 ROUND_S = "CHAOS_ROUND_S"
+FAILURES = "CHAOS_FAILURES"  #: a folder, for the null engine
 CLOCK_SKEW_S = "CHAOS_CLOCK_SKEW_S"
 
 
@@ -43,7 +45,7 @@ def _end_with_input() -> None:
 
 
 def _load_engine(models: object, *, num_slots: int) -> EchoEngine:
-    return EchoEngine(num_slots, round_s=float(os.environ[ROUND_S]))
+    return EchoEngine(num_slots, round_s=float(os.environ[ROUND_S]), failures=Path(os.environ[FAILURES]))
 
 
 if __name__ == "__main__":
