@@ -12,8 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop.embedded.process import free_ports
+from tests.chaos.asking import Look, ask, look
 from tests.chaos.worker_process import CLOCK_SKEW_S
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
@@ -29,7 +28,6 @@ _LOOK_S: Final = 0.5
 #: How long a worker is down before it is started again, and how long it may be sick before it is killed.
 _RESTART_AFTER_S: Final = 1.0
 _SICK_S: Final = 10.0
-_HEALTH_TIMEOUT_S: Final = 1.0
 #: Of a process that was told to drain.
 _STOP_S: Final = 90.0
 
@@ -84,7 +82,7 @@ class Fleet:
         return [
             member.number
             for member in self.members
-            if not member.is_suspended and _status(member.port, "readyz") == HTTPStatus.OK
+            if not member.is_suspended and ask(member.port, "readyz")[0] == HTTPStatus.OK
         ]
 
     def kill(self, number: int) -> None:
@@ -136,6 +134,10 @@ class Fleet:
                 member.process.wait()
                 _close(member)
 
+    def look(self, at_s: float) -> list[Look]:
+        """Ask every worker that is not suspended how it is."""
+        return [look(member.port, at_s) for member in self.members if not member.is_suspended]
+
     def measure(self) -> None:
         """Note the memory of every process; call it now and then."""
         for member in self.members:
@@ -164,7 +166,7 @@ class Fleet:
             self._start(member)
 
     def _is_sick(self, member: Member, now: float) -> bool:
-        if _status(member.port, "healthz") != HTTPStatus.SERVICE_UNAVAILABLE:
+        if ask(member.port, "healthz")[0] != HTTPStatus.SERVICE_UNAVAILABLE:
             member.sick_since = None
             return False
         member.sick_since = member.sick_since or now
@@ -209,18 +211,6 @@ class Fleet:
 def _close(member: Member) -> None:
     if member.process is not None and member.process.stdin is not None:
         member.process.stdin.close()
-
-
-def _status(port: int, path: str) -> int | None:
-    """What a worker answers; None while nothing answers, which is how a process begins and ends."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=_HEALTH_TIMEOUT_S) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
-    except OSError:
-        return None
 
 
 def _peak_bytes(pid: int) -> int:

@@ -48,6 +48,7 @@ class Played:
     """What came of it."""
 
     phases: tuple[PhaseReport, ...]
+    sent: tuple[frozenset[str], ...]  #: the jobs that were sent in each phase and in the time to catch up after it
     settled_s: float | None  #: from the last fault until nothing was left to read or publish; None: never
     earlier_results: tuple[ResultRecord, ...]  #: of a results topic that was deleted
     num_asked_again: int  #: jobs sent again, because their results went with that topic
@@ -60,6 +61,7 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
     jobs_per_s = len(part.jobs) / sending_s(part.phases)
     feeder = Feeder(addresses, part.jobs, jobs_per_s=jobs_per_s, rng=rng)
     world = World(size, servers.brokers, servers.postgres, servers.database_url, servers.proxy, watcher, fleet, feeder)
+    world.disk = servers.disk
     world.num_ended_before = watcher.num_ended
     with ExitStack() as stack:
         stack.callback(fleet.close)
@@ -69,10 +71,12 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
         watcher.fleets.append(fleet)
         _await_first(world)
         feeder.start()
-        reports = []
+        reports, sent = [], []
         for phase in part.phases:
             say(f"{fleet.name} fleet: {phase.name}, {phase.seconds:.0f} s; backlog {world.backlog}")
+            num_before = feeder.num_sent
             reports.append(run_phase(phase, world))
+            sent.append(frozenset(job.job_id for job in feeder.sent[num_before:]))
         say(f"{fleet.name} fleet: the rest of {len(part.jobs)} jobs, then settling; backlog {world.backlog}")
         feeder.finish()
         reader = TopicReader(addresses)
@@ -83,7 +87,7 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
             say(f"{num_again} jobs sent again, because their results went with the deleted topic")
             settled_s = _settle(world, reader)
         codes = fleet.stop()
-        return Played(tuple(reports), settled_s, tuple(world.kept_results), num_again, codes)
+        return Played(tuple(reports), tuple(sent), settled_s, tuple(world.kept_results), num_again, codes)
 
 
 def _await_first(world: World) -> None:

@@ -42,9 +42,9 @@ class Plan:
 
 
 def draw_plan(seed: int, size: Size) -> Plan:
-    """Every fault of the size in a drawn order, then pairs of faults that hit different things."""
+    """Every fault of the size, in a drawn order if it has none, then pairs of faults that hit different things."""
     rng = random.Random(seed)
-    order = rng.sample(size.faults, len(size.faults))
+    order = size.faults if size.is_ordered else rng.sample(size.faults, len(size.faults))
     pairs = [_pair(rng, size.faults) for _ in range(size.num_pairs)]
     null: list[tuple[str, ...]] = [*((fault,) for fault in order), *pairs]
     names = rng.sample(_REAL_FAULTS, len(_REAL_FAULTS)) if size.num_real_jobs else []

@@ -25,6 +25,7 @@ class RunReport:
     seconds: float
     phases: tuple[PhaseReport, ...]
     violations: tuple[Violation, ...]
+    is_disk_full: bool  #: a full disk was a full file system; else triggers played it
     settled_s: tuple[float | None, ...]  #: of each part: from its last job until nothing was left; None: never
     num_jobs: int
     num_rows: int
@@ -41,6 +42,7 @@ class RunReport:
     num_cut_connections: int
     peak_bytes: dict[str, int]
     num_log_bytes: int
+    load: tuple[float, float]  #: of the machine in the last minute: when the run began, when its last job had ended
 
     @property
     def is_sound(self) -> bool:
@@ -78,7 +80,8 @@ def _phases(report: RunReport) -> Table:
     table = Table(title="phases")
     for heading in ("fault", "what is done", "lasts s", "sent", "ended", "starts", "ended by themselves", "sick"):
         table.add_column(heading)
-    for heading in ("first outcome after s", "caught up after s", "backlog"):
+    table.add_column("workers said")
+    for heading in ("held", "first outcome after s", "first result", "caught up", "backlog", "lost", "twice"):
         table.add_column(heading, justify="right")
     for phase in report.phases:
         table.add_row(
@@ -90,9 +93,14 @@ def _phases(report: RunReport) -> Table:
             str(phase.num_started),
             ended(phase),
             str(phase.num_sick),
+            said(phase),
+            f"{phase.num_held}, {phase.num_waiting} waiting",
             seconds(phase.first_outcome_s),
+            seconds(phase.first_result_s),
             seconds(phase.caught_up_s),
             str(phase.backlog),
+            str(phase.num_lost),
+            str(phase.num_twice),
         )
     return table
 
@@ -110,6 +118,15 @@ def _promises(report: RunReport) -> Table:
 def ended(phase: PhaseReport) -> str:
     """How many processes ended by themselves, by exit code."""
     return ", ".join(f"{number} with {code}" for code, number in sorted(phase.ended_themselves.items())) or "0"
+
+
+def said(phase: PhaseReport) -> str:
+    """What /readyz of the workers said while the fault lasted, the most frequent first."""
+    num_looks = sum(phase.said.values())
+    return "; ".join(
+        f"{what} {number / num_looks:.0%}"
+        for what, number in sorted(phase.said.items(), key=lambda item: (-item[1], item[0]))
+    )
 
 
 def seconds(found: float | None) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import Counter
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -14,7 +17,9 @@ from tests.chaos.collecting import collect
 from tests.chaos.log_search import leaks, num_bytes
 from tests.chaos.oracle import judge, num_copies
 from tests.chaos.part import Part, Say, play
+from tests.chaos.phases import PhaseReport
 from tests.chaos.plan import Plan, sending_s
+from tests.chaos.promises import Promise, Violation
 from tests.chaos.reading import TopicReader
 from tests.chaos.real_jobs import real_jobs, undisturbed_texts
 from tests.chaos.report import RunReport
@@ -29,7 +34,7 @@ MAX_BYTES: Final = {"null": 400 << 20, "real": 3 << 30}
 def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
     """Carry out a plan in `folder`, which is left as it is: logs, and the servers' data."""
     size, rng, began = plan.size, random.Random(plan.seed), time.monotonic()
-    jobs: list[PlannedJob] = []
+    load_before, jobs = os.getloadavg()[0], list[PlannedJob]()
     if size.num_real_jobs:
         say("decoding the real engine's prompts undisturbed")
         jobs += real_jobs(size.num_real_jobs, undisturbed_texts())
@@ -47,6 +52,7 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
         null = Part(null_fleet(size, folder, servers), nulls, plan.null)
         played.append(play(null, size, servers, watcher, rng, say))
         jobs = [*jobs, *nulls]
+        load_after = os.getloadavg()[0]
         say("reading the ledger")
         forbidden = {
             "a prompt": PROMPT_MARK,
@@ -66,11 +72,15 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             exit_codes={name: code for one in played for name, code in one.exit_codes.items()},
             leaks=leaks(folder / "logs", forbidden),
         )
+        violations = judge(jobs, ledger, max_bytes=MAX_BYTES)
         return RunReport(
             seed=plan.seed,
             seconds=time.monotonic() - began,
-            phases=tuple(phase for one in played for phase in one.phases),
-            violations=tuple(judge(jobs, ledger, max_bytes=MAX_BYTES)),
+            phases=tuple(
+                _judged(*one, violations) for part in played for one in zip(part.phases, part.sent, strict=True)
+            ),
+            violations=tuple(violations),
+            is_disk_full=servers.disk is not None,
             settled_s=tuple(one.settled_s for one in played),
             num_jobs=len(jobs),
             num_rows=len(ledger.rows),
@@ -87,4 +97,12 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             num_cut_connections=servers.proxy.num_cuts,
             peak_bytes=dict(ledger.peak_bytes),
             num_log_bytes=num_bytes(folder / "logs"),
+            load=(load_before, load_after),
         )
+
+
+def _judged(phase: PhaseReport, sent: Collection[str], violations: Iterable[Violation]) -> PhaseReport:
+    """The phase, with what came of the jobs that were sent in it."""
+    broken = Counter((one.promise, one.job_id) for one in violations if one.job_id in sent)
+    num_jobs = Counter(promise for promise, _ in broken)
+    return replace(phase, num_lost=num_jobs[Promise.NOTHING_LOST], num_twice=num_jobs[Promise.ONE_OUTCOME])

@@ -22,6 +22,7 @@ from tests.chaos.fleet import CHECKOUT, Fleet
 from tests.chaos.proxy import Proxy
 from tests.chaos.real_jobs import REAL_TARGET
 from tests.chaos.size import Size
+from tests.chaos.small_disk import SmallDisk
 from tests.chaos.work import NUM_RETRIES, TASK
 from tests.chaos.worker_process import FAILURES, ROUND_S
 from tests.chaos.world import proxied
@@ -44,6 +45,7 @@ class Servers:
     postgres: EmbeddedPostgres
     database_url: str  #: without the proxy
     proxy: Proxy
+    disk: SmallDisk | None  #: of Postgres's tables
 
 
 @contextmanager
@@ -54,9 +56,14 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
         stack.callback(brokers.stop)
         brokers.start()
         # Durable, because a Postgres that is killed may lose what it acknowledged otherwise, and jobs with it.
+        disk = SmallDisk.mounted(folder / "disk")
+        if disk is not None:
+            stack.callback(disk.close)
         postgres = EmbeddedPostgres(folder / "postgres", durable=True, log_dir=folder / "logs" / "postgres")
         stack.callback(postgres.stop)
         url = postgres.start()
+        if disk is not None:
+            disk.hold_tables(url)
         upgrade(SecretStr(url))
         proxy = Proxy(urlsplit(url).port or 5432)
         stack.callback(proxy.close)
@@ -67,7 +74,7 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
             retry_delays_s=_RETRY_DELAYS_S,
         )
         ensure_topics(kafka, [TASK])
-        yield Servers(brokers, postgres, url, proxy)
+        yield Servers(brokers, postgres, url, proxy, disk)
 
 
 def null_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:

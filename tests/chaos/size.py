@@ -1,9 +1,9 @@
-"""How large a run is. The long one is `make chaos`, the short one is part of `make test`."""
+"""How large a run is. The long one is `make chaos`, the short one is part of `make test`, outages have their own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.chaos.faults import FAULTS
@@ -28,6 +28,7 @@ class Size:
     lease_s: float
     catch_up_s: float  #: most time between the end of a fault and the next one
     settle_s: float  #: most time from the last job to the last commit
+    is_ordered: bool = False  #: whether the faults come in the order of `faults`
 
 
 LONG: Final = Size(
@@ -53,6 +54,18 @@ LONG: Final = Size(
     lease_s=8.0,
     catch_up_s=20.0,
     settle_s=300.0,
+)
+#: An hour of outages, shortened as much as session and lease are: servers away, full, and a topic gone.
+OUTAGES: Final = replace(
+    LONG,
+    num_null_jobs=10_000,
+    num_real_jobs=0,
+    planted={fate: number // 5 for fate, number in LONG.planted.items() if fate is not Fate.KILLS},
+    num_workers=4,
+    faults=("Postgres away", "Kafka away", "disk full", "results topic deleted"),
+    num_pairs=0,
+    fault_s=75.0,
+    is_ordered=True,
 )
 SHORT: Final = Size(
     num_null_jobs=3_000,

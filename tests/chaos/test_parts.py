@@ -20,11 +20,12 @@ from tests.chaos.echo_engine import EchoEngine
 from tests.chaos.faults import FAULTS
 from tests.chaos.fleet import CHECKOUT
 from tests.chaos.log_search import leaks
-from tests.chaos.page import BEGIN, END, write
+from tests.chaos.page import OUTAGES, PHASES, write
 from tests.chaos.phases import PhaseReport
 from tests.chaos.plan import draw_plan
 from tests.chaos.report import RunReport
 from tests.chaos.size import LONG, SHORT
+from tests.chaos.watcher import Progress, first_growth_s, longest_silence_s
 from tests.chaos.work import Fate, PlannedJob, null_jobs, text_of
 from worker.engine import Sampling
 
@@ -33,6 +34,7 @@ REPORT = RunReport(
     seconds=61.0,
     phases=(),
     violations=(),
+    is_disk_full=True,
     settled_s=(3.0,),
     num_jobs=100,
     num_rows=99,
@@ -49,6 +51,7 @@ REPORT = RunReport(
     num_cut_connections=3,
     peak_bytes={"null-0": 100 << 20},
     num_log_bytes=1000,
+    load=(0.5, 1.5),
 )
 
 
@@ -149,17 +152,52 @@ def test_the_short_run_is_a_part_of_the_long_one() -> None:
 
 def test_the_figures_replace_those_of_the_run_before(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"above\n{BEGIN}\nold figures\n{END}\nbelow\n")
-    phase = PhaseReport(("disk full",), 40.0, 100, 7, 2, {1: 2}, 0, 0.5, None, 12)
+    page.write_text(
+        "above\n<!-- last run -->\nold figures\n<!-- end of last run -->\nbetween\n"
+        "<!-- last outages -->\nold outages\n<!-- end of last outages -->\nbelow\n"
+    )
+    phase = PhaseReport(
+        faults=("disk full",),
+        fault_s=40.0,
+        num_sent=100,
+        num_ended=7,
+        num_started=2,
+        ended_themselves={1: 2},
+        num_sick=0,
+        said={"ready": 3, "not up": 1},
+        num_held=64,
+        num_waiting=9,
+        first_outcome_s=0.5,
+        first_result_s=0.7,
+        silence_s=41.0,
+        caught_up_s=None,
+        backlog=12,
+    )
     report = replace(REPORT, phases=(phase,))
     for _ in range(2):
-        write(page, report, SHORT)
+        write(page, report, SHORT, where=PHASES)
+        write(page, report, SHORT, where=OUTAGES)
     text = page.read_text()
-    assert text.startswith("above\n")
-    assert text.endswith(f"{END}\nbelow\n")
+    assert text.startswith("above\n<!-- last run -->\nSeed 7, 1 brokers")
+    assert "<!-- end of last run -->\nbetween\n<!-- last outages -->\nSeed 7" in text
+    assert text.endswith("|\n<!-- end of last outages -->\nbelow\n")
     assert "old figures" not in text
+    assert "old outages" not in text
     assert text.count("| disk full | 40 | 100 | 7 | 2 | 2 with 1 | 0 | 0.5 | not seen |") == 1
-    assert "**Promises broken: 0.**" in text
+    assert (
+        text.count(
+            "| disk full | 40 | ready 75%; not up 25% | 64 | 2 with 1 | 100 | 7 | 41.0 | 0.7 | not seen | 0 | 0 |"
+        )
+        == 1
+    )
+    assert text.count("**Promises broken: 0.**") == 2
+
+
+def test_a_topic_that_begins_again_grows_and_its_silence_is_told() -> None:
+    seen = [Progress(float(at_s), number) for at_s, number in enumerate([10, 20, 20, 0, 0, 5, 9])]
+    assert first_growth_s(seen, 1.5) == 3.5
+    assert first_growth_s(seen, 6.0) is None
+    assert longest_silence_s(seen, 0.5, 6.5) == 4.0
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:

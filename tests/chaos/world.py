@@ -18,6 +18,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ResultRecord
 from tests.chaos.proxy import Proxy
 from tests.chaos.size import Size
+from tests.chaos.small_disk import SmallDisk
 from tests.chaos.watcher import Watcher
 
 
@@ -33,6 +34,7 @@ class World:
     watcher: Watcher
     fleet: Fleet
     feeder: Feeder
+    disk: SmallDisk | None = None  #: of Postgres's tables; None where none could be mounted
     num_ended_before: int = 0  #: jobs that had ended before the feeder began
     kept_results: list[ResultRecord] = field(default_factory=list)  #: read before their topic was deleted
     deleted_at: datetime | None = None  #: when that was, last
