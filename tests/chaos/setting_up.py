@@ -56,7 +56,7 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
         stack.callback(brokers.stop)
         brokers.start()
         # Durable, because a Postgres that is killed may lose what it acknowledged otherwise, and jobs with it.
-        disk = SmallDisk.mounted(folder / "disk")
+        disk = SmallDisk.mounted()
         if disk is not None:
             stack.callback(disk.close)
         postgres = EmbeddedPostgres(folder / "postgres", durable=True, log_dir=folder / "logs" / "postgres")

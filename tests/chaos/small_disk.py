@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -29,10 +30,12 @@ class SmallDisk:
         self._folder = folder
 
     @classmethod
-    def mounted(cls, folder: Path) -> Self | None:
-        """One at `folder`, which is created; None where this user or system cannot mount."""
-        folder.mkdir(parents=True)
-        if os.geteuid() != 0 or _mount("-t", "tmpfs", "-o", f"size={_SIZE_BYTES}", "tmpfs", str(folder)):
+    def mounted(cls) -> Self | None:
+        """One under the folder for temporary files; None where this user or system cannot mount."""
+        folder = Path(tempfile.mkdtemp(prefix="chaos-disk-"))
+        # Postgres runs as a user of its own, who has to come through, hence the mode.
+        if os.geteuid() != 0 or _mount("-t", "tmpfs", "-o", f"size={_SIZE_BYTES},mode=711", "tmpfs", str(folder)):
+            folder.rmdir()
             return None
         return cls(folder)
 
@@ -64,6 +67,7 @@ class SmallDisk:
     def close(self) -> None:
         """Unmount; what was on it is gone."""
         subprocess.run(["umount", str(self._folder)], check=True, timeout=_TIMEOUT_S)
+        self._folder.rmdir()
 
     def _resize(self, num_bytes: int) -> str:
         return _mount("-o", f"remount,size={num_bytes}", str(self._folder))
