@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from alphaloop.errors import StoreBusy, StoreError, StoreUnavailable, StoreValueRefused
+from alphaloop.store.tls_refusals import tls_hint
 
 #: SQLSTATEs, or their first two characters, that pass by themselves, with what an operator can do meanwhile.
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -55,7 +56,7 @@ def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreErro
     told = original.diag.message_primary
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
-        hint = _hint(state) or _PASSING["08"]
+        hint = _hint(state) or tls_hint(str(original)) or _PASSING["08"]
         return StoreUnavailable(f"no connection to {where}: {told or _first_line(original)}", hint=hint)
     refusal = f"{where} refused a statement: {told or type(original).__name__} (SQLSTATE {state or 'unknown'})"
     if state in _BUSY:
