@@ -1,4 +1,4 @@
-"""What a worker says of itself over HTTP: its checks, and what it holds."""
+"""What a process says of itself over HTTP: its checks, and what it holds."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ _WAITING: Final = "alphaloop_num_requests_waiting "
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at one worker."""
+    """One look at one process."""
 
+    fleet: str
     at_s: float
     said: str  #: READY, or the reason of /readyz, or SILENT
     num_held: int  #: messages taken from Kafka and not finished
     num_waiting: int  #: jobs taken that wait for a slot of the engine
 
 
-def look(port: int, at_s: float) -> Look:
-    """Ask the worker at this port."""
+def look(fleet: str, port: int, at_s: float) -> Look:
+    """Ask the process at this port."""
     ready, reason = ask(port, "readyz")
     if ready is None:
-        return Look(at_s, SILENT, 0, 0)
+        return Look(fleet, at_s, SILENT, 0, 0)
     _, metrics = ask(port, "metrics")
     gauges = {name: int(float(_value(metrics, name))) for name in (_HELD, _WAITING)}
-    return Look(at_s, READY if ready == HTTPStatus.OK else reason.strip(), gauges[_HELD], gauges[_WAITING])
+    said = READY if ready == HTTPStatus.OK else reason.strip()
+    return Look(fleet, at_s, said, gauges[_HELD], gauges[_WAITING])
 
 
 def ask(port: int, path: str) -> tuple[int | None, str]:

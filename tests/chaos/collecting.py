@@ -69,6 +69,14 @@ def num_in_outbox(database_url: str) -> int:
     return int(row[0])
 
 
+def num_measured(database_url: str) -> int:
+    """Runs that the scheduler finished."""
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute("SELECT count(*) FROM schedule_runs WHERE finished_at IS NOT NULL").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def headers_of(message: Message) -> Mapping[str, str]:
     """A message's headers as text."""
     headers: Any = message.headers() or ()  # the stub allows forms that only sending takes

@@ -38,8 +38,9 @@ def _summary(report: RunReport, size: Size) -> str:
         f"{report.num_jobs:,} jobs in {report.seconds:.0f} s. {report.num_results:,} results, of which "
         f"{report.num_repeated_results:,} repeat an earlier one of their job; {report.num_letters} dead letters; "
         f"{report.num_failures} failures tried again; {report.num_chunks:,} chunks of {report.num_ended_streams:,} "
-        f"streams; {_by_status(report)}; {report.num_starts} starts of workers; {report.num_cut_connections} "
-        f"connections cut; {peak} MiB in the largest worker; settled {settled} after the last job. "
+        f"streams; {_by_status(report)}; {report.num_starts} starts of workers; "
+        f"{report.num_measured} runs of the scheduler; {report.num_cut_connections} "
+        f"connections cut; {peak} MiB in the largest process; settled {settled} after the last job. "
         f"**Promises broken: {len(report.violations)}.**"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from tests.chaos.world import World
 _LOOK_S: Final = 1.0
 #: A deleted topic takes messages for a moment longer.
 _DELETING: Final = timedelta(seconds=2)
-#: Until the first worker of a fleet has partitions.
+#: Until every worker of a fleet has partitions.
 _START_S: Final = 600.0
 
 Say = Callable[[str], None]
@@ -69,7 +70,7 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
         stack.callback(world.is_ending.set)
         fleet.start()
         watcher.fleets.append(fleet)
-        _await_first(world)
+        _await_all(world)
         feeder.start()
         reports, sent = [], []
         for phase in part.phases:
@@ -90,24 +91,31 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
         return Played(tuple(reports), tuple(sent), settled_s, tuple(world.kept_results), num_again, codes)
 
 
-def _await_first(world: World) -> None:
+def _await_all(world: World) -> None:
     began = time.monotonic()
-    while not world.fleet.ready():
+    while len(world.fleet.ready()) < len(world.fleet.members):
         if time.monotonic() - began > _START_S:
-            raise TimeoutError(f"no worker took partitions within {_START_S:.0f} s; see the logs of {world.fleet.name}")
+            raise TimeoutError(
+                f"not all workers took partitions in {_START_S:.0f} s; see the logs of {world.fleet.name}"
+            )
         world.wait(_LOOK_S / 2)
 
 
 def _settle(world: World, reader: TopicReader) -> float | None:
-    """Wait until no message is unread and no result unpublished; how long it took."""
-    began = time.monotonic()
-    while (after_s := time.monotonic() - began) < world.size.settle_s:
+    """Wait until no message is unread and no result unpublished; how long it took. None: nothing moved for too long."""
+    began_s = moved_s = time.monotonic()
+    least_left, most_ended = math.inf, 0
+    while time.monotonic() - moved_s < world.size.settle_s:
+        num_left: float = num_in_outbox(world.database_url)
         try:
-            is_read = not any(reader.lag(GROUP).values())
+            num_left += sum(reader.lag(GROUP).values())
         except KafkaException:
-            is_read = False  # a coordinator is being elected
-        if is_read and not num_in_outbox(world.database_url):
-            return after_s
+            num_left = least_left  # a coordinator is being elected
+        if not num_left:
+            return time.monotonic() - began_s
+        num_ended = world.watcher.num_ended
+        if num_left < least_left or num_ended > most_ended:
+            least_left, most_ended, moved_s = min(num_left, least_left), num_ended, time.monotonic()
         world.wait(_LOOK_S)
     return None
 

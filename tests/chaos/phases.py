@@ -61,7 +61,7 @@ def run_phase(phase: Phase, world: World) -> PhaseReport:
             fault.result()
     healed_s = watcher.now_s
     num_sent_in_fault, num_ended_in_fault = feeder.num_sent - num_sent, watcher.num_ended - num_ended
-    looks = [one for one in watcher.looks if began_s <= one.at_s <= healed_s]
+    looks = [one for one in watcher.looks if one.fleet == fleet.name and began_s <= one.at_s <= healed_s]
     caught_up_s = _catch_up(world, healed_s)
     return PhaseReport(
         faults=phase.faults,

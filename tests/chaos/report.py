@@ -39,6 +39,7 @@ class RunReport:
     num_ended_streams: int
     num_commits: int  #: changes of committed offsets that the watcher saw
     num_starts: int  #: of worker processes
+    num_measured: int  #: runs of the scheduler
     num_cut_connections: int
     peak_bytes: dict[str, int]
     num_log_bytes: int
@@ -69,8 +70,8 @@ def show(report: RunReport, console: Console) -> None:
         f"{report.num_jobs} jobs in {report.seconds:.0f} s, seed {report.seed}: {report.num_rows} rows, "
         f"{report.num_results} results, of which {report.num_repeated_results} repeat an earlier one, "
         f"{report.num_letters} dead letters, {report.num_failures} failures tried again, {report.num_chunks} chunks of "
-        f"{report.num_ended_streams} streams, {report.num_starts} starts of workers, "
-        f"{report.num_cut_connections} connections cut, {peak} MiB in the largest worker"
+        f"{report.num_ended_streams} streams, {report.num_starts} starts of workers, {report.num_measured} runs of "
+        f"the scheduler, {report.num_cut_connections} connections cut, {peak} MiB in the largest process"
     )
     console.print(", ".join(f"{number} {status}" for status, number in sorted(report.num_by_status.items())))
     print(report.as_json(), flush=True)

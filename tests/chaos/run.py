@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from tests.chaos.collecting import collect
+from tests.chaos.collecting import collect, num_measured
 from tests.chaos.log_search import leaks, num_bytes
 from tests.chaos.oracle import judge, num_copies
 from tests.chaos.part import Part, Say, play
@@ -23,12 +23,20 @@ from tests.chaos.promises import Promise, Violation
 from tests.chaos.reading import TopicReader
 from tests.chaos.real_jobs import real_jobs, undisturbed_texts
 from tests.chaos.report import RunReport
-from tests.chaos.setting_up import GROUP, PLANTED_SECRET, null_fleet, real_fleet, running_servers
+from tests.chaos.setting_up import (
+    GROUP,
+    PLANTED_SECRET,
+    PLANTED_URL_SECRET,
+    null_fleet,
+    real_fleet,
+    running_servers,
+    schedulers,
+)
 from tests.chaos.watcher import Watcher
 from tests.chaos.work import PROMPT_MARK, TEXT_MARK, PlannedJob, null_jobs
 
-#: Resident memory that a worker may need, by the beginning of its name.
-MAX_BYTES: Final = {"null": 400 << 20, "real": 3 << 30}
+#: Resident memory that a process may need, by the beginning of its name.
+MAX_BYTES: Final = {"null": 400 << 20, "real": 3 << 30, "scheduler": 400 << 20}
 
 
 def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
@@ -44,6 +52,10 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
         watcher = Watcher(servers.brokers.addresses, [GROUP, f"{GROUP}-control"], servers.database_url)
         watcher.start()
         stack.callback(watcher.close)
+        measuring = schedulers(size, folder, servers)
+        stack.callback(measuring.close)
+        measuring.start()
+        watcher.fleets.append(measuring)
         played = []
         if jobs:
             real = Part(real_fleet(size, folder, servers), jobs, plan.real)
@@ -52,12 +64,14 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
         null = Part(null_fleet(size, folder, servers), nulls, plan.null)
         played.append(play(null, size, servers, watcher, rng, say))
         jobs = [*jobs, *nulls]
+        exit_codes = measuring.stop()
         load_after = os.getloadavg()[0]
         say("reading the ledger")
         forbidden = {
             "a prompt": PROMPT_MARK,
             "a text": TEXT_MARK,
             "the planted secret": PLANTED_SECRET,
+            "the planted secret of the URL": PLANTED_URL_SECRET,
             "the database's password": urlsplit(servers.database_url).password or "",
         }
         reader = TopicReader(servers.brokers.addresses)
@@ -69,7 +83,7 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             earlier_results=[record for one in played for record in one.earlier_results],
             commits=watcher.commits,
             fleets=watcher.fleets,
-            exit_codes={name: code for one in played for name, code in one.exit_codes.items()},
+            exit_codes=exit_codes | {name: code for one in played for name, code in one.exit_codes.items()},
             leaks=leaks(folder / "logs", forbidden),
         )
         violations = judge(jobs, ledger, max_bytes=MAX_BYTES)
@@ -93,7 +107,10 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             num_chunks=len(ledger.chunks),
             num_ended_streams=len({chunk.job_id for chunk in ledger.chunks if chunk.is_final}),
             num_commits=len(ledger.commits),
-            num_starts=sum(member.num_starts for fleet in watcher.fleets for member in fleet.members),
+            num_starts=sum(
+                one.num_starts for fleet in watcher.fleets if fleet is not measuring for one in fleet.members
+            ),
+            num_measured=num_measured(servers.database_url),
             num_cut_connections=servers.proxy.num_cuts,
             peak_bytes=dict(ledger.peak_bytes),
             num_log_bytes=num_bytes(folder / "logs"),

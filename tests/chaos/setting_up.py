@@ -29,8 +29,9 @@ from tests.chaos.world import proxied
 
 GROUP: Final = "chaos-workers"
 NUM_PARTITIONS: Final = 8
-#: A setting that nothing uses here, to be searched for in the logs.
+#: Settings that nothing uses here, to be searched for in the logs: one of Kafka, and one in the database's URL.
 PLANTED_SECRET: Final = "planted-secret-5a1d0c"
+PLANTED_URL_SECRET: Final = "planted-key-password-77e0b2"
 #: Seconds, short enough that a job is tried again within a phase.
 _RETRY_DELAYS_S: Final = [1 + number for number in range(NUM_RETRIES)]
 #: As many as two cores bear.
@@ -101,11 +102,28 @@ def real_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
     return Fleet(environment, folder / "logs", _NUM_REAL_WORKERS, name="real")
 
 
+def schedulers(size: Size, folder: Path, servers: Servers) -> Fleet:
+    """One scheduler, which measures every few seconds. It has no probe prompts, so it sends no jobs."""
+    environment = {
+        **_environment(size, folder, servers),
+        "ALPHALOOP_SCHEDULER__INTERVAL_S": str(size.measure_every_s),
+        "ALPHALOOP_DATA_DIR": str(folder / "data"),
+    }
+    return Fleet(
+        environment,
+        folder / "logs",
+        1,
+        name="scheduler",
+        program=("tests.chaos.scheduler_process",),
+        port_setting="ALPHALOOP_SCHEDULER__HTTP_PORT",
+    )
+
+
 def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str]:
     """Every guarantee as it is shipped; times short enough to be exceeded within a phase."""
     return {
         "KAFKA_BOOTSTRAP_SERVERS": servers.brokers.addresses,
-        "DATABASE_URL": proxied(servers.database_url, servers.proxy.port),
+        "DATABASE_URL": f"{proxied(servers.database_url, servers.proxy.port)}?sslpassword={PLANTED_URL_SECRET}",
         "PYTHONPATH": str(CHECKOUT),
         "ALPHALOOP_CONFIGS": str(_write_configs(folder / "configs")),
         "ALPHALOOP_KAFKA__GROUP_ID": GROUP,

@@ -27,7 +27,8 @@ class Size:
     session_timeout_s: float  #: of a member of the consumer group
     lease_s: float
     catch_up_s: float  #: most time between the end of a fault and the next one
-    settle_s: float  #: most time from the last job to the last commit
+    settle_s: float  #: most time after the last job in which nothing moves and something is left
+    measure_every_s: float  #: between two runs of the scheduler
     is_ordered: bool = False  #: whether the faults come in the order of `faults`
 
 
@@ -53,7 +54,8 @@ LONG: Final = Size(
     session_timeout_s=6.0,
     lease_s=8.0,
     catch_up_s=20.0,
-    settle_s=300.0,
+    settle_s=120.0,
+    measure_every_s=20.0,
 )
 #: An hour of outages, shortened as much as session and lease are: servers away, full, and a topic gone.
 OUTAGES: Final = replace(
@@ -89,5 +91,6 @@ SHORT: Final = Size(
     session_timeout_s=3.0,
     lease_s=3.0,
     catch_up_s=10.0,
-    settle_s=300.0,
+    settle_s=120.0,
+    measure_every_s=10.0,
 )

@@ -48,6 +48,7 @@ REPORT = RunReport(
     num_ended_streams=3,
     num_commits=50,
     num_starts=8,
+    num_measured=5,
     num_cut_connections=3,
     peak_bytes={"null-0": 100 << 20},
     num_log_bytes=1000,

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tests.chaos.echo_engine import EchoEngine
+from tests.chaos.life_line import end_with_input
 from tests.chaos.skewed_clock import skew_clock
 
 ROUND_S = "CHAOS_ROUND_S"
@@ -26,7 +26,7 @@ CLOCK_SKEW_S = "CHAOS_CLOCK_SKEW_S"
 
 def run() -> int:
     """Run the worker; its exit code."""
-    threading.Thread(target=_end_with_input, name="input", daemon=True).start()
+    end_with_input()
     if ROUND_S in os.environ:
         loading: Any = ModuleType("worker.decoding.load")
         loading.load_engine = _load_engine
@@ -36,12 +36,6 @@ def run() -> int:
     if skew_s := float(os.environ.get(CLOCK_SKEW_S, "0")):
         skew_clock(timedelta(seconds=skew_s))
     return main()
-
-
-def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(1)
 
 
 def _load_engine(models: object, *, num_slots: int) -> EchoEngine:
