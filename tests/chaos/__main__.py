@@ -70,7 +70,7 @@ def _size(options: argparse.Namespace) -> Size:
         "fault_s": options.fault_s,
         "num_storm_restarts": options.restarts,
         "num_pairs": options.pairs,
-        "faults": tuple(options.fault) if options.fault else None,
+        "phases": tuple((name,) for name in options.fault) if options.fault else None,
     }
     return replace(found, **{name: value for name, value in asked.items() if value is not None})
 

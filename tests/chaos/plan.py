@@ -42,11 +42,11 @@ class Plan:
 
 
 def draw_plan(seed: int, size: Size) -> Plan:
-    """Every fault of the size, in a drawn order if it has none, then pairs of faults that hit different things."""
+    """The phases of the size, in a drawn order if it has none, then pairs of faults that hit different things."""
     rng = random.Random(seed)
-    order = size.faults if size.is_ordered else rng.sample(size.faults, len(size.faults))
-    pairs = [_pair(rng, size.faults) for _ in range(size.num_pairs)]
-    null: list[tuple[str, ...]] = [*((fault,) for fault in order), *pairs]
+    order = size.phases if size.is_ordered else rng.sample(size.phases, len(size.phases))
+    known = tuple(name for names in size.phases for name in names)
+    null = [*order, *(_pair(rng, known) for _ in range(size.num_pairs))]
     names = rng.sample(_REAL_FAULTS, len(_REAL_FAULTS)) if size.num_real_jobs else []
     real: list[tuple[str, ...]] = [(name,) for name in names]
     return Plan(seed, size, _phases(rng, real, size, 0.5), _phases(rng, null, size, 1.0))

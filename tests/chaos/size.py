@@ -19,8 +19,8 @@ class Size:
     planted: Mapping[Fate, int]  #: how many of the null engine's jobs do not just succeed
     num_workers: int
     num_brokers: int
-    faults: tuple[str, ...]  #: names of FAULTS, each of which gets a phase
-    num_pairs: int  #: phases with two faults at once
+    phases: tuple[tuple[str, ...], ...]  #: names of FAULTS that come together
+    num_pairs: int  #: drawn phases with two faults at once, behind the others
     fault_s: float  #: how long a fault lasts
     num_storm_restarts: int  #: of each worker in a rebalance storm
     round_s: float  #: of the null engine
@@ -29,9 +29,11 @@ class Size:
     catch_up_s: float  #: most time between the end of a fault and the next one
     settle_s: float  #: most time after the last job in which nothing moves and something is left
     measure_every_s: float  #: between two runs of the scheduler
-    is_ordered: bool = False  #: whether the faults come in the order of `faults`
+    is_ordered: bool = False  #: whether they come in the order of `phases`
 
 
+#: What a fleet has to come back from without a hand.
+_OUTAGES: Final = ("Postgres away", "Kafka away", "disk full", "results topic deleted")
 LONG: Final = Size(
     num_null_jobs=50_000,
     num_real_jobs=300,
@@ -46,7 +48,7 @@ LONG: Final = Size(
     },
     num_workers=8,
     num_brokers=3,
-    faults=tuple(FAULTS),
+    phases=tuple((name,) for name in FAULTS),
     num_pairs=2,
     fault_s=40.0,
     num_storm_restarts=16,
@@ -64,32 +66,37 @@ OUTAGES: Final = replace(
     num_real_jobs=0,
     planted={fate: number // 5 for fate, number in LONG.planted.items() if fate is not Fate.KILLS},
     num_workers=4,
-    faults=("Postgres away", "Kafka away", "disk full", "results topic deleted"),
+    phases=tuple((name,) for name in _OUTAGES),
     num_pairs=0,
     fault_s=75.0,
     is_ordered=True,
 )
 SHORT: Final = Size(
-    num_null_jobs=3_000,
+    num_null_jobs=1_500,
     num_real_jobs=0,
     planted={
         Fate.REFUSED: 8,
         Fate.KILLS: 1,
         Fate.FAILS: 2,
-        Fate.FAILS_FIRST: 12,
-        Fate.EXPIRES: 12,
-        Fate.MAY_EXPIRE: 30,
-        Fate.IS_CANCELLED: 30,
+        Fate.FAILS_FIRST: 8,
+        Fate.EXPIRES: 8,
+        Fate.MAY_EXPIRE: 20,
+        Fate.IS_CANCELLED: 20,
     },
     num_workers=3,
     num_brokers=1,
-    faults=("workers killed", "workers suspended", "Postgres bounced", "connections cut", "rebalance storm"),
+    phases=(
+        ("workers killed", "Postgres bounced"),
+        ("workers suspended", "connections cut"),
+        ("rebalance storm",),
+        *((name,) for name in _OUTAGES),
+    ),
     num_pairs=0,
-    fault_s=6.0,
-    num_storm_restarts=2,
+    fault_s=2.0,
+    num_storm_restarts=1,
     round_s=0.02,
-    session_timeout_s=3.0,
-    lease_s=3.0,
+    session_timeout_s=2.5,
+    lease_s=2.0,
     catch_up_s=10.0,
     settle_s=120.0,
     measure_every_s=10.0,

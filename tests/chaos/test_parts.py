@@ -24,7 +24,8 @@ from tests.chaos.page import OUTAGES, PHASES, write
 from tests.chaos.phases import PhaseReport
 from tests.chaos.plan import draw_plan
 from tests.chaos.report import RunReport
-from tests.chaos.size import LONG, SHORT
+from tests.chaos.size import LONG, SHORT, Size
+from tests.chaos.size import OUTAGES as OUTAGE_SIZE
 from tests.chaos.watcher import Progress, first_growth_s, longest_silence_s
 from tests.chaos.work import Fate, PlannedJob, null_jobs, text_of
 from worker.engine import Sampling
@@ -147,8 +148,13 @@ def test_a_leak_in_any_log_is_found_and_not_repeated(tmp_path: Path) -> None:
     assert leaks(tmp_path, {"a password": "hunter2", "a prompt": "tell me"}) == ["kafka.log holds a password"]
 
 
+def names_of(size: Size) -> set[str]:
+    return {name for names in size.phases for name in names}
+
+
 def test_the_short_run_is_a_part_of_the_long_one() -> None:
-    assert set(SHORT.faults) < set(LONG.faults)
+    assert names_of(SHORT) < names_of(LONG) == set(FAULTS)
+    assert names_of(OUTAGE_SIZE) < names_of(SHORT)
 
 
 def test_the_figures_replace_those_of_the_run_before(tmp_path: Path) -> None:
