@@ -27,8 +27,6 @@ SUPPORTED_REVISIONS: Final = ("0001",)
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
 _DRIVER: Final = "postgresql+psycopg"
-#: Parameters of libpq in a URL that hold secrets.
-_SECRET_PARAMETERS: Final = ("password", "sslpassword")
 _UNDEFINED_TABLE: Final = "42P01"
 
 
@@ -45,7 +43,8 @@ class Database:
     ) -> None:
         """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
         parsed = parse_url(url)
-        self.redacted_url: Final = _redacted(parsed)
+        # Options of libpq stand behind the question mark; passwords may be among them.
+        self.redacted_url: Final = parsed.set(query={}).render_as_string(hide_password=True)
         self._url = parsed
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
@@ -109,6 +108,12 @@ class Database:
             raise store_error(error, self.redacted_url) from None
 
     @property
+    def address(self) -> str:
+        """Host, port and name of the database, for a person; nothing of the login."""
+        host, port = self._url.host or "local socket", f":{self._url.port}" if self._url.port else ""
+        return f"{host}{port}/{self._url.database or ''}"
+
+    @property
     def keeps_sessions(self) -> bool:
         """Whether a connection is one session of the server, so that it can listen and keep locks."""
         return not self._limits.through_pooler
@@ -169,14 +174,6 @@ def _refuse_if_cut(connection: psycopg.Connection, record: object, proxy: object
     waiting.register(connection.fileno(), select.POLLIN)
     if waiting.poll(0):
         raise DisconnectionError
-
-
-def _redacted(url: URL) -> str:
-    """The URL without what is secret: the password, and the same given as a parameter, or a key's."""
-    hidden = {name: "***" for name in _SECRET_PARAMETERS if name in url.query}
-    # render_as_string escapes asterisks in parameters.
-    shown = url.update_query_dict(hidden).render_as_string(hide_password=True)
-    return shown.replace("%2A%2A%2A", "***")
 
 
 def parse_url(url: SecretStr) -> URL:

@@ -1,8 +1,10 @@
 """What Postgres refused, as an error of our tree: what passes by itself is told apart from what is our own fault.
 
 `StoreUnavailable` means: wait, and do the same again. The connection is gone, the disk is full, another transaction
-holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreValueRefused` means: leave this row out
-and go on, because Postgres never takes it. Every other `StoreError` needs a person: a right or a table is missing.
+holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreLoginRefused` is among these errors,
+because somebody may mend the login while a worker runs; a process that starts ends with it. `StoreValueRefused` means:
+leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a right or a
+table is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from alphaloop.errors import StoreBusy, StoreError, StoreUnavailable, StoreValueRefused
+from alphaloop.errors import StoreBusy, StoreError, StoreLoginRefused, StoreUnavailable, StoreValueRefused
 from alphaloop.store.tls_refusals import tls_hint
 
 #: SQLSTATEs, or their first two characters, that pass by themselves, with what an operator can do meanwhile.
@@ -43,6 +45,20 @@ _BUSY: Final = ("40001", "40P01", "55006", "55P03")
 _VALUES: Final = ("22", "23", "54")
 #: The connection is gone with these, so nothing is known of the statement.
 _GONE: Final = ("08", "57P", "25P03")
+#: Parts of what the server or libpq says when it refuses a login, in lower case, because libpq tells no SQLSTATE of a
+#: connection that failed. A server in another language than English is not understood: its refusal is an outage.
+_LOGIN_REFUSED: Final = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "permission denied for database",
+    "does not exist",  # a database, a role, a file of certificates
+    "certificate",
+    "tlsv1 alert",
+    "wrong version number",  # TLS to a server that speaks none
+    "ssl was required",
+)
 
 
 def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreError:
@@ -56,7 +72,10 @@ def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreErro
     told = original.diag.message_primary
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
-        hint = _hint(state) or tls_hint(str(original)) or _PASSING["08"]
+        refused = tls_hint(str(original)) or _login_hint(original)
+        if not state and refused is not None:
+            return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
+        hint = _hint(state) or _PASSING["08"]
         return StoreUnavailable(f"no connection to {where}: {told or _first_line(original)}", hint=hint)
     refusal = f"{where} refused a statement: {told or type(original).__name__} (SQLSTATE {state or 'unknown'})"
     if state in _BUSY:
@@ -72,6 +91,12 @@ def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreErro
 def _hint(state: str) -> str | None:
     matching = [passing for passing in _PASSING if state.startswith(passing)]
     return _PASSING[max(matching, key=len)] if matching else None
+
+
+def _login_hint(error: psycopg.Error) -> str | None:
+    """What to check, if the server refused the login."""
+    is_refused = any(part in str(error).lower() for part in _LOGIN_REFUSED)
+    return "check user, password, database and sslmode of postgres.url" if is_refused else None
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import make_url, text
 
-from alphaloop.errors import StoreUnavailable
+from alphaloop.errors import StoreLoginRefused
 from alphaloop.store.database import Database
 from tests.fixtures.cli import Cli
 from tests.fixtures.tls_postgres import BY_CERTIFICATE, PASSWORD, TlsPostgres, tls_postgres
@@ -96,7 +96,7 @@ def test_a_command_tells_what_to_set(server: TlsPostgres, cli: Cli, monkeypatch:
 
 def _refused(url: SecretStr) -> str:
     """What is told, with the hint; never a password."""
-    with Database(url, pool_size=1) as database, pytest.raises(StoreUnavailable) as refusal, database.begin():
+    with Database(url, pool_size=1) as database, pytest.raises(StoreLoginRefused) as refusal, database.begin():
         pass
     told = f"{refusal.value.message} {refusal.value.hint}"
     assert str(make_url(url.get_secret_value()).password) not in told
