@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
 from typing import Final
 
 _TIMEOUT_S: Final = 1.0
@@ -14,6 +14,16 @@ READY: Final = "ready"
 SILENT: Final = "not up"
 _HELD: Final = "alphaloop_intake_in_flight "
 _WAITING: Final = "alphaloop_num_requests_waiting "
+
+
+class _AnyStatus(urllib.request.HTTPErrorProcessor):
+    """Every answer is one, whatever its status."""
+
+    def http_response(self, request: urllib.request.Request, response: HTTPResponse) -> HTTPResponse:
+        return response
+
+
+_OPENER: Final = urllib.request.build_opener(_AnyStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +50,11 @@ def look(fleet: str, port: int, at_s: float) -> Look:
 
 def ask(port: int, path: str) -> tuple[int | None, str]:
     """The status and the text of the answer; None while nothing answers."""
+    request = f"http://127.0.0.1:{port}/{path}"
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=_TIMEOUT_S) as answer:
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
             return int(answer.status), answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
+    except (OSError, HTTPException):
         return None, ""
 
 
