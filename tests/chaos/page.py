@@ -40,7 +40,8 @@ def _summary(report: RunReport, size: Size) -> str:
         f"{report.num_failures} failures tried again; {report.num_chunks:,} chunks of {report.num_ended_streams:,} "
         f"streams; {_by_status(report)}; {report.num_starts} starts of workers; "
         f"{report.num_measured} runs of the scheduler; {report.num_cut_connections} "
-        f"connections cut; {peak} MiB in the largest process; settled {settled} after the last job. "
+        f"connections cut; {peak} MiB in the largest process; settled {settled} after the last job; "
+        f"a full disk {'was full' if report.has_small_disk else 'was played by triggers'}. "
         f"**Promises broken: {len(report.violations)}.**"
     )
 

@@ -61,9 +61,18 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
     fleet, addresses = part.fleet, servers.brokers.addresses
     jobs_per_s = len(part.jobs) / sending_s(part.phases)
     feeder = Feeder(addresses, part.jobs, jobs_per_s=jobs_per_s, rng=rng)
-    world = World(size, servers.brokers, servers.postgres, servers.database_url, servers.proxy, watcher, fleet, feeder)
-    world.disk = servers.disk
-    world.num_ended_before = watcher.num_ended
+    world = World(
+        size,
+        servers.brokers,
+        servers.postgres,
+        servers.database_url,
+        servers.proxy,
+        servers.disk,
+        watcher,
+        fleet,
+        feeder,
+        num_ended_before=watcher.num_ended,
+    )
     with ExitStack() as stack:
         stack.callback(fleet.close)
         stack.callback(feeder.close)

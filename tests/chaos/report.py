@@ -25,7 +25,7 @@ class RunReport:
     seconds: float
     phases: tuple[PhaseReport, ...]
     violations: tuple[Violation, ...]
-    is_disk_full: bool  #: a full disk was a full file system; else triggers played it
+    has_small_disk: bool  #: a full disk was a full file system; else triggers played it
     settled_s: tuple[float | None, ...]  #: of each part: from its last job until nothing was left; None: never
     num_jobs: int
     num_rows: int

@@ -94,7 +94,7 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
                 _judged(*one, violations) for part in played for one in zip(part.phases, part.sent, strict=True)
             ),
             violations=tuple(violations),
-            is_disk_full=servers.disk is not None,
+            has_small_disk=servers.disk is not None,
             settled_s=tuple(one.settled_s for one in played),
             num_jobs=len(jobs),
             num_rows=len(ledger.rows),

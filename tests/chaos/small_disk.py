@@ -20,7 +20,7 @@ from alphaloop.embedded.postgres import service_account
 #: More than a run writes. Memory is taken by what is written only.
 _SIZE_BYTES: Final = 4 << 30
 _NUM_TRIES: Final = 20
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 60.0
 
 
 class SmallDisk:

@@ -31,10 +31,10 @@ class World:
     postgres: EmbeddedPostgres
     database_url: str  #: without the proxy, for whoever looks on
     proxy: Proxy
+    disk: SmallDisk | None  #: of Postgres's tables; None where none could be mounted
     watcher: Watcher
     fleet: Fleet
     feeder: Feeder
-    disk: SmallDisk | None = None  #: of Postgres's tables; None where none could be mounted
     num_ended_before: int = 0  #: jobs that had ended before the feeder began
     kept_results: list[ResultRecord] = field(default_factory=list)  #: read before their topic was deleted
     deleted_at: datetime | None = None  #: when that was, last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,9 @@ def test_a_server_whose_certificate_is_right_is_trusted(server: TlsPostgres) -> 
 
 
 def test_a_client_with_a_certificate_is_let_in(server: TlsPostgres) -> None:
-    known = {"user": BY_CERTIFICATE, "sslmode": "verify-full", "sslrootcert": server.ca.cert}
-    certificate = {"sslcert": server.client.cert, "sslkey": server.client.key}
-    assert _is_encrypted(server.url(**known, **certificate)) == (True, True)
-    assert "set sslcert=FILE and sslkey=FILE" in _refused(server.url(**known))
+    known = partial(server.url, user=BY_CERTIFICATE, sslmode="verify-full", sslrootcert=server.ca.cert)
+    assert _is_encrypted(known(sslcert=server.client.cert, sslkey=server.client.key)) == (True, True)
+    assert "set sslcert=FILE and sslkey=FILE" in _refused(known())
 
 
 def test_a_server_of_another_authority_is_refused(server: TlsPostgres) -> None:
