@@ -111,7 +111,6 @@ def _scheduler(
         owner=_owner(),
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
-        probe_num_draft_tokens=settings.scheduler.probe_num_draft_tokens,
         schedule_id=schedule_id,
     )
 

@@ -20,6 +20,7 @@ from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftStore, OpenEvent
 from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
@@ -75,11 +76,10 @@ class Scheduler:
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
-        probe_num_draft_tokens: int = 3,
         flush_timeout_s: float = 30.0,
         schedule_id: str = SCHEDULE_ID,
     ) -> None:
-        """`tasks` are those that workers know; `probe_num_draft_tokens` is k where no choice is in force.
+        """`tasks` are those that workers know.
 
         `message_retention` asks the broker how long a message of a jobs topic may still be read.
         """
@@ -103,7 +103,9 @@ class Scheduler:
             Retention(RetentionStore(database), settings, report_folder, message_retention),
             settings,
         )
-        self._probe_sender = ProbeSender(self._probes, sender, settings, tasks, probe_num_draft_tokens, flush_timeout_s)
+        self._probe_sender = ProbeSender(
+            ProbeSetStore(database), self._probes, sender, settings, tasks, flush_timeout_s
+        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
@@ -126,7 +128,7 @@ class Scheduler:
                 opened, closed, changed = self._flag(verdicts, now)
                 choices = self._choices(counts)
                 sent = self._probe_sender.send_due(
-                    self._drafts.all(), choices, schedule_id=self._schedule_id, scheduled_for=due, now=now
+                    self._drafts.all(), schedule_id=self._schedule_id, scheduled_for=due, now=now
                 )
                 report, page = self._report(counts, choices, sent, opened=opened, closed=closed)
         except Exception as error:

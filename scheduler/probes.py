@@ -1,7 +1,8 @@
 """The drafters to measure now, and the jobs that measure them.
 
-A probe is an ordinary job on the task's topic, greedy, with the drafter and k it names; its control is the same prompt
-decoded vanilla. Drafters that are not in use get probes too, so that they can come back.
+A probe is an ordinary job on the task's topic, greedy, with the drafter that it names and the k of its probe set,
+whatever k is in force, because α_i moves a little with k. Its control is the same prompt decoded vanilla. Drafters that
+are not in use get probes too, so that they can come back.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from alphaloop.measurements import ProbeSet
 from alphaloop.messages import Body, Decoding, Job, Purpose
+from alphaloop.probe_sets import ProbeSet
 
 PRIOR_JOB_DEVICE_S: Final = 5.0  #: for a task without timings: 48 tokens at 10 a second
 MAX_JOB_ID_CHARS: Final = 200
@@ -36,6 +37,7 @@ class PlannedJob:
     job: Job
     probe_set: str
     position: int
+    prompt_id: str
 
 
 def find_due(
@@ -45,20 +47,10 @@ def find_due(
     now: datetime,
     *,
     max_age: timedelta,
-    num_draft_tokens: Mapping[tuple[str, str], int],
-    default_num_draft_tokens: int,
 ) -> list[Due]:
-    """Every (task, drafter) without a probe younger than `max_age`: never probed first, then oldest first.
-
-    `num_draft_tokens` is the k in force by (task, drafter), where there is one.
-    """
+    """Every (task, drafter) without a probe younger than `max_age`: never probed first, then oldest first."""
     due = [
-        Due(
-            probe_set.task,
-            drafter,
-            num_draft_tokens.get((probe_set.task, drafter), default_num_draft_tokens),
-            last_probed.get((probe_set.task, drafter)),
-        )
+        Due(probe_set.task, drafter, probe_set.num_draft_tokens, last_probed.get((probe_set.task, drafter)))
         for probe_set in sets
         for drafter in drafters
     ]
@@ -94,7 +86,6 @@ def make_jobs(
     scheduled_for: datetime,
     *,
     num_prompts: int,
-    max_tokens: int,
     deadline: datetime,
 ) -> list[PlannedJob]:
     """The jobs of this run: for each prompt a control, then a probe a drafter.
@@ -104,10 +95,10 @@ def make_jobs(
     planned = []
     for task in dict.fromkeys(due.task for due in chosen):
         probe_set = sets[task]
-        for position, body in sorted(probe_set.bodies.items())[:num_prompts]:
+        for position, prompt in sorted(probe_set.prompts.items())[:num_prompts]:
             common: dict[str, Any] = {
                 "task": task,
-                "body": Body.model_validate({**body, "temperature": 0.0, "max_tokens": max_tokens, "stream": False}),
+                "body": Body.model_validate(prompt.body),
                 "deadline": deadline,
             }
             control = Job(
@@ -116,7 +107,7 @@ def make_jobs(
                 decoding=Decoding.VANILLA,
                 **common,
             )
-            planned.append(PlannedJob(control, probe_set.version, position))
+            planned.append(PlannedJob(control, probe_set.version, position, prompt.prompt_id))
             for due in chosen:
                 if due.task == task:
                     probe = Job(
@@ -126,7 +117,7 @@ def make_jobs(
                         probe_num_draft_tokens=due.num_draft_tokens,
                         **common,
                     )
-                    planned.append(PlannedJob(probe, probe_set.version, position))
+                    planned.append(PlannedJob(probe, probe_set.version, position, prompt.prompt_id))
     return planned
 
 

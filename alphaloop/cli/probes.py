@@ -16,7 +16,8 @@ from alphaloop.cli.sending import report_wrong
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.messages import Job
-from alphaloop.store.probes import ProbeStore
+from alphaloop.probe_sets import new_probe_set
+from alphaloop.store.probe_sets import ProbeSetStore
 
 ADD_EXAMPLE: Final = "alphaloop probes add --task code --file probes.jsonl"
 LIST_EXAMPLE: Final = "alphaloop probes list --json"
@@ -43,9 +44,16 @@ def add(
         raise AlphaloopError(f"expected prompts of {task}, found some of {', '.join(sorted(strangers))}")
     if wrong or not jobs:
         raise AlphaloopError(f"nothing was registered: {len(wrong)} wrong lines, {len(jobs)} good ones")
+    pinned = settings.scheduler
+    made = new_probe_set(
+        task,
+        probe_bodies(jobs),
+        num_draft_tokens=pinned.probe_num_draft_tokens,
+        max_tokens=pinned.probe_max_tokens,
+    )
     with open_database(settings) as database:
-        version = ProbeStore(database).register(task, probe_bodies(jobs), datetime.now(UTC))
-    note(f"{task} has a probe set of {len(jobs)} prompts, version {version}")
+        ProbeSetStore(database).register(made, datetime.now(UTC))
+    note(f"{task} has a probe set of {len(made.prompts)} prompts, version {made.version}")
 
 
 def list_sets(
@@ -54,16 +62,16 @@ def list_sets(
 ) -> None:
     """List the probe set of each task."""
     with open_database(connected_settings(context, broker=False)) as database:
-        sets = ProbeStore(database).active_sets()
+        sets = ProbeSetStore(database).active()
     if as_json:
-        print_json([{"task": s.task, "version": s.version, "num_prompts": len(s.bodies)} for s in sets.values()])
+        print_json([{"task": s.task, "version": s.version, "num_prompts": len(s.prompts)} for s in sets.values()])
         return
     if not sets:
         note("no task has a probe set; `alphaloop probes add` registers one")
         return
     shown = table("task", "prompts", "version", right=["prompts"])
     for found in sets.values():
-        shown.add_row(found.task, str(len(found.bodies)), found.version)
+        shown.add_row(found.task, str(len(found.prompts)), found.version)
     out().print(shown)
 
 

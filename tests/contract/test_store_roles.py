@@ -20,13 +20,13 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.partitions import PartitionKeeper
-from alphaloop.store.probes import ProbeStore
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.tables import metadata
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.postgres import as_member
+from tests.fixtures.probes import register_probe_set
 from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres
@@ -56,7 +56,7 @@ def filled(database: Database, rng: random.Random) -> Database:
         )
     History(database, rng).traffic("code", 0.7, 20, NOW - timedelta(hours=3), timedelta(minutes=1))
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", [{"prompt": "one"}], NOW)
+    register_probe_set(database, "code", [{"prompt": "one"}], NOW)
     return database
 
 
@@ -98,7 +98,7 @@ def test_a_reader_reads_views_and_counts_but_no_text(
             "SELECT outcome FROM jobs",
             "SELECT * FROM jobs",
             "SELECT headers FROM jobs",
-            "SELECT body FROM probe_sets",
+            "SELECT body FROM probe_prompts",
             "SELECT content FROM decision_inputs",
             "SELECT inputs FROM decision_records",
         ):

@@ -16,13 +16,14 @@ from alphaloop.errors import LeadershipLost
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.probes import ProbeStore
+from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
 from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.probes import register_probe_set
 
 pytestmark = pytest.mark.postgres
 
@@ -79,7 +80,7 @@ class Process:
 @pytest.fixture
 def two(database_url: SecretStr, database: Database, tmp_path: Path) -> Iterator[tuple[Process, Process]]:
     DraftRegistry(database).register("lookup", "draft", "target")
-    ProbeStore(database).register("code", [{"prompt": "one"}], NOW)
+    register_probe_set(database, "code", [{"prompt": "one"}], NOW)
     processes = tuple(Process(database_url, database, tmp_path, name) for name in ("first", "second"))
     yield processes[0], processes[1]
     for process in processes:
@@ -150,7 +151,7 @@ def test_the_next_leader_waits_for_a_transaction_of_the_one_before(
         cut(first, database_url)
         assert not second.leadership.check(), "the transaction goes on"
     assert second.leadership.check()
-    assert ProbeStore(database).active_sets() == {}
+    assert ProbeSetStore(database).active() == {}
 
 
 def test_a_single_statement_is_guarded_too(two: tuple[Process, Process], database_url: SecretStr) -> None:

@@ -19,7 +19,6 @@ from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftStore
-from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
@@ -27,6 +26,7 @@ from alphaloop.tables import drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.history import DRAFT, TARGET, History
+from tests.fixtures.probes import register_probe_set
 from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
@@ -164,8 +164,8 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(6), NOW - 5 * DAY)
-    ProbeStore(database).register("unheard_of", prompts(2), NOW - 5 * DAY)
+    register_probe_set(database, "code", prompts(6), NOW - 5 * DAY)
+    register_probe_set(database, "unheard_of", prompts(2), NOW - 5 * DAY)
     scheduler = make(probe_prompts=3)
     start = NOW - 3 * DAY
     first = scheduler.run_once(start)
@@ -194,7 +194,7 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
 def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     for task in ("code", "sql"):
-        ProbeStore(database).register(task, prompts(4), NOW - DAY)
+        register_probe_set(database, task, prompts(4), NOW - DAY)
     # A task costs 4 probes and 4 controls at 5 s each before anything was timed.
     summary = make(probe_min_device_s=40.0).run_once(NOW)
     assert summary.num_probes_sent == 8
@@ -209,7 +209,7 @@ def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
 ) -> None:
     drafts = DraftRegistry(database)
     drafts.register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(8), NOW - 10 * DAY)
+    register_probe_set(database, "code", prompts(8), NOW - 10 * DAY)
     scheduler = make(probe_prompts=8, probe_min_device_s=1000.0)
     start = NOW - 4 * DAY
     run_and_decode_probes(scheduler, database, history, outbox, start, 0.9)
@@ -236,7 +236,7 @@ def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(6), NOW - 10 * DAY)
+    register_probe_set(database, "code", prompts(6), NOW - 10 * DAY)
     scheduler = make(probe_prompts=6, probe_min_device_s=1000.0)
     start = NOW - 4 * DAY
     run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
@@ -278,7 +278,7 @@ def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
 
 def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Outbox) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(2), NOW - 5 * DAY)
+    register_probe_set(database, "code", prompts(2), NOW - 5 * DAY)
     scheduler = make()
     outbox.refuses = True
     with pytest.raises(DeliveryFailed):

@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.measurements import ProbeSet
 from alphaloop.messages import Decoding, Purpose, encode_job
 from scheduler.probes import Due, find_due, make_jobs, within_budget
+from tests.fixtures.probes import probe_set
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-CODE = ProbeSet("code", "v1", {i: {"prompt": f"question {i}", "temperature": 0.9, "max_tokens": 500} for i in range(5)})
-SQL = ProbeSet("sql", "v2", {0: {"messages": [{"role": "user", "content": "question"}]}})
+CODE = probe_set("code", [{"prompt": f"question {i}", "temperature": 0.9, "max_tokens": 500} for i in range(5)], 5)
+SQL = probe_set("sql", [{"messages": [{"role": "user", "content": "question"}]}])
 
 
 def due(last: dict[tuple[str, str], datetime]) -> list[Due]:
@@ -24,8 +24,6 @@ def due(last: dict[tuple[str, str], datetime]) -> list[Due]:
         last,
         NOW,
         max_age=DAY,
-        num_draft_tokens={("code", "lookup"): 5},
-        default_num_draft_tokens=3,
     )
 
 
@@ -34,13 +32,8 @@ def test_never_probed_comes_first_then_the_oldest() -> None:
     assert [(d.task, d.drafter) for d in due(last)] == [("sql", "lookup"), ("code", "tiny"), ("code", "lookup")]
 
 
-def test_a_probe_uses_the_k_in_force() -> None:
-    assert {(d.task, d.drafter): d.num_draft_tokens for d in due({})} == {
-        ("code", "lookup"): 5,
-        ("code", "tiny"): 3,
-        ("sql", "lookup"): 3,
-        ("sql", "tiny"): 3,
-    }
+def test_a_probe_uses_the_k_of_its_set() -> None:
+    assert {(d.task, d.num_draft_tokens) for d in due({})} == {("code", 5), ("sql", 3)}
 
 
 @given(st.floats(0, 500), st.dictionaries(st.sampled_from(["code", "sql"]), st.floats(0.1, 20)))
@@ -55,8 +48,8 @@ def test_the_budget_is_kept(budget: float, seconds: dict[str, float]) -> None:
 
 
 def test_every_probe_has_a_control_on_the_same_prompt() -> None:
-    chosen = [Due("code", "lookup", 5, None), Due("code", "tiny", 3, None)]
-    planned = make_jobs(chosen, {"code": CODE, "sql": SQL}, NOW, num_prompts=3, max_tokens=48, deadline=NOW + HOUR)
+    chosen = [Due("code", "lookup", 5, None), Due("code", "tiny", 5, None)]
+    planned = make_jobs(chosen, {"code": CODE, "sql": SQL}, NOW, num_prompts=3, deadline=NOW + HOUR)
     assert [(p.position, p.job.purpose, p.job.probe_drafter) for p in planned[:3]] == [
         (0, Purpose.CONTROL, None),
         (0, Purpose.PROBE, "lookup"),
@@ -65,6 +58,7 @@ def test_every_probe_has_a_control_on_the_same_prompt() -> None:
     assert len(planned) == 9
     for p in planned:
         assert p.job.body.prompt == f"question {p.position}"
+        assert p.prompt_id == CODE.prompts[p.position].prompt_id
         assert (p.job.body.temperature, p.job.body.max_tokens) == (0.0, 48)
         assert p.job.deadline == NOW + HOUR
         assert (p.job.decoding is Decoding.VANILLA) == (p.job.purpose is Purpose.CONTROL)
@@ -76,7 +70,7 @@ def test_the_same_run_makes_the_same_bytes() -> None:
     chosen = [Due("sql", "lookup", 5, None)]
 
     def made() -> list[bytes]:
-        planned = make_jobs(chosen, {"sql": SQL}, NOW, num_prompts=3, max_tokens=48, deadline=NOW + HOUR)
+        planned = make_jobs(chosen, {"sql": SQL}, NOW, num_prompts=3, deadline=NOW + HOUR)
         return [encode_job(p.job) for p in planned]
 
     assert made() == made()
@@ -84,7 +78,7 @@ def test_the_same_run_makes_the_same_bytes() -> None:
 
 def test_long_names_still_make_an_identifier() -> None:
     task, drafter = "t" * 100, "d" * 100
-    sets = {task: ProbeSet(task, "v", {0: {"prompt": "question"}})}
-    planned = make_jobs([Due(task, drafter, 3, None)], sets, NOW, num_prompts=1, max_tokens=48, deadline=NOW + HOUR)
+    sets = {task: probe_set(task, [{"prompt": "question"}])}
+    planned = make_jobs([Due(task, drafter, 3, None)], sets, NOW, num_prompts=1, deadline=NOW + HOUR)
     assert all(len(p.job.job_id) <= 200 for p in planned)
     assert len({p.job.job_id for p in planned}) == 2
