@@ -58,7 +58,7 @@ def outcomes(drawn: Iterable[Scenario]) -> Counter[Outcome]:
     """How many scenarios by (kind, true causes, causes found)."""
     counted: Counter[Outcome] = Counter()
     for scenario in drawn:
-        findings, _ = explain(scenario.evidence)
+        findings = explain(scenario.evidence)
         counted[scenario.kind, label(scenario.expected), label(f.cause for f in findings)] += 1
     return counted
 

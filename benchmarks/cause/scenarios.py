@@ -1,7 +1,7 @@
-"""Histories of two weeks with a known cause, drawn anew for every seed: each kind of fault a review has found, and more.
+"""Histories of two weeks with a known cause, drawn anew for every seed: the faults that a review has found, and more.
 
-"Too little evidence" is the truth only where no reader of the evidence could know better: no probes after the change, no
-probe set, no shared prompt, two changes at once, or four prompts that disagree.
+"Too little evidence" is the truth only where no reader of the evidence could know better: no probes after the change,
+no probe set, no shared prompt, two changes at once, or four prompts that disagree.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ TABLES = (
     "probe_prompts",
     "probe_runs",
     "drift_events",
+    "drift_event_states",
     "draft_revisions",
     "schedule_runs",
     "reports",

@@ -38,15 +38,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Urgent:
-    """A measurement that cannot wait until its probes are old."""
-
-    task: str
-    drafter: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, order=True)
 class Incident:
     """Something that must not happen, whatever acceptance is: an engine gave another text than it should have."""
 

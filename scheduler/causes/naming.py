@@ -1,4 +1,4 @@
-"""Names the cause of a move from the evidence. A pure function: `explain(evidence) -> findings`.
+"""Names the cause of a move from the evidence. A pure function: `explain(evidence)`.
 
 The probes are asked first, because their prompts never change. What happened between the two probe runs around a fall
 names the cause: a new target, a new draft, another engine, or nothing on record. Traffic is asked next: where it moved
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from alphaloop.measurements import DriftSubject
 from scheduler.causes import wording
-from scheduler.causes.cause import Cause, Finding, Incident, Urgent
+from scheduler.causes.cause import Cause, Finding, Incident
 from scheduler.causes.moves import Move, move_of
 from scheduler.causes.probe_history import ProbeHistory, Step, differences
 from scheduler.verdicts import ProbeVerdict, State, TrafficVerdict
@@ -38,8 +38,8 @@ class Evidence:
     margin: float  #: change of α_1 that does not matter
 
 
-def explain(evidence: Evidence) -> tuple[list[Finding], list[Urgent]]:
-    """What is wrong, one finding a cause, and the probes that would tell more.
+def explain(evidence: Evidence) -> list[Finding]:
+    """What is wrong: at most one finding a cause.
 
     A rise that the probes share is no finding: something was repaired.
     """
@@ -56,7 +56,7 @@ def explain(evidence: Evidence) -> tuple[list[Finding], list[Urgent]]:
     for finding in findings:
         # The first has the oldest reference: it is over last.
         found.setdefault(finding.cause, finding)
-    return list(found.values()), _urgent(move, found, evidence)
+    return list(found.values())
 
 
 def _from_step(step: Step, evidence: Evidence) -> Finding:
@@ -127,15 +127,6 @@ def _cause_across(verdict: ProbeVerdict, incidents: Sequence[Incident]) -> Cause
     if changed not in ((), ("engine",)) and any(i.at >= verdict.measured_before for i in incidents):
         return Cause.TOO_LITTLE_EVIDENCE  # the engine gave wrong tokens meanwhile: that alone lowers acceptance
     return _BY_DIFFERENCE.get(changed, Cause.TOO_LITTLE_EVIDENCE)
-
-
-def _urgent(move: Move | None, found: dict[Cause, Finding], evidence: Evidence) -> list[Urgent]:
-    """A probe at once where traffic moved and none was measured since."""
-    newest = evidence.probes.newest
-    is_open = move is not None and Cause.TOO_LITTLE_EVIDENCE in found
-    if move is None or not is_open or (newest is not None and newest.measured_at >= move.changed_before):
-        return []
-    return [Urgent(evidence.subject.task, evidence.subject.drafter, "traffic moved after the newest probe")]
 
 
 def _finding(
