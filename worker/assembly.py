@@ -76,6 +76,7 @@ def assemble(
     stop: threading.Event,
     hurry: threading.Event,
     rng: random.Random,
+    metrics: WorkerMetrics | None = None,
 ) -> Components:
     """Build every component of a worker.
 
@@ -89,7 +90,7 @@ def assemble(
     deciding = open_deciding(settings, engine, database, clock, owner=owner, write=background.put)
     jobs = JobStore(database)
     retry = Retry(hurry)
-    metrics = WorkerMetrics()
+    metrics = metrics or WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
     probes = ProbeStore(database)

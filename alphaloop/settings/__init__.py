@@ -10,6 +10,7 @@ from alphaloop.settings.model import (
     PolicySettings,
     PostgresSettings,
     SchedulerSettings,
+    StartupSettings,
     TaskSettings,
     WorkerSettings,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "PostgresSettings",
     "SchedulerSettings",
     "Settings",
+    "StartupSettings",
     "TargetSettings",
     "TaskSettings",
     "WorkerSettings",

@@ -26,6 +26,7 @@ from alphaloop.settings.model import (
     PolicySettings,
     PostgresSettings,
     SchedulerSettings,
+    StartupSettings,
     TaskSettings,
     WorkerSettings,
 )
@@ -61,6 +62,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     policy: PolicySettings = PolicySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    startup: StartupSettings = StartupSettings()
     logs: LogSettings = LogSettings()
     embedded: EmbeddedSettings = EmbeddedSettings()
     data_dir: Path = Field(default_factory=default_data_dir)  #: embedded servers and reports keep their files here

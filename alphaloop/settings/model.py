@@ -234,6 +234,14 @@ class SchedulerSettings(Section):
     metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
 
 
+class StartupSettings(Section):
+    """What a worker or a scheduler does while Kafka or PostgreSQL does not answer at its start."""
+
+    server_wait_s: float | None = Field(
+        None, ge=0
+    )  #: longest wait for one server, then the process ends with code 1; unset: for ever; 0: no wait
+
+
 class LogSettings(Section):
     """How the processes log, always to standard error."""
 
