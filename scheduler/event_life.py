@@ -1,7 +1,7 @@
 """What becomes of drift events in a run. Pure: findings and stored events in, changes out.
 
 A lasting fall is one event, whatever is learned of its cause. It closes by evidence, not for lack of it: probes must
-show that nothing of the fall is left, or traffic that it is steady again. An event that comes back soon is the same one.
+show that nothing of the fall is left, or traffic that it is steady again. What comes back soon is the same event.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class Scheduler:
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
 
-        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift, name causes   5. set or clear flags
-        6. send due probes   7. report
+        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift, name causes
+        5. set or clear flags   6. send due probes   7. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
         run and raised (StoreError, BrokerError, ConfigError); the next run does the remaining work.

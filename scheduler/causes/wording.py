@@ -151,7 +151,10 @@ def _incidents(seen: Sequence[Incident]) -> str:
 
 
 def _change(change: Interval | None) -> str:
-    return "unknown" if change is None else f"{change.mean:+.2f} [{change.low:+.2f}, {change.high:+.2f}]"
+    if change is None:
+        return "unknown"
+    mean, low, high = (f"{round(value, 2) + 0.0:+.2f}" for value in (change.mean, change.low, change.high))
+    return f"{mean} [{low}, {high}]"
 
 
 def _time(at: datetime) -> str:

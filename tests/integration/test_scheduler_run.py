@@ -18,7 +18,7 @@ from alphaloop.messages.dead_letter import Origin
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_events import DriftEventStore, EventState
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
@@ -118,10 +118,11 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     lower = history.traffic("code", 0.55, 60, fallen, 5 * MINUTE)
     found = scheduler.run_once(lower)
     assert (found.num_events_opened, found.num_events_open) == (1, 1)
-    (event,) = DriftStore(database).open_events()
+    (event,) = DriftEventStore(database).open_events()
     assert event.subject.task == "code"
-    assert event.cause == "unexplained"
-    assert "fell from 8" in event.verdict
+    assert event.cause == "too_little_evidence", "the task has no probe set"
+    assert "fell from 8" in event.content.verdict
+    assert "alphaloop probes add" in event.content.action
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
     recovered = history.traffic("code", 0.85, 120, lower + 2 * MINUTE, 5 * MINUTE)
@@ -130,9 +131,11 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     with database.begin() as connection:
         (row,) = connection.execute(select(drift_events)).all()
     assert row.closed_at == recovered
+    assert "steady again" in row.closed_because
     traffic = row.evidence["traffic"]
-    assert 0 < traffic["statistic"] <= traffic["threshold"]
     assert traffic["accepts_after"] / traffic["trials_after"] < 0.7
+    assert row.lost_tokens_per_s > 0, "expected, from what is accepted now and then"
+    assert [state.state for state in DriftEventStore(database).history(row.id)] == ["opened", "closed"]
 
 
 def prompts(num: int) -> list[dict[str, object]]:
@@ -217,9 +220,9 @@ def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
     run_and_decode_probes(scheduler, database, history, outbox, start + 25 * HOUR, 0.5, target="target-2")
     found = scheduler.run_once(start + 26 * HOUR)
     assert (found.num_events_opened, found.num_status_changes) == (1, 1)
-    (event,) = DriftStore(database).open_events()
-    assert event.cause == "draft_stale"
-    assert "target model changed" in event.verdict
+    (event,) = DriftEventStore(database).open_events()
+    assert (event.cause, event.state) == ("draft_stale", EventState.OPENED)
+    assert "target model changed" in event.content.verdict
     assert drafts.stale("target-2") == {("lookup", DRAFT)}
     assert "lookup is stale" in found.headline
     assert drafts.stale(TARGET) == set(), "with the old target it was fine"
@@ -244,9 +247,9 @@ def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
     lower = history.traffic("code", 0.5, 80, fallen, 5 * MINUTE)
     run_and_decode_probes(scheduler, database, history, outbox, max(lower, start + 25 * HOUR), 0.8)
     scheduler.run_once(max(lower, start + 25 * HOUR) + HOUR)
-    (event,) = DriftStore(database).open_events()
+    (event,) = DriftEventStore(database).open_events()
     assert event.cause == "traffic_changed"
-    assert "steady" in event.verdict
+    assert "steady" in event.content.verdict
     assert not DraftRegistry(database).stale(TARGET)
 
 
