@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise, zip_longest
 from typing import Any, Final
 
 _NUM_ID_CHARS: Final = 16
@@ -52,8 +53,9 @@ def new_probe_set(
 ) -> ProbeSet:
     """The set that asks these prompts greedily for at most `max_tokens` tokens. The same arguments give the same set.
 
-    A prompt that occurs twice is kept once, because it would be measured twice for nothing. Raises ValueError without
-    any prompt.
+    A prompt that occurs twice is kept once, because it would be measured twice for nothing. The prompts are put into an
+    order in which the quarters by length take turns, because a run sends the first ones only: they are short ones and
+    long ones alike. Raises ValueError without any prompt.
     """
     if not bodies:
         raise ValueError(f"a probe set of {task} without a prompt")
@@ -63,10 +65,26 @@ def new_probe_set(
         for body in bodies
     )
     by_id = {_hash(body): body for body in asked}
-    prompts = {i: ProbePrompt(prompt_id, body) for i, (prompt_id, body) in enumerate(by_id.items())}
-    return ProbeSet(task, _hash([num_draft_tokens, *by_id]), num_draft_tokens, prompts, source)
+    by_length = sorted(by_id, key=lambda prompt_id: (len(_canonical(by_id[prompt_id])), prompt_id))
+    ordered = take_turns(quarters(by_length))
+    prompts = {i: ProbePrompt(prompt_id, by_id[prompt_id]) for i, prompt_id in enumerate(ordered)}
+    return ProbeSet(task, _hash([num_draft_tokens, *ordered]), num_draft_tokens, prompts, source)
+
+
+def quarters(ordered: Sequence[str]) -> list[list[str]]:
+    """Four parts of equal size, as nearly as can be."""
+    cuts = [len(ordered) * part // 4 for part in range(5)]
+    return [list(ordered[begin:end]) for begin, end in pairwise(cuts)]
+
+
+def take_turns(parts: Sequence[Sequence[str]]) -> list[str]:
+    """The first of each part, then the second of each, until all are taken."""
+    return [one for turn in zip_longest(*parts) for one in turn if one is not None]
 
 
 def _hash(value: object) -> str:
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:_NUM_ID_CHARS]
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()[:_NUM_ID_CHARS]
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

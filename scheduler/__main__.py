@@ -109,6 +109,7 @@ def _scheduler(
         owner=_owner(),
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
+        change_jobs=settings.policy.change_jobs,
         schedule_id=schedule_id,
     )
 

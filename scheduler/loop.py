@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.kafka.topics import DRIFT_REPORTS
-from alphaloop.settings import SchedulerSettings
+from alphaloop.probing.planning import ProbePlanner
+from alphaloop.settings import SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
@@ -20,7 +21,6 @@ from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.partitions import PartitionKeeper
-from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
@@ -34,9 +34,9 @@ from scheduler.flagging import Flagged, Flagger
 from scheduler.housekeeping import Housekeeper
 from scheduler.judging import About, Judged, judge
 from scheduler.metrics import SchedulerMetrics
+from scheduler.probing.sending import HEADERS, ProbeSender, Sender
 from scheduler.report import Report, build_report, render_page, render_text, write_report
 from scheduler.retention import MessageRetention, Retention
-from scheduler.sending import HEADERS, ProbeSender, Sender
 from scheduler.traffic import watch_traffic
 
 log = logging.getLogger(__name__)
@@ -74,15 +74,16 @@ class Scheduler:
         sender: Sender,
         settings: SchedulerSettings,
         *,
-        tasks: Collection[str],
+        tasks: Mapping[str, TaskSettings],
         report_folder: Path,
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
         flush_timeout_s: float = 30.0,
+        change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
     ) -> None:
-        """`tasks` are those that workers know.
+        """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
 
         `message_retention` asks the broker how long a message of a jobs topic may still be read.
         """
@@ -108,7 +109,7 @@ class Scheduler:
             settings,
         )
         self._probe_sender = ProbeSender(
-            ProbeSetStore(database), self._probes, sender, settings, tasks, flush_timeout_s
+            ProbePlanner(database, settings, tasks, change_jobs), self._probes, sender, settings, flush_timeout_s
         )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
@@ -130,9 +131,7 @@ class Scheduler:
                 counts = self._read_counts(now)
                 choices = self._choices(counts)
                 flagged = self._flagger.flag(self._judge(counts), choices, now)
-                sent = self._probe_sender.send_due(
-                    self._drafts.all(), schedule_id=self._schedule_id, scheduled_for=due, now=now
-                )
+                sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
                 report, page = self._report(counts, choices, sent, flagged)
         except Exception as error:
             self._metrics.run_failed()

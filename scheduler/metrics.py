@@ -61,7 +61,7 @@ class SchedulerMetrics:
         self._runs.labels("succeeded").inc()
         self._reports.inc()
         self._last.set(now.timestamp())
-        self._budget.set(sent.budget_device_s)
+        self._budget.set(sent.plan.budget_device_s)
         self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
         found = Tally((line.cause, line.acknowledged_by is not None) for line in report.drift)
         for cause in Cause:

@@ -100,6 +100,10 @@ class TaskSettings(Section):
     vanilla_patterns: tuple[PromptPattern, ...] = Field(
         (), max_length=100
     )  #: a job whose prompt, or one of whose messages, is covered by one of them is decoded vanilla; * is any text
+    probe_max_age_s: float | None = Field(
+        None, gt=0
+    )  #: a drafter whose newest probe of this task is older is measured again; unset: the scheduler's
+    probes_from_traffic: bool = False  #: whether `alphaloop probes draw` may store prompts of jobs as probes
     target_time_per_token_ms: float | None = Field(
         None, gt=0
     )  #: after the first token; the target has precedence over throughput

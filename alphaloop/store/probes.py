@@ -11,10 +11,14 @@ from sqlalchemy import ColumnElement, FromClause, and_, delete, exists, func, or
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.measurements import ProbeResult
+from alphaloop.messages import Purpose
+from alphaloop.probing.due import TaskHour
 from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import SHADOW
 from alphaloop.tables import acceptance_hourly, decode_runs, probe_runs, probe_sets
 
+MEASURED: Final = (Purpose.PROBE.value, Purpose.CONTROL.value)
+EVERY_PURPOSE: Final = tuple(purpose.value for purpose in Purpose)
 #: No probe is decoded so long after the run that sent it; nor before it, by clocks that differ.
 LONGEST_LIFE: Final = timedelta(days=2)
 
@@ -65,16 +69,31 @@ class ProbeStore:
         hours = acceptance_hourly.c
         query = (
             select(hours.task, func.sum(hours.device_s) / func.sum(hours.num_jobs))
-            .where(hours.bucket > since, hours.purpose.in_(("probe", "control")), hours.mode != SHADOW)
+            .where(hours.bucket > since, hours.purpose.in_(MEASURED), hours.mode != SHADOW)
             .group_by(hours.task)
         )
         with self._database.begin() as connection:
             return {task: seconds for task, seconds in connection.execute(query)}
 
-    def device_s(self, since: datetime, until: datetime) -> float:
-        """Device seconds of everything decoded in the hours that began in (since, until]."""
+    def traffic(self, since: datetime) -> list[TaskHour]:
+        """Traffic by task and hour, of the hours that began after `since`."""
         hours = acceptance_hourly.c
-        query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(hours.bucket > since, hours.bucket <= until)
+        query = (
+            select(hours.task, hours.bucket, func.sum(hours.num_jobs), func.sum(hours.device_s))
+            .where(hours.bucket > since, hours.purpose == "traffic", hours.mode != SHADOW)
+            .group_by(hours.task, hours.bucket)
+        )
+        with self._database.begin() as connection:
+            return [
+                TaskHour(task, hour, int(number), seconds) for task, hour, number, seconds in connection.execute(query)
+            ]
+
+    def device_s(self, since: datetime, until: datetime, purposes: Collection[str] = EVERY_PURPOSE) -> float:
+        """Device seconds of what was decoded for these purposes in the hours that began in (since, until]."""
+        hours = acceptance_hourly.c
+        query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(
+            hours.bucket > since, hours.bucket <= until, hours.purpose.in_(purposes)
+        )
         with self._database.begin() as connection:
             return float(connection.execute(query).scalar_one())
 

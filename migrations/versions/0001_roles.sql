@@ -97,7 +97,7 @@ BEGIN
         -- Without the texts of jobs: the scheduler deletes them unread. Locking a row needs the right to update a column.
         GRANT SELECT (job_id, task, status, created_at, finished_at, lease_expires_at), UPDATE (lease_expires_at), DELETE
             ON jobs TO alphaloop_scheduler;
-        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts
+        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles
             TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
             acceptance_checkpoints, decisions, probe_runs, drift_events, drift_event_states, draft_revisions, schedule_runs, reports,

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
@@ -73,11 +73,12 @@ def test_the_scheduler_leads_and_measures_with_its_role(
             database.guarded(lock.begin_term().check),
             Broker(),
             SchedulerSettings(),
-            tasks={"code"},
+            tasks={"code": TaskSettings()},
             report_folder=tmp_path,
             owner="test",
             metrics=SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
+            change_jobs=PolicySettings().change_jobs,
         )
         summary = scheduler.run_once(NOW)
         lock.release()

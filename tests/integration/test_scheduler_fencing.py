@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import select, text
 
 from alphaloop.errors import LeadershipLost
-from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.probe_sets import ProbeSetStore
@@ -63,11 +63,12 @@ class Process:
                 self.guarded,
                 self.broker,
                 SchedulerSettings(),
-                tasks={"code"},
+                tasks={"code": TaskSettings()},
                 report_folder=folder / name,
                 owner=name,
                 metrics=SchedulerMetrics(),
                 message_retention=lambda: timedelta(days=7),
+                change_jobs=PolicySettings().change_jobs,
             )
 
         self.leadership = Leadership(self.lock, promote=promote, demote=lambda: None)

@@ -10,21 +10,27 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.errors import DeliveryFailed
-from alphaloop.messages import Purpose, parse_job
+from alphaloop.measurements import DriftSubject
+from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
-from alphaloop.settings import SchedulerSettings
+from alphaloop.probing.due import Why
+from alphaloop.probing.planning import ProbePlanner
+from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift_events import DriftEventStore, EventState
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
-from alphaloop.tables import drift_events, probe_runs, schedule_runs
+from alphaloop.tables import draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.drift_events import content
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.probes import register_probe_set
 from tests.fixtures.slices import block_rows, subject
@@ -68,16 +74,17 @@ def history(database: Database, rng: random.Random) -> History:
 
 @pytest.fixture
 def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
-    def build(**settings: object) -> Scheduler:
+    def build(tasks: dict[str, TaskSettings] | None = None, **settings: object) -> Scheduler:
         return Scheduler(
             database,
             outbox,
             SchedulerSettings.model_validate(settings),
-            tasks={"code", "sql"},
+            tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
             report_folder=tmp_path / "reports",
             owner="test",
             metrics=SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
+            change_jobs=PolicySettings().change_jobs,
         )
 
     return build
@@ -112,6 +119,8 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> N
 
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
     scheduler = make(drift_false_alarm_jobs=50_000)
+    lookup = Decision(Mode.SPECULATIVE, "lookup", DRAFT, 3, Reason.FASTER, "")
+    DecisionLog(database).record_change("code", TARGET, "cpu", "greedy", 1, lookup, "w")
     start = NOW - 6 * DAY
     fallen = history.traffic("code", 0.85, 200, start, 5 * MINUTE)
     assert scheduler.run_once(fallen).num_events_open == 0
@@ -134,7 +143,7 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     assert "steady again" in row.closed_because
     traffic = row.evidence["traffic"]
     assert traffic["accepts_after"] / traffic["trials_after"] < 0.7
-    assert row.lost_tokens_per_s > 0, "expected, from what is accepted now and then"
+    assert row.lost_tokens_per_s > 0, "expected, by what was accepted then and now"
     assert [state.state for state in DriftEventStore(database).history(row.id)] == ["opened", "closed"]
 
 
@@ -205,6 +214,43 @@ def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
     assert stored is not None
     assert stored.content["num_due"] == 2
     assert [line["task"] for line in stored.content["probes"]] == ["code"]
+
+
+def test_a_new_target_and_an_alarm_are_measured_at_once(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    drafts = DraftRegistry(database)
+    drafts.register("lookup", DRAFT, TARGET)
+    register_probe_set(database, "code", prompts(3), NOW - 5 * DAY)
+    start = datetime.now(UTC)
+    scheduler = make()
+    run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
+    assert scheduler.run_once(start + HOUR).num_probes_sent == 0, "fresh"
+    drafts.register("lookup", DRAFT, "target-2")
+    with database.begin() as connection:
+        connection.execute(update(draft_revisions).values(registered_at=start + 2 * HOUR))
+    run_and_decode_probes(scheduler, database, history, outbox, start + 3 * HOUR, 0.8)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    (line,) = stored.content["probes"]
+    assert (line["why"], line["num_probes"]) == ("new", 3)
+    subject = DriftSubject("code", "lookup", DRAFT, "target-2")
+    opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
+    DriftEventStore(database).write([opened], start + 4 * HOUR)
+    planner = ProbePlanner(database, SchedulerSettings(), {"code": TaskSettings()}, PolicySettings().change_jobs)
+    (due,) = planner.plan(planner.sets(), start + 5 * HOUR).chosen
+    assert (due.task, due.drafter, due.why) == ("code", "lookup", Why.ALARM)
+
+
+def test_a_task_may_be_probed_more_often(make: Make, database: Database, history: History, outbox: Outbox) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    for task in ("code", "sql"):
+        register_probe_set(database, task, prompts(2), NOW - 5 * DAY)
+    scheduler = make({"code": TaskSettings(probe_max_age_s=7200.0), "sql": TaskSettings()})
+    run_and_decode_probes(scheduler, database, history, outbox, NOW - DAY, 0.8)
+    outbox.sent.clear()
+    scheduler.run_once(NOW - DAY + 3 * HOUR)
+    assert {topic for topic, _, _ in outbox.sent if topic.startswith("jobs.")} == {"jobs.code"}
 
 
 def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(

@@ -1,4 +1,4 @@
-"""The drafters to measure now, and the jobs that measure them.
+"""The jobs of a measurement.
 
 A probe is an ordinary job on the task's topic, greedy, with the drafter that it names and the k of its probe set,
 whatever k is in force, because α_i moves a little with k. Its control is the same prompt decoded vanilla. Drafters that
@@ -8,26 +8,16 @@ are not in use get probes too, so that they can come back.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from alphaloop.probe_sets import ProbeSet
+from alphaloop.probing.due import Due
 
-PRIOR_JOB_DEVICE_S: Final = 5.0  #: for a task without timings: 48 tokens at 10 a second
 MAX_JOB_ID_CHARS: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A (task, drafter) whose evidence is older than allowed."""
-
-    task: str
-    drafter: str
-    num_draft_tokens: int
-    last_probed: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +28,6 @@ class PlannedJob:
     probe_set: str
     position: int
     prompt_id: str
-
-
-def find_due(
-    sets: Iterable[ProbeSet],
-    drafters: Sequence[str],
-    last_probed: Mapping[tuple[str, str], datetime],
-    now: datetime,
-    *,
-    max_age: timedelta,
-) -> list[Due]:
-    """Every (task, drafter) without a probe younger than `max_age`: never probed first, then oldest first."""
-    due = [
-        Due(probe_set.task, drafter, probe_set.num_draft_tokens, last_probed.get((probe_set.task, drafter)))
-        for probe_set in sets
-        for drafter in drafters
-    ]
-    old = [d for d in due if d.last_probed is None or now - d.last_probed >= max_age]
-    never = datetime.min.replace(tzinfo=UTC)
-    return sorted(old, key=lambda d: (d.last_probed or never, d.task, d.drafter))
-
-
-def within_budget(
-    due: Sequence[Due], job_device_s: Mapping[str, float], num_prompts: Mapping[str, int], budget_device_s: float
-) -> list[Due]:
-    """The longest prefix of `due` whose jobs fit the budget; a measurement is sent whole or not at all.
-
-    `job_device_s` is what a probe of a task took on average, `num_prompts` how many are sent. Each task pays for its
-    controls once.
-    """
-    chosen: list[Due] = []
-    left = budget_device_s
-    for candidate in due:
-        per_job = job_device_s.get(candidate.task, PRIOR_JOB_DEVICE_S)
-        needs_controls = all(c.task != candidate.task for c in chosen)
-        cost = per_job * num_prompts[candidate.task] * (2 if needs_controls else 1)
-        if cost > left:
-            break
-        left -= cost
-        chosen.append(candidate)
-    return chosen
 
 
 def make_jobs(
