@@ -55,16 +55,17 @@ def changes(
 def _match(finding: Finding, findings: Sequence[Finding], events: Sequence[DriftEvent]) -> DriftEvent | None:
     """The event that a finding is about.
 
-    One with its cause, an open one first; else an open one of the same time, whose own cause was not found again.
+    An open one with its cause, else an open one of the same time whose own cause was not found again, else one with its
+    cause that was closed not long ago.
     """
-    for event in sorted(events, key=lambda e: (e.closed_at is not None, -e.id)):
-        if event.cause == finding.cause:
-            return event
     causes = {other.cause for other in findings}
+    for event in sorted(events, key=lambda e: -e.id):
+        if event.closed_at is None and event.cause == finding.cause:
+            return event
     for event in events:
         if event.closed_at is None and event.cause not in causes and _is_same_time(event, finding):
             return event
-    return None
+    return next((e for e in sorted(events, key=lambda e: -e.id) if e.cause == finding.cause), None)
 
 
 def _is_same_time(event: DriftEvent, finding: Finding) -> bool:

@@ -55,9 +55,9 @@ class Draw:
         return traffic(self.rng, world, [Segment("", before, after, 300, self.rng.randrange(80, 200))], day, seen)
 
 
-def scenarios(kinds: Sequence[str], per_kind: int) -> list[Scenario]:
-    """`per_kind` draws of each kind; the same every time."""
-    return [make(kind, number) for number in range(per_kind) for kind in kinds]
+def scenarios(kinds: Sequence[str], per_kind: int, first: int = 0) -> list[Scenario]:
+    """`per_kind` draws of each kind, numbered from `first`; the same every time."""
+    return [make(kind, first + number) for number in range(per_kind) for kind in kinds]
 
 
 def make(kind: str, number: int) -> Scenario:
