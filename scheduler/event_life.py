@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from alphaloop.store.drift_events import DriftEvent, EventChange, EventContent, EventState
 from scheduler.causes.cause import Cause, Finding
@@ -77,37 +76,33 @@ def _is_same_time(event: DriftEvent, finding: Finding) -> bool:
 
 def _support(finding: Finding, event: DriftEvent | None, cost: float | None) -> EventChange:
     """A finding opens an event, or says more of one."""
+    num_jobs = finding.traffic.num_jobs_after if finding.traffic is not None else None
+    raised = _content(finding, cost, num_jobs)
     if event is None:
-        return EventChange(None, EventState.OPENED, _content(finding, cost, finding.traffic), finding.sentence)
+        return EventChange(None, EventState.OPENED, raised, finding.sentence)
     if event.closed_at is not None:
-        return EventChange(event.id, EventState.REOPENED, _content(finding, cost, finding.traffic), finding.sentence)
+        return EventChange(event.id, EventState.REOPENED, raised, finding.sentence)
     if event.cause != finding.cause:
         if finding.cause is Cause.TOO_LITTLE_EVIDENCE:  # less is known now than before
             return EventChange(event.id, None, event.content, "")
-        return EventChange(event.id, EventState.EXPLAINED, _content(finding, cost, finding.traffic), finding.sentence)
-    raised = event.content.evidence.get("num_jobs_when_raised")
-    content = _content(finding, cost, None, raised)
-    is_new = event.confirmed_at is None and _is_later(finding, event, raised)
-    return EventChange(event.id, EventState.CONFIRMED if is_new else None, content, finding.sentence)
+        return EventChange(event.id, EventState.EXPLAINED, raised, finding.sentence)
+    num_jobs_then = event.content.evidence.get("num_jobs_when_raised")
+    is_news = event.confirmed_at is None and _is_later(finding, event, num_jobs_then)
+    state = EventState.CONFIRMED if is_news else None
+    return EventChange(event.id, state, _content(finding, cost, num_jobs_then), finding.sentence)
 
 
-def _is_later(finding: Finding, event: DriftEvent, num_jobs_when_raised: int | None) -> bool:
+def _is_later(finding: Finding, event: DriftEvent, num_jobs_then: int | None) -> bool:
     """Whether probes were measured since the event was raised, or as many jobs again decoded."""
     probes = finding.left or finding.probes
     if probes is not None and probes.measured_after > event.raised_at:
         return True
-    return (
-        finding.traffic is not None
-        and num_jobs_when_raised is not None
-        and finding.traffic.num_jobs_after >= 2 * max(num_jobs_when_raised, 1)
-    )
+    if finding.traffic is None or num_jobs_then is None:
+        return False
+    return finding.traffic.num_jobs_after >= 2 * max(num_jobs_then, 1)
 
 
-def _content(
-    finding: Finding, cost: float | None, traffic_when_raised: Any, num_jobs_when_raised: int | None = None
-) -> EventContent:
-    if traffic_when_raised is not None:
-        num_jobs_when_raised = traffic_when_raised.num_jobs_after
+def _content(finding: Finding, cost: float | None, num_jobs_when_raised: int | None) -> EventContent:
     return EventContent(
         subject=finding.subject,
         cause=finding.cause.value,
