@@ -75,7 +75,7 @@ def test_a_shift_of_the_mix() -> None:
     parts = [jobs(State.STEADY, (0.0, -0.03, 0.03), segment=name) for name in "ab"]
     (finding,) = explain(evidence(jobs(), *parts, probes=STEADY_PROBES))
     assert finding.cause is Cause.MIX_SHIFT
-    assert "their shares of the jobs have changed" in finding.sentence
+    assert "the change is +0.00 [-0.02, +0.02]: most of it is their shares of the jobs." in finding.sentence
 
 
 def test_a_fall_that_the_mean_hides_is_told() -> None:
