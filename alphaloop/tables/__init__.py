@@ -5,6 +5,7 @@ from __future__ import annotations
 from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.drift import drift_event_states, drift_events
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
+from alphaloop.tables.exactness import incidents, probe_texts
 from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import (
@@ -37,6 +38,7 @@ __all__ = [
     "drift_events",
     "evidence_rows",
     "exploration_budgets",
+    "incidents",
     "jobs",
     "leader_leases",
     "leader_terms",
@@ -46,6 +48,7 @@ __all__ = [
     "probe_prompts",
     "probe_runs",
     "probe_sets",
+    "probe_texts",
     "redrives",
     "reports",
     "schedule_runs",

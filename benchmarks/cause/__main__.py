@@ -99,7 +99,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scenarios", type=int, default=500, help="histories with a cause")
     parser.add_argument("--quiet", type=int, default=100, help="histories in which nothing is wrong")
     parser.add_argument(
-        "--first", type=int, default=2000, help="number of the first seed; those below 1017 were looked at"
+        "--first", type=int, default=3000, help="number of the first seed; those below 2017 were looked at"
     )
     return parser.parse_args()
 

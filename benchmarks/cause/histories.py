@@ -279,7 +279,7 @@ def fault_seen_as_an_incident(draw: Draw) -> Evidence:
     world = draw.world()
     level = world.alpha(0)
     verdicts = draw.moved(world, level, level - draw.fall(), 9.3, 9.8)
-    seen = (Incident(at(9.6), "code", DRAFTER, "text_differs"),)
+    seen = (Incident(at(9.6), "code", DRAFTER, "wrong_text"),)
     return _evidence(world, world.probes(range(10), draw.prompts()), verdicts, incidents=seen)
 
 

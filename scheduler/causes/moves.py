@@ -70,14 +70,18 @@ def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
 
 
 def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> bool:
-    """Whether it is shown that most of the move did not happen inside segments, and not shown that some of it did.
+    """Whether the shares of the segments explain the move.
 
-    Thin segments, of which none alone could be shown to be steady, are enough for this.
+    It is excluded that all of it happened inside segments, by the best estimate less than half of it did, and it is not
+    shown that any did. Thin segments, of which none alone could be shown to be steady, are enough for this.
     """
     if within is None or overall.change is None:
         return False
-    least = within.low if overall.state is State.FELL else -within.high
-    return least >= -max(margin, abs(overall.change.mean) / 2) and state_of(within, margin) is not overall.state
+    sign = -1 if overall.state is State.FELL else 1
+    whole = sign * overall.change.mean
+    most = max(sign * within.low, sign * within.high)
+    is_small = most < whole and sign * within.mean < whole / 2
+    return is_small and state_of(within, margin) is not overall.state
 
 
 def _is_most(moved: Sequence[TrafficVerdict], segments: Sequence[TrafficVerdict]) -> bool:
