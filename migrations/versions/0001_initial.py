@@ -61,6 +61,7 @@ TABLES = (
     "probe_texts",
     "incidents",
     "drift_events",
+    "drift_event_states",
     "draft_revisions",
     "schedule_runs",
     "reports",
