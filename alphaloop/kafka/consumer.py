@@ -22,6 +22,7 @@ from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.consumer_config import Start, consumer_config
 from alphaloop.kafka.conversion import ours, record_of, theirs
 from alphaloop.kafka.errors import PASSING, broker_error, mapped
+from alphaloop.kafka.membership import Membership, PartitionsCallback
 from alphaloop.kafka.poll_errors import judge
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.settings import KafkaSettings
@@ -29,7 +30,6 @@ from alphaloop.settings import KafkaSettings
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 
 _PASSING_S: Final = 0.1
 
@@ -47,13 +47,13 @@ class Consumer:
     ) -> None:
         self._timeout_s = kafka.request_timeout_s
         self._watch = BrokerWatch(bootstrap_servers(kafka))
-        self._is_revoking = False
         own = consumer_config(kafka, group_id=group_id, client_id=client_id, start=start)
         config = client_config(kafka, own, watch=self._watch)
         self.max_poll_interval_s: Final = float(config["max.poll.interval.ms"]) / 1000
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
         self._commits = Commits(self._client)
+        self._membership = Membership(self._client)
 
     def subscribe(
         self,
@@ -69,27 +69,8 @@ class Consumer:
         `on_lost` other members may own them, so nothing may be committed. Each gets only the difference. A commit in
         `on_revoke` can raise StaleAssignment, because a member that was removed from the group is called late.
         """
-
-        def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            client.incremental_assign(partitions)
-            on_assign(ours(partitions))
-
-        def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            self._is_revoking = True
-            try:
-                on_revoke(ours(partitions))
-            finally:
-                self._is_revoking = False
-                client.incremental_unassign(partitions)
-
-        def lost(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            try:
-                on_lost(ours(partitions))
-            finally:
-                client.incremental_unassign(partitions)
-
         with mapped("subscribing"):
-            self._client.subscribe(list(patterns), on_assign=assigned, on_revoke=revoked, on_lost=lost)
+            self._membership.subscribe(patterns, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
 
     def assign_from(
         self, topics: Sequence[str], *, at: Literal["earliest", "latest"], newest: int | None = None
@@ -202,7 +183,11 @@ class Consumer:
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
         wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
         with mapped("committing offsets"):
-            answers = self._commits.here(wanted) if self._is_revoking else self._commits.within(wanted, self._timeout_s)
+            answers = (
+                self._commits.here(wanted)
+                if self._membership.is_revoking
+                else self._commits.within(wanted, self._timeout_s)
+            )
         for answer in answers:
             if answer.error is not None:
                 raise broker_error(answer.error, f"committing {answer.topic}[{answer.partition}] at {answer.offset}")
@@ -246,5 +231,9 @@ class Consumer:
             # Closing would free what the waiting commit uses; without a broker there is no group to leave.
             log.warning("a commit still waits for the broker; this member leaves its group by silence")
             return
-        with mapped("leaving the group"), contextlib.suppress(RuntimeError):
-            self._client.close()
+        with mapped("leaving the group"):
+            try:
+                self._membership.leave(self._timeout_s)
+            finally:
+                with contextlib.suppress(RuntimeError):  # it is closed already
+                    self._client.close()
