@@ -83,7 +83,7 @@ SELECT make_partitions(ARRAY(SELECT (now() AT TIME ZONE 'UTC')::date + n FROM ge
 
 def upgrade() -> None:
     """Create everything."""
-    run_script("0001_functions.sql")
+    run_script("0001_functions.sql", end=";\n\n")
     op.execute(CreateSequence(Sequence("ledger_ids")))
     create_jobs()
     create_evidence()
