@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from alphaloop.measurements import DriftSubject
-from scheduler.drift import Drift
+from scheduler.cusum import Drift
 from scheduler.staleness import ProbeComparison
 
 

@@ -12,7 +12,7 @@ from alphaloop.settings import SchedulerSettings
 from alphaloop.store.drift import OpenEvent
 from scheduler.causes import Finding, explain
 from scheduler.counts import Counts, subject_of
-from scheduler.drift import Drift, watch
+from scheduler.cusum import Drift, watch
 from scheduler.staleness import ProbeComparison, compare_probes, is_stale, pooled_change
 
 ACTIVE, STALE = "active", "stale"

@@ -206,7 +206,11 @@ class SchedulerSettings(Section):
     probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not ended by then expires
     drift_false_alarm_jobs: int = Field(2000, ge=10)  #: average run length, in jobs, before a false alarm
     drift_min_jobs: int = Field(8, ge=2)  #: jobs of the reference before the test begins
-    drift_window_days: float = Field(14.0, gt=0)  #: jobs that a run reads: tested for drift, and shown in the report
+    drift_false_alarms_per_month: float = Field(1.0, gt=0)  #: in 30 days, over all streams together
+    drift_margin: float = Field(0.03, gt=0, lt=1)  #: a surely smaller change of α_1 is "steady", and ends an alarm
+    drift_reference_jobs: int = Field(64, ge=16)  #: first jobs of a stream, with which later ones are compared
+    drift_settle_s: float = Field(60.0, ge=0)  #: younger jobs are left to the next run: others may still be recorded
+    drift_window_days: float = Field(14.0, gt=0)  #: jobs shown in the report; a stream without one is forgotten
     stale_drop: float = Field(0.10, gt=0, lt=1)  #: fall of probe α_1 that opens a stale flag
     stale_recover: float = Field(0.04, ge=0, lt=1)  #: remaining fall below which the flag closes
     partitions_ahead_days: int = Field(7, ge=1)  #: tables partitioned by day have partitions for so many days ahead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alphaloop.tables.decided import decision_inputs, decision_records
+from alphaloop.tables.drift_memory import drift_memories, drift_positions
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
 from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
@@ -26,6 +27,8 @@ __all__ = [
     "decode_runs",
     "draft_revisions",
     "drift_events",
+    "drift_memories",
+    "drift_positions",
     "evidence_rows",
     "exploration_budgets",
     "jobs",

@@ -58,6 +58,8 @@ TABLES = (
     "probe_sets",
     "probe_runs",
     "drift_events",
+    "drift_memories",
+    "drift_positions",
     "draft_revisions",
     "schedule_runs",
     "reports",
@@ -85,6 +87,7 @@ def upgrade() -> None:
     create_evidence()
     create_choices()
     run_script("0001_measuring.sql")
+    run_script("0001_drift_memory.sql")
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")
     run_script("0001_running.sql")

@@ -10,7 +10,7 @@ import pytest
 from alphaloop.acceptance import Interval
 from alphaloop.measurements import DriftSubject
 from scheduler.causes import Cause, explain
-from scheduler.drift import Drift
+from scheduler.cusum import Drift
 from scheduler.paired import PromptPair
 from scheduler.staleness import ProbeComparison
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.measurements import DecodedJob
-from scheduler.drift import Drift, average_run_length, cusum_threshold, watch
+from scheduler.cusum import Drift, average_run_length, cusum_threshold, watch
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
