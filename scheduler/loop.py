@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.kafka.topics import DRIFT_REPORTS
-from alphaloop.settings import SchedulerSettings
+from alphaloop.probing.planning import ProbePlanner
+from alphaloop.settings import SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.drift import DriftStore, OpenEvent
+from alphaloop.store.drafts import DraftRegistry, DraftRevision
+from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_memory import DriftMemoryStore
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
@@ -26,14 +28,17 @@ from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
+from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts
+from scheduler.drift import watch_traffic
 from scheduler.facts import SentProbes, SettingInForce
-from scheduler.flags import Verdicts, events_to_close, judge, status_changes
+from scheduler.flagging import Flagged, Flagger
 from scheduler.housekeeping import Housekeeper
+from scheduler.judging import About, Judged, judge
 from scheduler.metrics import SchedulerMetrics
+from scheduler.probing.sending import HEADERS, ProbeSender, Sender
 from scheduler.report import Report, build_report, render_page, render_text, write_report
 from scheduler.retention import MessageRetention, Retention
-from scheduler.sending import HEADERS, ProbeSender, Sender
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +52,7 @@ class RunSummary:
     scheduled_for: datetime
     claimed: bool  #: False: another process had this run, nothing was done
     num_jobs: int = 0
-    num_events_opened: int = 0
+    num_events_opened: int = 0  #: reopened ones too
     num_events_closed: int = 0
     num_events_open: int = 0
     num_status_changes: int = 0
@@ -70,16 +75,16 @@ class Scheduler:
         sender: Sender,
         settings: SchedulerSettings,
         *,
-        tasks: Collection[str],
+        tasks: Mapping[str, TaskSettings],
         report_folder: Path,
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
-        probe_num_draft_tokens: int = 3,
         flush_timeout_s: float = 30.0,
+        change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
     ) -> None:
-        """`tasks` are those that workers know; `probe_num_draft_tokens` is k where no choice is in force.
+        """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
 
         `message_retention` asks the broker how long a message of a jobs topic may still be read.
         """
@@ -94,6 +99,8 @@ class Scheduler:
         )
         self._probes, self._reports = ProbeStore(database), ReportStore(database)
         self._switchback = SwitchbackStore(database)
+        self._flagger = Flagger(database, settings)
+        self._drift_memory = DriftMemoryStore(database)
         self._housekeeper = Housekeeper(
             PartitionKeeper(database),
             RollupStore(database),
@@ -103,13 +110,15 @@ class Scheduler:
             Retention(RetentionStore(database), settings, report_folder, message_retention),
             settings,
         )
-        self._probe_sender = ProbeSender(self._probes, sender, settings, tasks, probe_num_draft_tokens, flush_timeout_s)
+        self._probe_sender = ProbeSender(
+            ProbePlanner(database, settings, tasks, change_jobs), self._probes, sender, settings, flush_timeout_s
+        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
 
-        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift   5. set or clear flags
-        6. send due probes   7. report
+        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift, name causes
+        5. set or clear flags   6. send due probes   7. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
         run and raised (StoreError, BrokerError, ConfigError); the next run does the remaining work.
@@ -122,19 +131,25 @@ class Scheduler:
                 self._housekeeper.keep(now)
                 self._switchback.refresh(now)
                 counts = self._read_counts(now)
-                verdicts = judge(counts, self._drift.open_events(), self._settings)
-                opened, closed, changed = self._flag(verdicts, now)
                 choices = self._choices(counts)
-                sent = self._probe_sender.send_due(
-                    self._drafts.all(), choices, schedule_id=self._schedule_id, scheduled_for=due, now=now
-                )
-                report, page = self._report(counts, choices, sent, opened=opened, closed=closed)
+                flagged = self._flagger.flag(self._judge(counts), choices, now)
+                sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
+                report, page = self._report(counts, choices, sent, flagged)
         except Exception as error:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
             raise
         summary = RunSummary(
-            due, True, counts.num_jobs, opened, closed, len(report.drift), changed, sent.num_jobs, report.headline, page
+            due,
+            True,
+            counts.num_jobs,
+            flagged.num_opened,
+            flagged.num_closed,
+            len(report.drift),
+            flagged.num_status_changes,
+            sent.num_jobs,
+            report.headline,
+            page,
         )
         self._schedule.finish(self._schedule_id, due, summary.outcome(), now)
         self._metrics.run_succeeded(report, sent, now)
@@ -155,18 +170,20 @@ class Scheduler:
         probed_since = now - timedelta(days=self._settings.history_retention_days)
         return Counts(since, now, self._drift.streams(since, now), self._probes.results(probed_since))
 
-    def _flag(self, verdicts: Verdicts, now: datetime) -> tuple[int, int, int]:
-        """Open and close events, set draft statuses; returns how many of each."""
-        over = events_to_close(self._drift.open_events(), verdicts)
-        self._drift.close([event.id for event in over], now)
-        opened = sum(self._drift.open(f.subject, f.cause.value, f.verdict, f.evidence, now) for f in verdicts.findings)
-        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status.value for d in self._drafts.all()}
-        changes = status_changes(verdicts.comparisons, statuses, self._settings)
-        for change in changes:
-            self._drafts.set_status(
-                change.drafter, change.draft_revision, change.target_revision, DraftStatus(change.status), change.reason
-            )
-        return opened, len(over), len(changes)
+    def _judge(self, counts: Counts) -> dict[About, Judged]:
+        margin = self._settings.alpha_margin
+        parents = {
+            (d.drafter, d.draft_revision): d.parent_revision
+            for d in self._drafts.all()
+            if d.parent_revision is not None
+        }
+        return judge(
+            watch_traffic(self._drift_memory, self._settings, counts.now),
+            probe_histories(counts.probes, margin, parents),
+            (),
+            counts.in_use(),
+            margin,
+        )
 
     def _choices(self, counts: Counts) -> dict[str, SettingInForce]:
         """The choice in force by task, from the log of decisions."""
@@ -180,14 +197,13 @@ class Scheduler:
         return found
 
     def _report(
-        self, counts: Counts, choices: dict[str, SettingInForce], sent: SentProbes, *, opened: int, closed: int
+        self, counts: Counts, choices: dict[str, SettingInForce], sent: SentProbes, flagged: Flagged
     ) -> tuple[Report, Path]:
         """Write the report to Postgres, to the folder and to the topic."""
         drafts: Sequence[DraftRevision] = self._drafts.all()
-        events: Sequence[OpenEvent] = self._drift.open_events()
-        report = build_report(
-            counts, choices, drafts, events, sent, self._switchback.shown(counts.now), opened=opened, closed=closed
-        )
+        events = self._flagger.open_events()
+        measured = self._switchback.shown(counts.now)
+        report = build_report(counts, choices, drafts, events, sent, measured, flagged)
         text, html = render_text(report), render_page(report)
         self._reports.save(
             StoredReport(

@@ -100,6 +100,10 @@ class TaskSettings(Section):
     vanilla_patterns: tuple[PromptPattern, ...] = Field(
         (), max_length=100
     )  #: a job whose prompt, or one of whose messages, is covered by one of them is decoded vanilla; * is any text
+    probe_max_age_s: float | None = Field(
+        None, gt=0
+    )  #: a drafter whose newest probe of this task is older is measured again; unset: the scheduler's
+    probes_from_traffic: bool = False  #: whether `alphaloop probes draw` may store prompts of jobs as probes
     target_time_per_token_ms: float | None = Field(
         None, gt=0
     )  #: after the first token; the target has precedence over throughput
@@ -199,20 +203,24 @@ class SchedulerSettings(Section):
     leader_check_s: float = Field(5.0, gt=0)  #: between two attempts to become, or to stay, the leader
     probe_max_age_s: float = Field(86_400.0, gt=0)  #: a drafter whose newest probe is older is measured again
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
-    probe_max_tokens: int = Field(48, ge=8)  #: output limit of a probe
-    probe_num_draft_tokens: int = Field(3, ge=1)  #: k of a probe, no more than its drafter's longest
+    probe_max_tokens: int = Field(48, ge=8)  #: output limit of the prompts of a probe set that is registered
+    probe_num_draft_tokens: int = Field(
+        3, ge=1, le=64
+    )  #: k of a probe set that is registered; a drafter with shorter drafts is measured at its longest
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
     probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not ended by then expires
-    drift_false_alarm_jobs: int = Field(2000, ge=10)  #: average run length, in jobs, before a false alarm
-    drift_min_jobs: int = Field(8, ge=2)  #: jobs of the reference before the test begins
     drift_false_alarms_per_month: float = Field(1.0, gt=0)  #: in 30 days, over all streams together
-    drift_margin: float = Field(0.03, gt=0, lt=1)  #: a surely smaller change of α_1 is "steady", and ends an alarm
     drift_reference_jobs: int = Field(64, ge=16)  #: first jobs of a stream, with which later ones are compared
     drift_settle_s: float = Field(60.0, ge=0)  #: younger jobs are left to the next run: others may still be recorded
     drift_window_days: float = Field(14.0, gt=0)  #: jobs shown in the report; a stream without one is forgotten
-    stale_drop: float = Field(0.10, gt=0, lt=1)  #: fall of probe α_1 that opens a stale flag
-    stale_recover: float = Field(0.04, ge=0, lt=1)  #: remaining fall below which the flag closes
+    alpha_margin: float = Field(
+        0.05, gt=0, lt=1
+    )  #: change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it
+    drift_reopen_days: float = Field(7.0, gt=0)  #: an event that comes back so soon after its end is the same event
+    stale_drop: float = Field(
+        0.10, gt=0, lt=1
+    )  #: fall of probe α_1 under a new target, or of a new draft, that makes a draft stale
     partitions_ahead_days: int = Field(7, ge=1)  #: tables partitioned by day have partitions for so many days ahead
     history_retention_days: int = Field(
         90, ge=2
@@ -229,6 +237,14 @@ class SchedulerSettings(Section):
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
     metrics_username: str = "metrics"  #: for /metrics, where metrics_password is set
     metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
+
+
+class StartupSettings(Section):
+    """What a worker or a scheduler does while Kafka or PostgreSQL does not answer at its start."""
+
+    server_wait_s: float | None = Field(
+        None, ge=0
+    )  #: longest wait for one server, then the process ends with code 1; unset: for ever; 0: no wait
 
 
 class LogSettings(Section):

@@ -36,12 +36,12 @@ def watch_traffic(store: DriftMemoryStore, settings: SchedulerSettings, now: dat
     rules = Rules(
         thresholds(run_length(store.jobs_a_month(now, MONTH), settings.drift_false_alarms_per_month)),
         settings.drift_reference_jobs,
-        settings.drift_margin,
+        settings.alpha_margin,
     )
     store.forget(oldest)
     found: list[TrafficVerdict] = []
     for task in store.tasks(oldest, until):
-        found += _of_current(_follow(store, task, oldest, until, rules), settings.drift_margin)
+        found += _of_current(_follow(store, task, oldest, until, rules), settings.alpha_margin)
     return sorted(found, key=lambda verdict: (verdict.subject, verdict.segment))
 
 

@@ -8,12 +8,15 @@ from datetime import timedelta
 from typing import Final
 
 from alphaloop.deciding.decision import NOT_A_CHOICE
+from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
-from alphaloop.store.drift import OpenEvent
+from alphaloop.store.drift_events import DriftEvent
 from alphaloop.switchback.task_speedup import TaskSpeedup
+from scheduler.causes.cause import Cause
 from scheduler.counts import Counts
 from scheduler.estimates import Acceptance, acceptance, alpha_over_time
 from scheduler.facts import SentProbes, SettingInForce
+from scheduler.flagging import Flagged
 from scheduler.report.data import (
     DraftLine,
     DriftLine,
@@ -33,12 +36,10 @@ def build_report(
     counts: Counts,
     choices: Mapping[str, SettingInForce],
     drafts: Sequence[DraftRevision],
-    events: Sequence[OpenEvent],
+    events: Sequence[DriftEvent],
     sent: SentProbes,
     measured: Mapping[str, TaskSpeedup],
-    *,
-    opened: int,
-    closed: int,
+    flagged: Flagged,
 ) -> Report:
     """The report of one run. `events` is the drift that is open after it, `measured` the speed-ups by task."""
     tasks = tuple(
@@ -46,12 +47,18 @@ def build_report(
     )
     drift = tuple(
         DriftLine(
+            id=e.id,
             task=e.subject.task,
             drafter=e.subject.drafter,
             draft_revision=e.subject.draft_revision,
-            cause=e.cause,
-            verdict=e.verdict,
+            cause=Cause(e.cause),
+            state=e.state,
+            verdict=e.content.verdict,
+            action=e.content.action,
+            lost_tokens_per_s=e.content.lost_tokens_per_s,
             opened_at=e.opened_at,
+            num_reopened=e.num_reopened,
+            acknowledged_by=e.acknowledged_by,
         )
         for e in events
     )
@@ -73,23 +80,32 @@ def build_report(
         headline=_headline(tasks, drift, draft_lines, counts.num_jobs),
         tasks=tasks,
         drift=drift,
-        opened=opened,
-        closed=closed,
+        opened=flagged.num_opened,
+        closed=flagged.num_closed,
         probes=tuple(
-            ProbeLine(
-                task=due.task,
-                drafter=due.drafter,
-                num_draft_tokens=due.num_draft_tokens,
-                num_probes=sent.num_probes[due.task, due.drafter],
-                last_probed=due.last_probed,
-            )
-            for due in sent.chosen
+            _probe_line(one, sent.num_probes[one.due.task, one.due.drafter])
+            for one in sent.plan.measurements
+            if one.is_sent
         ),
-        probe_budget_device_s=round(sent.budget_device_s, 3),
-        num_due=sent.num_due,
-        num_probe_sets=sent.num_probe_sets,
+        probes_waiting=tuple(_probe_line(one, one.num_prompts) for one in sent.plan.waiting),
+        probe_budget_device_s=round(sent.plan.budget_device_s, 3),
+        num_due=len(sent.plan.measurements),
+        num_probe_sets=sent.plan.num_probe_sets,
         drafts=draft_lines,
         history=_history(counts),
+    )
+
+
+def _probe_line(one: Measurement, num_probes: int) -> ProbeLine:
+    return ProbeLine(
+        task=one.due.task,
+        drafter=one.due.drafter,
+        num_draft_tokens=one.due.num_draft_tokens,
+        num_probes=num_probes,
+        last_probed=one.due.last_probed,
+        why=one.due.why,
+        device_s=round(one.device_s, 3),
+        at_stake_device_s=round(one.due.at_stake_device_s, 3),
     )
 
 

@@ -6,10 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from alphaloop.probing.due import Why
 from alphaloop.switchback.wording import sentence
-from scheduler.report.data import Estimate, Report, TaskLine
+from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
 
 WIDTH: Final = 100
+_WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
 HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "reason")
 LEGEND: Final = "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, read it with its k."
 RIGHT: Final = frozenset({1, 3})
@@ -45,6 +47,18 @@ def estimate(value: Estimate | None) -> str:
     if value is None:
         return "-"
     return f"{_share(value.mean)} [{_share(value.low)} {_share(value.high)}]"
+
+
+def words(cause: str) -> str:
+    """A cause as people say it."""
+    return cause.replace("_", " ")
+
+
+def costs(line: DriftLine) -> str:
+    """What it costs to do nothing."""
+    if line.lost_tokens_per_s is None:
+        return "cost not known"
+    return f"costs {line.lost_tokens_per_s:.3g} tokens/s" if line.lost_tokens_per_s else "costs nothing"
 
 
 def _row(line: TaskLine) -> tuple[str, ...]:
@@ -107,8 +121,12 @@ def _drift(report: Report) -> list[str]:
         return ["  None is open.", changed]
     lines = []
     for line in report.drift:
-        lines.append(f"  {line.task}, {line.drafter}: {line.cause}, since {line.opened_at:%Y-%m-%d %H:%M} UTC")
-        lines += textwrap.wrap(line.verdict, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        lines.append(
+            f"  {line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
+            f"since {line.opened_at:%Y-%m-%d %H:%M} UTC; {costs(line)}"
+        )
+        for told in (line.verdict, line.action):
+            lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return [*lines, changed]
 
 
@@ -116,13 +134,16 @@ def _probes(report: Report) -> list[str]:
     if not report.num_probe_sets:
         return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
     lines = [
-        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent, "
+        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent for {_WHY[line.why]}, "
         + (f"last measured {line.last_probed:%Y-%m-%d %H:%M} UTC" if line.last_probed else "never measured before")
         for line in report.probes
     ]
-    waiting = report.num_due - len(report.probes)
-    if waiting:
-        lines.append(f"  {waiting} more due wait for the budget of {report.probe_budget_device_s:.0f} device seconds.")
+    if report.probes_waiting:
+        waiting = ", ".join(f"{line.task} {line.drafter}" for line in report.probes_waiting)
+        budget = f"of {report.probe_budget_device_s:.0f} device seconds"
+        lines += textwrap.wrap(
+            f"Held back by the budget {budget}: {waiting}.", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
     return lines or ["  None was due: every task and drafter has fresh evidence."]
 
 

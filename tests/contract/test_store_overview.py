@@ -86,8 +86,9 @@ def fill(database: Database, rng: random.Random) -> Database:
     with database.begin() as connection:
         connection.execute(
             text(
-                "INSERT INTO drift_events (task, drafter, draft_revision, target_revision, cause, verdict, evidence)"
-                " VALUES ('code', 'lookup', 'draft-1', :target, 'draft_stale', 'α_1 fell', '{}')"
+                "INSERT INTO drift_events"
+                " (task, drafter, draft_revision, target_revision, cause, verdict, action, evidence)"
+                " VALUES ('code', 'lookup', 'draft-1', :target, 'draft_stale', 'α_1 fell', 'Train it.', '{}')"
             ),
             {"target": TARGET},
         )

@@ -19,6 +19,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
+from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
@@ -26,6 +27,7 @@ from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.integrity import check
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
@@ -35,6 +37,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load
 from tests.fixtures.cli import Cli
+from tests.fixtures.drift_events import content
 from tests.fixtures.history import record_runs
 from tests.fixtures.runs import (
     DEVICE,
@@ -111,21 +114,90 @@ def test_report(cli: Cli, environment: None, database: Database, tmp_path: Path)
     assert cli("report", "--html", tmp_path / "none" / "page.html").code == 1
 
 
+def test_drift(cli: Cli, environment: None, database: Database) -> None:
+    assert "no drift is open" in cli("drift", "list").err
+    assert cli("drift", "list", "--json").json == []
+    said = content(DriftSubject("code", "small", "draft-1", "target-1"), "draft_stale", lost_tokens_per_s=41.7)
+    now = datetime.now(UTC)
+    store = DriftEventStore(database)
+    store.write([EventChange(None, EventState.OPENED, said, said.verdict)], now)
+    (event,) = cli("drift", "list", "--json").json
+    assert (event["cause"], event["state"], event["task"], event["lost_tokens_per_s"]) == (
+        "draft_stale",
+        "opened",
+        "code",
+        41.7,
+    )
+    number = event["id"]
+    assert "41.7 tokens/s" in cli("drift", "list").out
+    acknowledged = cli("drift", "ack", number, "--by", "Ada", "--note", "in training")
+    assert (acknowledged.code, f"Ada has taken note of event {number}" in acknowledged.err) == (0, True)
+    shown = cli("drift", "show", number, "--json").json
+    assert (shown["state"], shown["note"]) == ("acknowledged", "in training")
+    assert [state["actor"] for state in shown["history"]] == ["scheduler", "Ada"]
+    told = cli("drift", "show", number).out
+    assert "acknowledged by Ada (draft stale): in training" in told
+    assert "Train it." in told
+    (stored,) = store.open_events()
+    store.write([EventChange(stored.id, EventState.CLOSED, said, "It is back.")], now)
+    assert cli("drift", "list", "--json").json == []
+    assert [event["closed_because"] for event in cli("drift", "list", "--since", "1d", "--json").json] == [
+        "It is back."
+    ]
+    for wrong in (("show", number + 1), ("ack", number, "--by", "Ada"), ("ack", number, "--by", " ")):
+        failed = cli("drift", *wrong)
+        assert (failed.code, "hint: " in failed.err) == (1, True)
+
+
 def test_probe_sets(cli: Cli, environment: None, tmp_path: Path) -> None:
     assert cli("probes", "list", "--json").json == []
     file = tmp_path / "probes.jsonl"
     file.write_text("".join(json.dumps({"id": i, "task": "code", "prompt": f"p {i}"}) + "\n" for i in range(3)))
-    assert cli("probes", "add", "--task", "code", "--file", file).code == 0
+    assert cli("probes", "register", file, "--task", "code").code == 0
     (found,) = cli("probes", "list", "--json").json
     assert (found["task"], found["num_prompts"]) == ("code", 3)
-    assert cli("probes", "add", "--task", "code", "--file", file).code == 0
+    assert cli("probes", "register", file, "--task", "code").code == 0
     assert cli("probes", "list", "--json").json == [found]
     assert found["version"] in cli("probes", "list").out
-    stranger = cli("probes", "add", "--task", "sql", "--file", file)
+    stranger = cli("probes", "register", file, "--task", "sql")
     assert (stranger.code, "found some of code" in stranger.err) == (1, True)
     file.write_text('{"prompt": 3}\n')
-    assert cli("probes", "add", "--task", "code", "--file", file).code == 1
+    assert cli("probes", "register", file, "--task", "code").code == 1
     assert cli("probes", "list", "--json").json == [found]
+
+
+def test_versions_of_a_probe_set_are_compared_without_their_texts(cli: Cli, environment: None, tmp_path: Path) -> None:
+    file = tmp_path / "probes.jsonl"
+    for texts in (["secret one", "secret two"], ["secret two", "secret three"]):
+        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+        assert cli("probes", "register", file, "--task", "code", "--k", 4).code == 0
+    now, before = cli("probes", "list", "--task", "code", "--json").json
+    assert [(one["in_use"], one["num_draft_tokens"], one["source"]) for one in (now, before)] == [
+        (True, 4, "file"),
+        (False, 4, "file"),
+    ]
+    shown = cli("probes", "show", "code", "--against", before["version"])
+    assert "1 prompts in both, 1 only here, 1 only there" in shown.err
+    assert "secret" not in shown.out + shown.err
+    lines = cli("probes", "show", "code", "--against", before["version"], "--json").json["prompts"]
+    assert sorted(line["is_shared"] for line in lines) == [False, True]
+    assert cli("probes", "show", "code", "--version", "unheard-of").code == 1
+    assert cli("probes", "show", "sql").code == 1
+
+
+def test_the_plan_of_the_next_probes(cli: Cli, environment: None, decoded: Database, tmp_path: Path) -> None:
+    assert "no task has a probe set" in cli("probes", "plan").err
+    file = tmp_path / "probes.jsonl"
+    file.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    assert cli("probes", "register", file, "--task", "code").code == 0
+    planned = cli("probes", "plan", "--json").json
+    (one,) = planned["measurements"]
+    assert (one["task"], one["drafter"], one["why"], one["num_prompts"]) == ("code", "lookup", "new", 2)
+    assert one["is_sent"]
+    assert one["device_s"] <= planned["budget_device_s"]
+    ran = cli("probes", "plan")
+    assert "the next run sends 1 of 1 measurements" in ran.err
+    assert "lookup" in ran.out
 
 
 def test_explain_decides_as_a_worker_would(cli: Cli, environment: None, decoded: Database) -> None:

@@ -10,23 +10,29 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.errors import DeliveryFailed
-from alphaloop.messages import Purpose, parse_job
+from alphaloop.measurements import DriftSubject
+from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
-from alphaloop.settings import SchedulerSettings
+from alphaloop.probing.due import Why
+from alphaloop.probing.planning import ProbePlanner
+from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift import DriftStore
-from alphaloop.store.probes import ProbeStore
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
-from alphaloop.tables import drift_events, probe_runs, schedule_runs
+from alphaloop.tables import draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.drift_events import content
 from tests.fixtures.history import DRAFT, TARGET, History
+from tests.fixtures.probes import register_probe_set
 from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
@@ -68,16 +74,17 @@ def history(database: Database, rng: random.Random) -> History:
 
 @pytest.fixture
 def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
-    def build(**settings: object) -> Scheduler:
+    def build(tasks: dict[str, TaskSettings] | None = None, **settings: object) -> Scheduler:
         return Scheduler(
             database,
             outbox,
             SchedulerSettings.model_validate(settings),
-            tasks={"code", "sql"},
+            tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
             report_folder=tmp_path / "reports",
             owner="test",
             metrics=SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
+            change_jobs=PolicySettings().change_jobs,
         )
 
     return build
@@ -111,17 +118,20 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> N
 
 
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
-    scheduler = make(drift_false_alarm_jobs=50_000)
+    scheduler = make()
+    lookup = Decision(Mode.SPECULATIVE, "lookup", DRAFT, 3, Reason.FASTER, "")
+    DecisionLog(database).record_change("code", TARGET, "cpu", "greedy", 1, lookup, "w")
     start = NOW - 6 * DAY
     fallen = history.traffic("code", 0.85, 200, start, 5 * MINUTE)
     assert scheduler.run_once(fallen).num_events_open == 0
     lower = history.traffic("code", 0.55, 60, fallen, 5 * MINUTE)
     found = scheduler.run_once(lower)
     assert (found.num_events_opened, found.num_events_open) == (1, 1)
-    (event,) = DriftStore(database).open_events()
+    (event,) = DriftEventStore(database).open_events()
     assert event.subject.task == "code"
-    assert event.cause == "unexplained"
-    assert "fell from 8" in event.verdict
+    assert event.cause == "too_little_evidence", "the task has no probe set"
+    assert "fell from 8" in event.content.verdict
+    assert "alphaloop probes add" in event.content.action
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
     recovered = history.traffic("code", 0.85, 120, lower + 2 * MINUTE, 5 * MINUTE)
@@ -130,9 +140,11 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     with database.begin() as connection:
         (row,) = connection.execute(select(drift_events)).all()
     assert row.closed_at == recovered
+    assert "steady again" in row.closed_because
     traffic = row.evidence["traffic"]
-    assert 0 < traffic["statistic"] <= traffic["threshold"]
     assert traffic["accepts_after"] / traffic["trials_after"] < 0.7
+    assert row.lost_tokens_per_s > 0, "expected, by what was accepted then and now"
+    assert [state.state for state in DriftEventStore(database).history(row.id)] == ["opened", "closed"]
 
 
 def prompts(num: int) -> list[dict[str, object]]:
@@ -164,8 +176,8 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(6), NOW - 5 * DAY)
-    ProbeStore(database).register("unheard_of", prompts(2), NOW - 5 * DAY)
+    register_probe_set(database, "code", prompts(6), NOW - 5 * DAY)
+    register_probe_set(database, "unheard_of", prompts(2), NOW - 5 * DAY)
     scheduler = make(probe_prompts=3)
     start = NOW - 3 * DAY
     first = scheduler.run_once(start)
@@ -194,7 +206,7 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
 def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     for task in ("code", "sql"):
-        ProbeStore(database).register(task, prompts(4), NOW - DAY)
+        register_probe_set(database, task, prompts(4), NOW - DAY)
     # A task costs 4 probes and 4 controls at 5 s each before anything was timed.
     summary = make(probe_min_device_s=40.0).run_once(NOW)
     assert summary.num_probes_sent == 8
@@ -204,12 +216,49 @@ def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
     assert [line["task"] for line in stored.content["probes"]] == ["code"]
 
 
+def test_a_new_target_and_an_alarm_are_measured_at_once(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    drafts = DraftRegistry(database)
+    drafts.register("lookup", DRAFT, TARGET)
+    register_probe_set(database, "code", prompts(3), NOW - 5 * DAY)
+    start = datetime.now(UTC)
+    scheduler = make()
+    run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
+    assert scheduler.run_once(start + HOUR).num_probes_sent == 0, "fresh"
+    drafts.register("lookup", DRAFT, "target-2")
+    with database.begin() as connection:
+        connection.execute(update(draft_revisions).values(registered_at=start + 2 * HOUR))
+    run_and_decode_probes(scheduler, database, history, outbox, start + 3 * HOUR, 0.8)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    (line,) = stored.content["probes"]
+    assert (line["why"], line["num_probes"]) == ("new", 3)
+    subject = DriftSubject("code", "lookup", DRAFT, "target-2")
+    opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
+    DriftEventStore(database).write([opened], start + 4 * HOUR)
+    planner = ProbePlanner(database, SchedulerSettings(), {"code": TaskSettings()}, PolicySettings().change_jobs)
+    (due,) = planner.plan(planner.sets(), start + 5 * HOUR).chosen
+    assert (due.task, due.drafter, due.why) == ("code", "lookup", Why.ALARM)
+
+
+def test_a_task_may_be_probed_more_often(make: Make, database: Database, history: History, outbox: Outbox) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    for task in ("code", "sql"):
+        register_probe_set(database, task, prompts(2), NOW - 5 * DAY)
+    scheduler = make({"code": TaskSettings(probe_max_age_s=7200.0), "sql": TaskSettings()})
+    run_and_decode_probes(scheduler, database, history, outbox, NOW - DAY, 0.8)
+    outbox.sent.clear()
+    scheduler.run_once(NOW - DAY + 3 * HOUR)
+    assert {topic for topic, _, _ in outbox.sent if topic.startswith("jobs.")} == {"jobs.code"}
+
+
 def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     drafts = DraftRegistry(database)
     drafts.register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(8), NOW - 10 * DAY)
+    register_probe_set(database, "code", prompts(8), NOW - 10 * DAY)
     scheduler = make(probe_prompts=8, probe_min_device_s=1000.0)
     start = NOW - 4 * DAY
     run_and_decode_probes(scheduler, database, history, outbox, start, 0.9)
@@ -217,9 +266,9 @@ def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
     run_and_decode_probes(scheduler, database, history, outbox, start + 25 * HOUR, 0.5, target="target-2")
     found = scheduler.run_once(start + 26 * HOUR)
     assert (found.num_events_opened, found.num_status_changes) == (1, 1)
-    (event,) = DriftStore(database).open_events()
-    assert event.cause == "draft_stale"
-    assert "target model changed" in event.verdict
+    (event,) = DriftEventStore(database).open_events()
+    assert (event.cause, event.state) == ("draft_stale", EventState.OPENED)
+    assert "target model changed" in event.content.verdict
     assert drafts.stale("target-2") == {("lookup", DRAFT)}
     assert "lookup is stale" in found.headline
     assert drafts.stale(TARGET) == set(), "with the old target it was fine"
@@ -236,7 +285,7 @@ def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(6), NOW - 10 * DAY)
+    register_probe_set(database, "code", prompts(6), NOW - 10 * DAY)
     scheduler = make(probe_prompts=6, probe_min_device_s=1000.0)
     start = NOW - 4 * DAY
     run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
@@ -244,9 +293,9 @@ def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
     lower = history.traffic("code", 0.5, 80, fallen, 5 * MINUTE)
     run_and_decode_probes(scheduler, database, history, outbox, max(lower, start + 25 * HOUR), 0.8)
     scheduler.run_once(max(lower, start + 25 * HOUR) + HOUR)
-    (event,) = DriftStore(database).open_events()
+    (event,) = DriftEventStore(database).open_events()
     assert event.cause == "traffic_changed"
-    assert "steady" in event.verdict
+    assert "steady" in event.content.verdict
     assert not DraftRegistry(database).stale(TARGET)
 
 
@@ -278,7 +327,7 @@ def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
 
 def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Outbox) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(2), NOW - 5 * DAY)
+    register_probe_set(database, "code", prompts(2), NOW - 5 * DAY)
     scheduler = make()
     outbox.refuses = True
     with pytest.raises(DeliveryFailed):
