@@ -71,7 +71,7 @@ class DriftMemoryStore:
             num_jobs, first = connection.execute(query).one()
         if not num_jobs:
             return 0.0
-        return float(num_jobs * (month / min(month, max(now - first, _DAY))))
+        return float(num_jobs) * float(month / min(month, max(now - first, _DAY)))
 
     def page(self, task: str, after: Position, until: datetime, limit: int) -> list[WatchedJob]:
         """The oldest `limit` drafted jobs of traffic behind `after`, decoded until `until`, in their order."""
@@ -143,7 +143,7 @@ def _move(connection: Connection, task: str, read_from: Position | None, to: Pos
     columns = drift_positions.c
     if read_from is None:
         made = upsert(drift_positions).values(task=task, **asdict(to)).on_conflict_do_nothing()
-        return connection.execute(made).rowcount == 1
+        return connection.execute(made.returning(columns.task)).first() is not None
     moved = (
         update(drift_positions)
         .where(
@@ -151,7 +151,7 @@ def _move(connection: Connection, task: str, read_from: Position | None, to: Pos
         )
         .values(**asdict(to))
     )
-    return connection.execute(moved).rowcount == 1
+    return connection.execute(moved.returning(columns.task)).first() is not None
 
 
 def _position(connection: Connection, task: str) -> Position | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +38,7 @@ def ours(fold: Callable[..., None]) -> Contestant:
         memory, rules = empty_memory(), Rules(thresholds(run_length), REFERENCE_JOBS, MARGIN)
         found: list[int] = []
         for begin in range(0, len(jobs.tokens), CHUNK_JOBS):
-            fold(memory, rules, Jobs(*(part[begin : begin + CHUNK_JOBS] for part in jobs)))
+            fold(memory, rules, Jobs._make(part[begin : begin + CHUNK_JOBS] for part in jobs))
             if memory.clock[NUM_ALARMS] > len(found):
                 found.append(round(memory.alarm[RAISED_AT] * JOBS_A_DAY / DAY_S))
         return found
@@ -56,7 +57,7 @@ def rivals() -> list[Contestant]:
             found.append(
                 _fed(
                     f"Page-Hinkley δ={delta}",
-                    lambda parameter, delta=delta: drift.PageHinkley(delta=delta, threshold=parameter),
+                    partial(_page_hinkley, delta),
                     [size / block for size in (4.0, 8.0, 16.0, 32.0, 64.0)],
                     block,
                     40,
@@ -75,6 +76,10 @@ def rivals() -> list[Contestant]:
             _fed("HDDM_W", _hddm_w, confidences, block, 16),
         ]
     return [*found, _fed("KSWIN", _kswin, [10.0**-power for power in (3, 4, 5, 6)], 8, 8)]
+
+
+def _page_hinkley(delta: float, threshold: float) -> Any:
+    return drift.PageHinkley(delta=delta, threshold=threshold)
 
 
 def _adwin(delta: float) -> Any:

@@ -123,12 +123,12 @@ def rebase(memory: Memory, at: float) -> None:
     """Make the running period the reference, and watch."""
     clear(memory.reference)
     merge(memory.reference, memory.current)
+    clear(memory.pending)
     resume(memory, at)
 
 
 def resume(memory: Memory, at: float) -> None:
     """Watch from here on, with new windows."""
-    clear(memory.pending)
     clear(memory.current)
     forget_blocks(memory)
     settle(memory)
@@ -198,7 +198,9 @@ def judge(memory: Memory, rules: Rules, at: float) -> None:
         if abs(change) > 2 * math.sqrt(error**2 + doubt**2):
             rebase(memory, at)
         else:
-            merge(memory.reference, memory.current)
+            # It is the evidence of steadiness, and joins the reference as every period does.
+            clear(memory.pending)
+            merge(memory.pending, memory.current)
             resume(memory, at)
     elif abs(change) - CLOSING * error > rules.margin or is_fine(memory, rules):
         merge(memory.pending, memory.current)

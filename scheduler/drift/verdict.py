@@ -78,7 +78,7 @@ def _overall(subject: DriftSubject, memory: Memory, later: Tally, margin: float)
     difference = None
     if later.first[JOBS] >= LEAST_JOBS:
         error = math.hypot(standard_error(memory, later), reference_error(memory, later))
-        difference = Difference(later.first[RESIDUALS] / later.first[TRIALS], error)
+        difference = Difference(float(later.first[RESIDUALS] / later.first[TRIALS]), error)
     before = memory.reference.first if memory.clock[PHASE] != LEARNING else memory.current.first
     state = State.TOO_LITTLE
     if memory.clock[PHASE] == ALARMED:
@@ -94,7 +94,7 @@ def _segment(subject: DriftSubject, name: str, memory: Memory, later: Tally, row
     difference = None
     if min(before[0], after[0]) >= LEAST_JOBS and later.first[SQUARES]:
         difference = Difference(
-            after[2] / after[1] - before[2] / before[1],
+            float(after[2] / after[1] - before[2] / before[1]),
             math.hypot(_mean_error(memory, later, after), _mean_error(memory, later, before)),
         )
     state = State.TOO_LITTLE

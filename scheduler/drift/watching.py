@@ -10,6 +10,7 @@ from typing import Final
 from alphaloop.measurements import DriftSubject, Stream, WatchedJob
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.drift_memory import DriftMemoryStore, Position, StoredMemory
+from scheduler.counts import subject_of
 from scheduler.drift.memory import NUM_JOBS, VERSION
 from scheduler.drift.phases import Rules
 from scheduler.drift.stream import WatchedStream
@@ -107,8 +108,3 @@ def _of_current(streams: dict[Stream, tuple[WatchedStream, datetime]], margin: f
         if subject not in clearest or rank > clearest[subject][0]:
             clearest[subject] = rank, its
     return [verdict for _, its in clearest.values() for verdict in its]
-
-
-def subject_of(stream: Stream) -> DriftSubject:
-    """The subject of a drift event about this stream."""
-    return DriftSubject(stream.task, stream.drafter, stream.draft_revision, stream.target_revision)
