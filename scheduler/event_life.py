@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from alphaloop.store.drift_events import DriftEvent, EventChange, EventContent, EventState
 from scheduler.causes.cause import Cause, Finding
@@ -55,16 +54,17 @@ def changes(
 def _match(finding: Finding, findings: Sequence[Finding], events: Sequence[DriftEvent]) -> DriftEvent | None:
     """The event that a finding is about.
 
-    One with its cause, an open one first; else an open one of the same time, whose own cause was not found again.
+    An open one with its cause, else an open one of the same time whose own cause was not found again, else one with its
+    cause that was closed not long ago.
     """
-    for event in sorted(events, key=lambda e: (e.closed_at is not None, -e.id)):
-        if event.cause == finding.cause:
-            return event
     causes = {other.cause for other in findings}
+    for event in sorted(events, key=lambda e: -e.id):
+        if event.closed_at is None and event.cause == finding.cause:
+            return event
     for event in events:
         if event.closed_at is None and event.cause not in causes and _is_same_time(event, finding):
             return event
-    return None
+    return next((e for e in sorted(events, key=lambda e: -e.id) if e.cause == finding.cause), None)
 
 
 def _is_same_time(event: DriftEvent, finding: Finding) -> bool:
@@ -76,37 +76,33 @@ def _is_same_time(event: DriftEvent, finding: Finding) -> bool:
 
 def _support(finding: Finding, event: DriftEvent | None, cost: float | None) -> EventChange:
     """A finding opens an event, or says more of one."""
+    num_jobs = finding.traffic.num_jobs_after if finding.traffic is not None else None
+    raised = _content(finding, cost, num_jobs)
     if event is None:
-        return EventChange(None, EventState.OPENED, _content(finding, cost, finding.traffic), finding.sentence)
+        return EventChange(None, EventState.OPENED, raised, finding.sentence)
     if event.closed_at is not None:
-        return EventChange(event.id, EventState.REOPENED, _content(finding, cost, finding.traffic), finding.sentence)
+        return EventChange(event.id, EventState.REOPENED, raised, finding.sentence)
     if event.cause != finding.cause:
         if finding.cause is Cause.TOO_LITTLE_EVIDENCE:  # less is known now than before
             return EventChange(event.id, None, event.content, "")
-        return EventChange(event.id, EventState.EXPLAINED, _content(finding, cost, finding.traffic), finding.sentence)
-    raised = event.content.evidence.get("num_jobs_when_raised")
-    content = _content(finding, cost, None, raised)
-    is_new = event.confirmed_at is None and _is_later(finding, event, raised)
-    return EventChange(event.id, EventState.CONFIRMED if is_new else None, content, finding.sentence)
+        return EventChange(event.id, EventState.EXPLAINED, raised, finding.sentence)
+    num_jobs_then = event.content.evidence.get("num_jobs_when_raised")
+    is_news = event.confirmed_at is None and _is_later(finding, event, num_jobs_then)
+    state = EventState.CONFIRMED if is_news else None
+    return EventChange(event.id, state, _content(finding, cost, num_jobs_then), finding.sentence)
 
 
-def _is_later(finding: Finding, event: DriftEvent, num_jobs_when_raised: int | None) -> bool:
+def _is_later(finding: Finding, event: DriftEvent, num_jobs_then: int | None) -> bool:
     """Whether probes were measured since the event was raised, or as many jobs again decoded."""
     probes = finding.left or finding.probes
     if probes is not None and probes.measured_after > event.raised_at:
         return True
-    return (
-        finding.traffic is not None
-        and num_jobs_when_raised is not None
-        and finding.traffic.num_jobs_after >= 2 * max(num_jobs_when_raised, 1)
-    )
+    if finding.traffic is None or num_jobs_then is None:
+        return False
+    return finding.traffic.num_jobs_after >= 2 * max(num_jobs_then, 1)
 
 
-def _content(
-    finding: Finding, cost: float | None, traffic_when_raised: Any, num_jobs_when_raised: int | None = None
-) -> EventContent:
-    if traffic_when_raised is not None:
-        num_jobs_when_raised = traffic_when_raised.num_jobs_after
+def _content(finding: Finding, cost: float | None, num_jobs_when_raised: int | None) -> EventContent:
     return EventContent(
         subject=finding.subject,
         cause=finding.cause.value,

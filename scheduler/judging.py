@@ -50,7 +50,7 @@ def judge(
             traffic=tuple(verdicts.get(about, ())),
             probes=history,
             elsewhere=tuple(h for (other, name), h in histories.items() if name == drafter and other != task),
-            incidents=tuple(i for i in incidents if (i.task, i.drafter) == about),
+            incidents=tuple(i for i in incidents if i.task == task and i.drafter in ("", drafter)),
             margin=margin,
         )
         found[about] = Judged(evidence, tuple(history.steps()), tuple(explain(evidence)))

@@ -21,13 +21,16 @@ from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.drift_memory import DriftMemoryStore
+from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
+from scheduler.causes.cause import Incident
 from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts
 from scheduler.drift import watch_traffic
@@ -37,6 +40,7 @@ from scheduler.housekeeping import Housekeeper
 from scheduler.judging import About, Judged, judge
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probing.sending import HEADERS, ProbeSender, Sender
+from scheduler.probing.watch import ExactnessWatch, Watched
 from scheduler.report import Report, build_report, render_page, render_text, write_report
 from scheduler.retention import MessageRetention, Retention
 
@@ -101,6 +105,8 @@ class Scheduler:
         self._switchback = SwitchbackStore(database)
         self._flagger = Flagger(database, settings)
         self._drift_memory = DriftMemoryStore(database)
+        self._incidents = IncidentStore(database)
+        self._watch = ExactnessWatch(ProbeTextStore(database), self._incidents)
         self._housekeeper = Housekeeper(
             PartitionKeeper(database),
             RollupStore(database),
@@ -117,8 +123,8 @@ class Scheduler:
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
 
-        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift, name causes
-        5. set or clear flags   6. send due probes   7. report
+        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. compare texts of probes
+        5. test for drift, name causes   6. set or clear flags   7. send due probes   8. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
         run and raised (StoreError, BrokerError, ConfigError); the next run does the remaining work.
@@ -132,9 +138,11 @@ class Scheduler:
                 self._switchback.refresh(now)
                 counts = self._read_counts(now)
                 choices = self._choices(counts)
-                flagged = self._flagger.flag(self._judge(counts), choices, now)
+                watched = self._watch.compare_new(now)
+                judged = self._judge(counts, self._incidents.open_incidents())
+                flagged = self._flagger.flag(judged, choices, now)
                 sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
-                report, page = self._report(counts, choices, sent, flagged)
+                report, page = self._report(counts, choices, sent, watched, flagged)
         except Exception as error:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
@@ -170,7 +178,7 @@ class Scheduler:
         probed_since = now - timedelta(days=self._settings.history_retention_days)
         return Counts(since, now, self._drift.streams(since, now), self._probes.results(probed_since))
 
-    def _judge(self, counts: Counts) -> dict[About, Judged]:
+    def _judge(self, counts: Counts, incidents: Sequence[OpenIncident]) -> dict[About, Judged]:
         margin = self._settings.alpha_margin
         parents = {
             (d.drafter, d.draft_revision): d.parent_revision
@@ -180,7 +188,7 @@ class Scheduler:
         return judge(
             watch_traffic(self._drift_memory, self._settings, counts.now),
             probe_histories(counts.probes, margin, parents),
-            (),
+            [Incident(i.opened_at, i.found.task, i.found.drafter, i.found.kind) for i in incidents],
             counts.in_use(),
             margin,
         )
@@ -197,13 +205,26 @@ class Scheduler:
         return found
 
     def _report(
-        self, counts: Counts, choices: dict[str, SettingInForce], sent: SentProbes, flagged: Flagged
+        self,
+        counts: Counts,
+        choices: dict[str, SettingInForce],
+        sent: SentProbes,
+        watched: Watched,
+        flagged: Flagged,
     ) -> tuple[Report, Path]:
         """Write the report to Postgres, to the folder and to the topic."""
         drafts: Sequence[DraftRevision] = self._drafts.all()
-        events = self._flagger.open_events()
-        measured = self._switchback.shown(counts.now)
-        report = build_report(counts, choices, drafts, events, sent, measured, flagged)
+        report = build_report(
+            counts,
+            choices,
+            drafts,
+            self._flagger.open_events(),
+            sent,
+            self._switchback.shown(counts.now),
+            self._incidents.open_incidents(),
+            watched,
+            flagged,
+        )
         text, html = render_text(report), render_page(report)
         self._reports.save(
             StoredReport(

@@ -6,6 +6,7 @@ from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.drift import drift_event_states, drift_events
 from alphaloop.tables.drift_memory import drift_memories, drift_positions
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
+from alphaloop.tables.exactness import incidents, probe_texts
 from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import (
@@ -40,6 +41,7 @@ __all__ = [
     "drift_positions",
     "evidence_rows",
     "exploration_budgets",
+    "incidents",
     "jobs",
     "leader_leases",
     "leader_terms",
@@ -49,6 +51,7 @@ __all__ = [
     "probe_prompts",
     "probe_runs",
     "probe_sets",
+    "probe_texts",
     "redrives",
     "reports",
     "schedule_runs",

@@ -28,8 +28,9 @@ WITHOUT: Final = [kind for kind, (expected, _) in KINDS.items() if not expected]
 def main() -> None:
     """Draw, name, count."""
     options = _options()
-    drawn = scenarios(WITH_CAUSE, -(-options.scenarios // len(WITH_CAUSE)))[: options.scenarios]
-    caused, quiet = outcomes(drawn), outcomes(scenarios(WITHOUT, options.quiet // len(WITHOUT)))
+    drawn = scenarios(WITH_CAUSE, -(-options.scenarios // len(WITH_CAUSE)), options.first)[: options.scenarios]
+    caused = outcomes(drawn)
+    quiet = outcomes(scenarios(WITHOUT, options.quiet // len(WITHOUT), options.first))
     show(caused)
     num_right = sum(number for (_, expected, found), number in caused.items() if expected == found)
     num_false = sum(number for (_, expected, found), number in quiet.items() if expected != found)
@@ -40,6 +41,7 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "first_seed": options.first,
                 "num_scenarios": total,
                 "num_right": num_right,
                 "share_right": round(num_right / total, 4),
@@ -96,6 +98,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", type=int, default=500, help="histories with a cause")
     parser.add_argument("--quiet", type=int, default=100, help="histories in which nothing is wrong")
+    parser.add_argument(
+        "--first", type=int, default=3000, help="number of the first seed; those below 2017 were looked at"
+    )
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Histories of two weeks with a known cause, drawn anew for every seed: the faults that a review has found, and more.
+"""Which histories are played, and the cause that is true of each.
 
 "Too little evidence" is the truth only where no reader of the evidence could know better: no probes after the change,
 no probe set, no shared prompt, two changes at once, or four prompts that disagree.
@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from alphaloop.measurements import DriftSubject, ProbeResult
-from benchmarks.cause.world import DRAFTER, MARGIN, Level, Segment, World, at, traffic
-from scheduler.causes.cause import Cause, Incident
+from benchmarks.cause import histories
+from benchmarks.cause.histories import Draw
+from scheduler.causes.cause import Cause
 from scheduler.causes.naming import Evidence
-from scheduler.causes.probe_history import ProbeHistory
-from scheduler.verdicts import Setup, TrafficVerdict
-
-FIRST: Final = Setup("target-1", "draft-1", "engine-1")
-_DAYS: Final = range(13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +26,9 @@ class Scenario:
     evidence: Evidence
 
 
-@dataclass(slots=True)
-class Draw:
-    """What one seed chooses: sizes, days and levels."""
-
-    rng: random.Random
-    seed: str
-
-    def world(self, task: str = "code") -> World:
-        """A task at a level between .6 and .85."""
-        return World(self.seed, task, levels=[Level(0.0, round(self.rng.uniform(0.6, 0.85), 3))])
-
-    def prompts(self) -> list[int]:
-        """A probe set of 16 to 40 prompts."""
-        return list(range(self.rng.choice((16, 24, 32, 40))))
-
-    def fall(self) -> float:
-        """A fall that matters."""
-        return self.rng.uniform(0.15, 0.35)
-
-    def moved(self, world: World, before: float, after: float, day: float, seen: float) -> tuple[TrafficVerdict, ...]:
-        """Traffic of one segment that moves."""
-        return traffic(self.rng, world, [Segment("", before, after, 300, self.rng.randrange(80, 200))], day, seen)
-
-
-def scenarios(kinds: Sequence[str], per_kind: int) -> list[Scenario]:
-    """`per_kind` draws of each kind; the same every time."""
-    return [make(kind, number) for number in range(per_kind) for kind in kinds]
+def scenarios(kinds: Sequence[str], per_kind: int, first: int = 0) -> list[Scenario]:
+    """`per_kind` draws of each kind, numbered from `first`; the same every time."""
+    return [make(kind, first + number) for number in range(per_kind) for kind in kinds]
 
 
 def make(kind: str, number: int) -> Scenario:
@@ -65,267 +36,6 @@ def make(kind: str, number: int) -> Scenario:
     expected, build = KINDS[kind]
     seed = f"{kind} {number}"
     return Scenario(kind, frozenset(expected), build(Draw(random.Random(seed), seed)))
-
-
-def _evidence(
-    world: World,
-    results: Sequence[ProbeResult],
-    verdicts: tuple[TrafficVerdict, ...] = (),
-    *,
-    elsewhere: Sequence[tuple[World, Sequence[ProbeResult]]] = (),
-    incidents: tuple[Incident, ...] = (),
-    parents: dict[str, str] | None = None,
-) -> Evidence:
-    setup = world.setup(99)
-    return Evidence(
-        DriftSubject(world.task, DRAFTER, setup.draft_revision, setup.target_revision),
-        verdicts,
-        ProbeHistory.of(world.task, DRAFTER, results, MARGIN, parents or {}),
-        tuple(ProbeHistory.of(other.task, DRAFTER, found, MARGIN, {}) for other, found in elsewhere),
-        incidents,
-        MARGIN,
-    )
-
-
-def _nothing(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level, level, 8, 9))
-
-
-def _harmless_changes(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.setups += [(3.5, replace(FIRST, target_revision="target-2"))]
-    world.setups += [(7.5, Setup("target-2", "draft-1", "engine-2"))]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()))
-
-
-def _other_jobs(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    return _evidence(
-        world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level, level - draw.fall(), 8.3, 9.5)
-    )
-
-
-def _easier_jobs(draw: Draw) -> Evidence:
-    world = draw.world()
-    verdicts = draw.moved(world, 0.55, 0.55 + draw.fall(), 8.3, 9.5)
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), verdicts)
-
-
-def _other_jobs_of_a_segment(draw: Draw) -> Evidence:
-    world = draw.world()
-    segments = [Segment("a", 0.7, 0.7, 200, 150), Segment("b", 0.75, 0.75 - draw.fall(), 200, 150)]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), traffic(draw.rng, world, segments, 8.3, 9.5))
-
-
-def _other_jobs_after_a_fault_that_healed(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    world.levels += [Level(2.5, level - draw.fall()), Level(5.5, level)]
-    return _evidence(
-        world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level, level - draw.fall(), 8.3, 9.5)
-    )
-
-
-def _other_mix(draw: Draw) -> Evidence:
-    world = draw.world()
-    segments = [Segment("hard", 0.5, 0.5, 80, 260), Segment("easy", 0.85, 0.85, 320, 120)]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), traffic(draw.rng, world, segments, 8.3, 9.5))
-
-
-def _other_mix_of_thin_segments(draw: Draw) -> Evidence:
-    world = draw.world()
-    segments = [Segment(f"hard-{i}", 0.5, 0.5, 20, 60) for i in range(5)]
-    segments += [Segment(f"easy-{i}", 0.85, 0.85, 80, 25) for i in range(5)]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), traffic(draw.rng, world, segments, 8.3, 9.5))
-
-
-def _simpson_mix(draw: Draw) -> Evidence:
-    """The mean falls while every segment rises a little."""
-    world = draw.world()
-    segments = [Segment("hard", 0.45, 0.47, 80, 300), Segment("easy", 0.85, 0.87, 320, 150)]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), traffic(draw.rng, world, segments, 8.3, 9.5))
-
-
-def _simpson_fault(draw: Draw) -> Evidence:
-    """Every segment falls while the mean stays, because easy jobs come instead of hard ones; so do the probes."""
-    world = draw.world()
-    world.levels += [Level(8.3, world.alpha(0) - 0.2)]
-    segments = [Segment("hard", 0.5, 0.3, 320, 150), Segment("easy", 0.85, 0.63, 80, 320)]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), traffic(draw.rng, world, segments, 8.3, 9.5))
-
-
-def _simpson_jobs(draw: Draw) -> Evidence:
-    """The same with steady probes."""
-    world = draw.world()
-    segments = [Segment("hard", 0.5, 0.3, 320, 150), Segment("easy", 0.85, 0.63, 80, 320)]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), traffic(draw.rng, world, segments, 8.3, 9.5))
-
-
-def _new_target(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(5.5, world.alpha(0) - draw.fall())]
-    world.setups += [(5.5, replace(FIRST, target_revision="target-2"))]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()))
-
-
-def _new_target_and_registered_again(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(5.5, world.alpha(0) - draw.fall())]
-    world.setups += [(5.5, replace(FIRST, target_revision="target-2"))]
-    first = world.probes(range(8), range(24), "set-1")
-    return _evidence(world, first + world.probes(range(8, 13), range(6, 30), "set-2"))
-
-
-def _registered_again_with_the_target(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(5.5, world.alpha(0) - draw.fall())]
-    world.setups += [(5.5, replace(FIRST, target_revision="target-2"))]
-    first = world.probes(range(6), range(32), "set-1")
-    return _evidence(world, first + world.probes(range(6, 13), range(8, 40), "set-2"))
-
-
-def _new_target_and_a_later_fault(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    world.levels += [Level(3.5, level - 0.2), Level(9.5, level - 0.42)]
-    world.setups += [(3.5, replace(FIRST, target_revision="target-2"))]
-    return _evidence(
-        world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level - 0.2, level - 0.42, 9.5, 10.5)
-    )
-
-
-def _worse_draft(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(6.5, world.alpha(0) - draw.fall())]
-    world.setups += [(6.5, replace(FIRST, draft_revision="draft-2"))]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), parents={"draft-2": "draft-1"})
-
-
-def _worse_draft_and_registered_again(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(6.5, world.alpha(0) - draw.fall())]
-    world.setups += [(6.5, replace(FIRST, draft_revision="draft-2"))]
-    return _evidence(world, world.probes(range(7), range(32)) + world.probes(range(7, 13), range(8, 40), "set-2"))
-
-
-def _worse_draft_after_a_harmless_target(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(8.5, world.alpha(0) - draw.fall())]
-    world.setups += [(3.5, replace(FIRST, target_revision="target-2")), (8.5, Setup("target-2", "draft-2", "engine-1"))]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), parents={"draft-2": "draft-1"})
-
-
-def _new_engine(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(6.5, world.alpha(0) - draw.fall())]
-    world.setups += [(6.5, replace(FIRST, engine="engine-2"))]
-    level = world.alpha(0)
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level, world.alpha(9), 6.5, 7.5))
-
-
-def _new_dtype(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(6.5, world.alpha(0) - draw.rng.uniform(0.1, 0.15))]
-    world.setups += [(6.5, replace(FIRST, engine="engine-1-float16"))]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()))
-
-
-def _fault(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    world.levels += [Level(8.5, level - draw.fall())]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level, world.alpha(9), 8.5, 9.5))
-
-
-def _small_fault(draw: Draw) -> Evidence:
-    """The review's fall of .088, which was told as steady."""
-    world = draw.world()
-    level = world.alpha(0)
-    world.levels += [Level(8.5, level - 0.088)]
-    return _evidence(world, world.probes(_DAYS, range(40)), draw.moved(world, level, level - 0.088, 8.5, 9.5))
-
-
-def _harmless_target_and_a_later_fault(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    world.setups += [(3.0, replace(FIRST, target_revision="target-2"))]
-    world.levels += [Level(8.9, level - draw.fall())]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level, world.alpha(9), 8.9, 9.9))
-
-
-def _slow_fault(draw: Draw) -> Evidence:
-    world = draw.world()
-    level, fall = world.alpha(0), draw.fall()
-    world.levels += [Level(5 + step * 0.5, level - fall * step / 10) for step in range(1, 11)]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()), draw.moved(world, level, level - fall, 8.5, 9.5))
-
-
-def _fault_after_the_last_probe_and_one_at_once(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    world.levels += [Level(9.3, level - draw.fall())]
-    results = world.probes([*range(10), 9.8], draw.prompts())
-    return _evidence(world, results, draw.moved(world, level, world.alpha(9.5), 9.3, 9.7))
-
-
-def _fault_and_registered_again(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(6.5, world.alpha(0) - draw.fall())]
-    return _evidence(world, world.probes(range(9), range(32)) + world.probes(range(9, 13), range(8, 40), "set-2"))
-
-
-def _fault_seen_as_an_incident(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    verdicts = draw.moved(world, level, level - draw.fall(), 9.3, 9.8)
-    seen = (Incident(at(9.6), "code", DRAFTER, "text_differs"),)
-    return _evidence(world, world.probes(range(10), draw.prompts()), verdicts, incidents=seen)
-
-
-def _fault_seen_in_other_tasks(draw: Draw) -> Evidence:
-    world, other = draw.world(), draw.world("chat")
-    level, fall = world.alpha(0), draw.fall()
-    other.levels += [Level(8.5, other.alpha(0) - fall)]
-    verdicts = draw.moved(world, level, level - fall, 8.5, 9.5)
-    return _evidence(world, [], verdicts, elsewhere=[(other, other.probes(_DAYS, draw.prompts()))])
-
-
-def _change_after_the_last_probe(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    return _evidence(
-        world, world.probes(range(10), draw.prompts()), draw.moved(world, level, level - draw.fall(), 9.4, 9.9)
-    )
-
-
-def _no_probe_set(draw: Draw) -> Evidence:
-    world, other = draw.world(), draw.world("chat")
-    level = world.alpha(0)
-    verdicts = draw.moved(world, level, level - draw.fall(), 8.5, 9.5)
-    return _evidence(world, [], verdicts, elsewhere=[(other, other.probes(_DAYS, draw.prompts()))])
-
-
-def _four_prompts_that_disagree(draw: Draw) -> Evidence:
-    """.80 then, .59 now, over four prompts of which one has lost nearly everything."""
-    world = World(draw.seed, levels=[Level(0.0, 0.8), Level(8.5, 0.7999)], dips={0: 0.7, 1: 0.1})
-    return _evidence(world, world.probes(_DAYS, range(4)), draw.moved(world, 0.8, 0.8 - draw.fall(), 8.5, 9.5))
-
-
-def _target_and_engine_at_once(draw: Draw) -> Evidence:
-    world = draw.world()
-    world.levels += [Level(6.5, world.alpha(0) - draw.fall())]
-    world.setups += [(6.5, Setup("target-2", "draft-1", "engine-2"))]
-    return _evidence(world, world.probes(_DAYS, draw.prompts()))
-
-
-def _no_shared_prompt(draw: Draw) -> Evidence:
-    world = draw.world()
-    level = world.alpha(0)
-    results = world.probes(range(9), range(16)) + world.probes(range(9, 13), range(16, 32), "set-2")
-    return _evidence(world, results, draw.moved(world, level, level - draw.fall(), 8.5, 9.5))
 
 
 _JOBS, _MIX, _STALE, _BAD = (
@@ -338,37 +48,37 @@ _SETUP, _FAULT, _THIN = (Cause.SETUP_CHANGED,), (Cause.FAULT,), (Cause.TOO_LITTL
 Kind = tuple[tuple[Cause, ...], Callable[[Draw], Evidence]]
 #: By name; the kinds without a cause are the last ones.
 KINDS: Final[dict[str, Kind]] = {
-    "other jobs": (_JOBS, _other_jobs),
-    "easier jobs": (_JOBS, _easier_jobs),
-    "other jobs of a segment": (_JOBS, _other_jobs_of_a_segment),
-    "other jobs after a fault that healed": (_JOBS, _other_jobs_after_a_fault_that_healed),
-    "Simpson: every segment's jobs are harder": (_JOBS, _simpson_jobs),
-    "other mix": (_MIX, _other_mix),
-    "other mix of thin segments": (_MIX, _other_mix_of_thin_segments),
-    "Simpson: every segment rises": (_MIX, _simpson_mix),
-    "new target": (_STALE, _new_target),
-    "new target, probe set registered again": (_STALE, _new_target_and_registered_again),
-    "new target and probe set at once": (_STALE, _registered_again_with_the_target),
-    "new target, and a fault later": ((*_STALE, *_FAULT), _new_target_and_a_later_fault),
-    "worse draft": (_BAD, _worse_draft),
-    "worse draft and probe set at once": (_BAD, _worse_draft_and_registered_again),
-    "worse draft after a harmless target": (_BAD, _worse_draft_after_a_harmless_target),
-    "new engine": (_SETUP, _new_engine),
-    "new dtype": (_SETUP, _new_dtype),
-    "fault": (_FAULT, _fault),
-    "fault of .088": (_FAULT, _small_fault),
-    "fault after a harmless target": (_FAULT, _harmless_target_and_a_later_fault),
-    "fault that grows": (_FAULT, _slow_fault),
-    "fault after the last probe, then a probe": (_FAULT, _fault_after_the_last_probe_and_one_at_once),
-    "fault, probe set registered again": (_FAULT, _fault_and_registered_again),
-    "fault seen as an incident": (_FAULT, _fault_seen_as_an_incident),
-    "fault seen in other tasks": (_FAULT, _fault_seen_in_other_tasks),
-    "Simpson: every segment falls, and the probes": (_FAULT, _simpson_fault),
-    "change after the last probe": (_THIN, _change_after_the_last_probe),
-    "no probe set": (_THIN, _no_probe_set),
-    "four prompts that disagree": (_THIN, _four_prompts_that_disagree),
-    "target and engine at once": (_THIN, _target_and_engine_at_once),
-    "no shared prompt": (_THIN, _no_shared_prompt),
-    "nothing": ((), _nothing),
-    "harmless changes": ((), _harmless_changes),
+    "other jobs": (_JOBS, histories.other_jobs),
+    "easier jobs": (_JOBS, histories.easier_jobs),
+    "other jobs of a segment": (_JOBS, histories.other_jobs_of_a_segment),
+    "other jobs after a fault that healed": (_JOBS, histories.other_jobs_after_a_fault_that_healed),
+    "Simpson: every segment's jobs are harder": (_JOBS, histories.simpson_jobs),
+    "other mix": (_MIX, histories.other_mix),
+    "other mix of thin segments": (_MIX, histories.other_mix_of_thin_segments),
+    "Simpson: every segment rises": (_MIX, histories.simpson_mix),
+    "new target": (_STALE, histories.new_target),
+    "new target, probe set registered again": (_STALE, histories.new_target_and_registered_again),
+    "new target and probe set at once": (_STALE, histories.registered_again_with_the_target),
+    "new target, and a fault later": ((*_STALE, *_FAULT), histories.new_target_and_a_later_fault),
+    "worse draft": (_BAD, histories.worse_draft),
+    "worse draft and probe set at once": (_BAD, histories.worse_draft_and_registered_again),
+    "worse draft after a harmless target": (_BAD, histories.worse_draft_after_a_harmless_target),
+    "new engine": (_SETUP, histories.new_engine),
+    "new dtype": (_SETUP, histories.new_dtype),
+    "fault": (_FAULT, histories.fault),
+    "fault of .088": (_FAULT, histories.small_fault),
+    "fault after a harmless target": (_FAULT, histories.harmless_target_and_a_later_fault),
+    "fault that grows": (_FAULT, histories.slow_fault),
+    "fault after the last probe, then a probe": (_FAULT, histories.fault_after_the_last_probe_and_one_at_once),
+    "fault, probe set registered again": (_FAULT, histories.fault_and_registered_again),
+    "fault seen as an incident": (_FAULT, histories.fault_seen_as_an_incident),
+    "fault seen in other tasks": (_FAULT, histories.fault_seen_in_other_tasks),
+    "Simpson: every segment falls, and the probes": (_FAULT, histories.simpson_fault),
+    "change after the last probe": (_THIN, histories.change_after_the_last_probe),
+    "no probe set": (_THIN, histories.no_probe_set),
+    "four prompts that disagree": (_THIN, histories.four_prompts_that_disagree),
+    "target and engine at once": (_THIN, histories.target_and_engine_at_once),
+    "no shared prompt": (_THIN, histories.no_shared_prompt),
+    "nothing": ((), histories.nothing),
+    "harmless changes": ((), histories.harmless_changes),
 }

@@ -58,6 +58,8 @@ TABLES = (
     "probe_sets",
     "probe_prompts",
     "probe_runs",
+    "probe_texts",
+    "incidents",
     "drift_events",
     "drift_event_states",
     "drift_memories",
@@ -90,6 +92,7 @@ def upgrade() -> None:
     create_choices()
     run_script("0001_measuring.sql")
     run_script("0001_drift_memory.sql")
+    run_script("0001_exactness.sql")
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")
     run_script("0001_running.sql")

@@ -43,5 +43,5 @@ class Incident:
 
     at: datetime
     task: str
-    drafter: str
+    drafter: str  #: empty where vanilla decoding was wrong
     kind: str

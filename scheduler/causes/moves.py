@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from alphaloop.acceptance import Z95, Interval
+from scheduler.causes.comparing import state_of
 from scheduler.verdicts import State, TrafficVerdict
 
 _MOVED = (State.FELL, State.ROSE)
@@ -25,7 +26,7 @@ class Move:
     state: State  #: FELL or ROSE
     changed_after: datetime
     changed_before: datetime
-    is_mix: bool  #: no segment moved, their shares did
+    mix: Interval | None  #: what happened inside segments, where it is the mix that moved
     is_hidden: bool  #: all segments together do not show it
     segments: tuple[TrafficVerdict, ...]  #: that moved this way, the clearest first
 
@@ -43,8 +44,9 @@ def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
     against = by_state[State.ROSE if overall.state is State.FELL else State.FELL]
     if _is_most(against, segments):
         return _hidden(against)
-    if _is_mix(overall, segments, margin):
-        return _move(overall, overall.state, is_mix=True)
+    within = within_change(segments) if len(segments) > 1 else None
+    if _is_mix(overall, within, margin):
+        return _move(overall, overall.state, mix=within)
     return _move(overall, overall.state, by_state[overall.state])
 
 
@@ -67,18 +69,19 @@ def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
     return Interval(mean, mean - half, mean + half) if total else None
 
 
-def _is_mix(overall: TrafficVerdict, segments: Sequence[TrafficVerdict], margin: float) -> bool:
-    """Whether it is shown that the move did not happen inside segments.
+def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> bool:
+    """Whether the shares of the segments explain the move.
 
-    What happened inside them all together is less than the margin, and less than half of the whole. Thin segments, of
-    which none alone could be shown to be steady, are enough for this.
+    It is excluded that all of it happened inside segments, by the best estimate less than half of it did, and it is not
+    shown that any did. Thin segments, of which none alone could be shown to be steady, are enough for this.
     """
-    within = within_change(segments) if len(segments) > 1 else None
     if within is None or overall.change is None:
         return False
-    least = within.low if overall.state is State.FELL else -within.high
-    share = within.mean / overall.change.mean if overall.change.mean else 1.0
-    return least >= -margin and share < 0.5
+    sign = -1 if overall.state is State.FELL else 1
+    whole = sign * overall.change.mean
+    most = max(sign * within.low, sign * within.high)
+    is_small = most < whole and sign * within.mean < whole / 2
+    return is_small and state_of(within, margin) is not overall.state
 
 
 def _is_most(moved: Sequence[TrafficVerdict], segments: Sequence[TrafficVerdict]) -> bool:
@@ -101,7 +104,7 @@ def _move(
     state: State,
     segments: Sequence[TrafficVerdict] = (),
     *,
-    is_mix: bool = False,
+    mix: Interval | None = None,
     is_hidden: bool = False,
 ) -> Move | None:
     """The move, or None where no verdict says when it was."""
@@ -114,4 +117,4 @@ def _move(
         return None
     first, last = min(after for after, _ in timed), max(before for _, before in timed)
     clearest = tuple(sorted(segments, key=_size, reverse=True))
-    return Move(told, state, first, last, is_mix, is_hidden, clearest)
+    return Move(told, state, first, last, mix, is_hidden, clearest)

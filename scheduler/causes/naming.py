@@ -78,15 +78,15 @@ def _explains(finding: Finding, move: Move, own: ProbeVerdict | None) -> bool:
 
     They are if the probes had not fallen wholly before, or if they may have fallen further across that time.
     """
-    if move.state is not State.FELL or move.is_mix or finding.began_before is None:
+    if move.state is not State.FELL or move.mix is not None or finding.began_before is None:
         return False
     return finding.began_before >= move.changed_after or (own is not None and own.state is State.TOO_LITTLE)
 
 
 def _from_traffic(move: Move, own: ProbeVerdict | None, evidence: Evidence) -> list[Finding]:
     """What traffic alone has shown, judged by `own`: its probes on both sides of the change."""
-    if move.is_mix:
-        return [_finding(move, Cause.MIX_SHIFT, wording.mix_shift(move), wording.MIX_ACTION, evidence)]
+    if move.mix is not None:
+        return [_finding(move, Cause.MIX_SHIFT, wording.mix_shift(move, move.mix), wording.MIX_ACTION, evidence)]
     seen = [incident for incident in evidence.incidents if incident.at >= move.changed_after]
     if seen:
         return [_finding(move, Cause.FAULT, wording.incident(move, seen), wording.FAULT_ACTION, evidence, own)]

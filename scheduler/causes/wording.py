@@ -18,7 +18,7 @@ JOBS_ACTION: Final = (
     "Nothing is broken, and decisions adapt. Ask the senders what changed. If the change stays, train a draft on the "
     "new jobs or try another drafter."
 )
-MIX_ACTION: Final = "Nothing is broken, and decisions adapt. No segment has become worse."
+MIX_ACTION: Final = "Nothing is broken, and decisions adapt: other segments send more of the jobs than before."
 FAULT_ACTION: Final = (
     "Look at the engine: restart one worker and probe again. If the restart heals it, report the engine, and restart "
     "the workers until it is repaired."
@@ -52,9 +52,12 @@ def traffic_changed(move: Move, probes: ProbeVerdict) -> str:
     )
 
 
-def mix_shift(move: Move) -> str:
+def mix_shift(move: Move, within: Interval) -> str:
     """The segments have other shares."""
-    return f"{_traffic(move)} Within the segments it is steady: their shares of the jobs have changed."
+    return (
+        f"{_traffic(move)} Inside the segments, by their shares now, the change is {_change(within)}: most of it is "
+        "their shares of the jobs."
+    )
 
 
 def incident(move: Move, seen: Sequence[Incident]) -> str:

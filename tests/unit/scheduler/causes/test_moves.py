@@ -23,23 +23,24 @@ def test_nothing_moved() -> None:
 def test_a_mean_that_falls_while_each_segment_is_steady_is_a_shift_of_the_mix() -> None:
     move = move_of([FELL, steady("a"), steady("b")], MARGIN)
     assert move is not None
-    assert (move.is_mix, move.is_hidden, move.state) == (True, False, State.FELL)
+    assert move.mix is not None
+    assert (move.mix.mean, move.is_hidden, move.state) == (0.0, False, State.FELL)
 
 
 def test_thin_segments_are_steady_together() -> None:
     thin = [jobs(State.TOO_LITTLE, (0.01, -0.1, 0.12), segment=f"s{i}") for i in range(16)]
     move = move_of([FELL, *thin], MARGIN)
     assert move is not None
-    assert move.is_mix
-    few = move_of([FELL, *thin[:2]], MARGIN)
+    assert move.mix is not None
+    few = move_of([FELL, *thin[:1], steady("x", 0.5)], MARGIN)
     assert few is not None
-    assert not few.is_mix, "two of them show nothing"
+    assert few.mix is None, "two of them show nothing"
 
 
 def test_one_segment_that_fell_is_named() -> None:
     move = move_of([FELL, steady("a"), jobs(change=(-0.4, -0.5, -0.3), segment="b")], MARGIN)
     assert move is not None
-    assert (move.is_mix, [v.segment for v in move.segments], move.told.segment) == (False, ["b"], "")
+    assert (move.mix, [v.segment for v in move.segments], move.told.segment) == (None, ["b"], "")
 
 
 @pytest.mark.parametrize("overall", [steady(""), jobs(State.ROSE, (0.1, 0.06, 0.14))])
@@ -55,7 +56,14 @@ def test_a_mean_that_falls_while_every_segment_rises_is_a_shift_of_the_mix() -> 
     parts = [jobs(State.STEADY, (0.03, 0.01, 0.05), segment=name) for name in "ab"]
     move = move_of([FELL, *parts], MARGIN)
     assert move is not None
-    assert move.is_mix
+    assert move.mix is not None
+
+
+def test_a_fall_inside_segments_beside_a_shift_of_the_mix_is_a_fall() -> None:
+    parts = [jobs(State.TOO_LITTLE, (-0.08, -0.12, -0.04), segment=name) for name in "ab"]
+    move = move_of([jobs(change=(-0.3, -0.33, -0.27)), *parts], MARGIN)
+    assert move is not None
+    assert move.mix is None
 
 
 def test_the_change_within_segments_is_weighted_by_their_shares_afterwards() -> None:

@@ -75,7 +75,7 @@ def test_a_shift_of_the_mix() -> None:
     parts = [jobs(State.STEADY, (0.0, -0.03, 0.03), segment=name) for name in "ab"]
     (finding,) = explain(evidence(jobs(), *parts, probes=STEADY_PROBES))
     assert finding.cause is Cause.MIX_SHIFT
-    assert "their shares of the jobs have changed" in finding.sentence
+    assert "the change is +0.00 [-0.02, +0.02]: most of it is their shares of the jobs." in finding.sentence
 
 
 def test_a_fall_that_the_mean_hides_is_told() -> None:
@@ -88,18 +88,18 @@ def test_a_fall_that_the_mean_hides_is_told() -> None:
 
 
 def test_an_incident_makes_the_engine_the_first_suspect() -> None:
-    seen = (Incident(day(8.8), "code", "small", "text_differs"),)
+    seen = (Incident(day(8.8), "code", "small", "wrong_text"),)
     (finding,) = explain(evidence(jobs(), probes=STEADY_PROBES, incidents=seen))
     assert finding.cause is Cause.FAULT
     assert "1 incident was recorded" in finding.sentence
-    older = (Incident(day(2), "code", "small", "text_differs"),)
+    older = (Incident(day(2), "code", "small", "wrong_text"),)
     (finding,) = explain(evidence(jobs(), probes=STEADY_PROBES, incidents=older))
     assert finding.cause is Cause.TRAFFIC_CHANGED
 
 
 def test_an_incident_beside_a_new_target_leaves_the_cause_open() -> None:
     probes = history(measured(1, HIGH), measured(2, LOW, replace(FIRST, target_revision="target-2")))
-    seen = (Incident(day(1.5), "code", "small", "text_differs"),)
+    seen = (Incident(day(1.5), "code", "small", "wrong_text"),)
     (finding,) = explain(evidence(probes=probes, incidents=seen))
     assert finding.cause is Cause.TOO_LITTLE_EVIDENCE
 
