@@ -17,12 +17,11 @@ def rates(condition: str, num_jobs: int = 20_000, shift: object = None) -> Float
     return found
 
 
-def test_alpha_is_as_asked_and_falls_by_position() -> None:
+def test_alpha_is_as_asked() -> None:
     jobs = world.draw(world.CONDITIONS[0], 0.6, 3, 20_000, np.random.default_rng(5))
-    alphas = jobs.accepts.sum(axis=0)[:3] / jobs.trials.sum(axis=0)[:3]
+    pooled = jobs.accepts[:, 0].sum() / jobs.trials[:, 0].sum()
     assert rates("independent").mean() == pytest.approx(0.6, abs=0.01)
-    assert 0.5 < alphas[0] < 0.6, "jobs with a low acceptance have more rounds"
-    assert np.all(np.diff(alphas) < 0.02), "within a job they fall by .02; better jobs reach further"
+    assert 0.5 < pooled < 0.6, "jobs with a low acceptance have more rounds"
     assert np.all(jobs.trials[:, 1] <= jobs.accepts[:, 0])
 
 
