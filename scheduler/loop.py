@@ -20,6 +20,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_memory import DriftMemoryStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.probe_texts import ProbeTextStore
@@ -32,6 +33,7 @@ from alphaloop.store.switchback import SwitchbackStore
 from scheduler.causes.cause import Incident
 from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts
+from scheduler.drift import watch_traffic
 from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flagging import Flagged, Flagger
 from scheduler.housekeeping import Housekeeper
@@ -41,7 +43,6 @@ from scheduler.probing.sending import HEADERS, ProbeSender, Sender
 from scheduler.probing.watch import ExactnessWatch, Watched
 from scheduler.report import Report, build_report, render_page, render_text, write_report
 from scheduler.retention import MessageRetention, Retention
-from scheduler.traffic import watch_traffic
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Scheduler:
         self._probes, self._reports = ProbeStore(database), ReportStore(database)
         self._switchback = SwitchbackStore(database)
         self._flagger = Flagger(database, settings)
+        self._drift_memory = DriftMemoryStore(database)
         self._incidents = IncidentStore(database)
         self._watch = ExactnessWatch(ProbeTextStore(database), self._incidents)
         self._housekeeper = Housekeeper(
@@ -184,7 +186,7 @@ class Scheduler:
             if d.parent_revision is not None
         }
         return judge(
-            watch_traffic(counts, self._settings),
+            watch_traffic(self._drift_memory, self._settings, counts.now),
             probe_histories(counts.probes, margin, parents),
             [Incident(i.opened_at, i.found.task, i.found.drafter, i.found.kind) for i in incidents],
             counts.in_use(),

@@ -62,6 +62,8 @@ TABLES = (
     "incidents",
     "drift_events",
     "drift_event_states",
+    "drift_memories",
+    "drift_positions",
     "draft_revisions",
     "schedule_runs",
     "reports",
@@ -89,6 +91,7 @@ def upgrade() -> None:
     create_evidence()
     create_choices()
     run_script("0001_measuring.sql")
+    run_script("0001_drift_memory.sql")
     run_script("0001_exactness.sql")
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")

@@ -118,7 +118,7 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> N
 
 
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
-    scheduler = make(drift_false_alarm_jobs=50_000)
+    scheduler = make()
     lookup = Decision(Mode.SPECULATIVE, "lookup", DRAFT, 3, Reason.FASTER, "")
     DecisionLog(database).record_change("code", TARGET, "cpu", "greedy", 1, lookup, "w")
     start = NOW - 6 * DAY
@@ -134,7 +134,7 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     assert "alphaloop probes add" in event.content.action
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
-    recovered = history.traffic("code", 0.85, 120, lower + 2 * MINUTE, 5 * MINUTE)
+    recovered = history.traffic("code", 0.85, 200, lower + 2 * MINUTE, 5 * MINUTE)
     over = scheduler.run_once(recovered)
     assert (over.num_events_closed, over.num_events_open) == (1, 0)
     with database.begin() as connection:
