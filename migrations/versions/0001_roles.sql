@@ -100,7 +100,7 @@ BEGIN
         GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
             acceptance_checkpoints, decisions, probe_runs, drift_events, draft_revisions, schedule_runs, reports,
-            leader_terms TO alphaloop_scheduler;
+            leader_terms, leader_leases TO alphaloop_scheduler;
         GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;
         -- Views, and tables without texts of callers.
         GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift,
