@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topics
@@ -35,7 +36,7 @@ from worker.deciding.watch import Watch
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
 from worker.intake.opening import make_topics, open_intake, tasks_reader
-from worker.intake.validation import Validation
+from worker.intake.validation import Validation, no_references
 from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
 from worker.jobs.decoding_again import DecodingAgain
@@ -95,6 +96,7 @@ def assemble(
     metrics.watch_costs(deciding.costs)
     probes = ProbeStore(database)
     segments = SegmentsApart(deciding.evidence_cache.segments, idle=half_life(settings), now=clock.now)
+    contents = ContentStore.of(settings.claim_check)
     validation = Validation(
         engine,
         settings.tasks,
@@ -102,6 +104,7 @@ def assemble(
         limits=limits,
         cluster=cluster_id(settings.kafka),
         keeps_apart=segments.keeps,
+        check_reference=contents.check if contents else no_references,
         is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
     )
     intake = open_intake(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
@@ -121,6 +124,7 @@ def assemble(
         producer,
         Letters(validation, settings.kafka.group_id),
         metrics,
+        contents,
         retry=retry,
         is_hurried=hurry.is_set,
         gives_up=gives_up,
@@ -178,6 +182,8 @@ def assemble(
         num_ahead=max(LEAST_AHEAD, limits.batch_size),
         max_waiting=limits.max_buffered,
         max_waiting_bytes=limits.max_buffered_bytes,
+        contents=contents,
+        num_readers=settings.claim_check.num_readers,
     )
     control_reader = ControlReader(
         control_intake,

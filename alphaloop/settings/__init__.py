@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
+    ClaimCheckSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
@@ -24,6 +25,7 @@ from alphaloop.settings.models import (
 from alphaloop.settings.override import overridden
 
 __all__ = [
+    "ClaimCheckSettings",
     "DraftModelDrafterSettings",
     "DrafterSettings",
     "EmbeddedSettings",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
-from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
+from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives, stored_texts
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import draft_revisions, drift_events, probe_runs, probe_sets, reports, schedule_runs
 from alphaloop.tables.metadata import metadata
@@ -39,6 +39,7 @@ __all__ = [
     "redrives",
     "reports",
     "schedule_runs",
+    "stored_texts",
     "switchback_slices",
     "task_speedups",
 ]

@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "planted-password"
+#: A model is loaded, on a machine that may be busy.
+START_S = 180.0
 
 
 class Process:
@@ -67,7 +69,7 @@ class Process:
         def found() -> list[dict[str, Any]]:
             return [line for line in self.events if line.get("action") == action]
 
-        until(lambda: bool(found()) or self.process.poll() is not None, action)
+        until(lambda: bool(found()) or self.process.poll() is not None, action, START_S)
         assert found(), self._log.read_text(encoding="utf-8")
         return found()[0]
 
@@ -115,6 +117,7 @@ def nowhere() -> dict[str, str]:
 
 @pytest.mark.kafka
 @pytest.mark.model
+@pytest.mark.timeout(500)
 def test_both_processes_wait_for_both_servers_and_then_serve(
     processes: Any, kafka_home: Path, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
