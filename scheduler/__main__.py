@@ -112,7 +112,7 @@ def _scheduler(
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
         delete_text=contents.delete if contents else None,
-        probe_num_draft_tokens=settings.scheduler.probe_num_draft_tokens,
+        change_jobs=settings.policy.change_jobs,
         schedule_id=schedule_id,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.kafka.topics import DRIFT_REPORTS
-from alphaloop.settings import SchedulerSettings
+from alphaloop.probing.planning import ProbePlanner
+from alphaloop.settings import SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
@@ -31,9 +32,9 @@ from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flags import Verdicts, events_to_close, judge, status_changes
 from scheduler.housekeeping import Housekeeper
 from scheduler.metrics import SchedulerMetrics
+from scheduler.probing.sending import HEADERS, ProbeSender, Sender
 from scheduler.report import Report, build_report, render_page, render_text, write_report
 from scheduler.retention import MessageRetention, Retention
-from scheduler.sending import HEADERS, ProbeSender, Sender
 
 log = logging.getLogger(__name__)
 
@@ -70,17 +71,17 @@ class Scheduler:
         sender: Sender,
         settings: SchedulerSettings,
         *,
-        tasks: Collection[str],
+        tasks: Mapping[str, TaskSettings],
         report_folder: Path,
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
         delete_text: Callable[[str], None] | None = None,
-        probe_num_draft_tokens: int = 3,
         flush_timeout_s: float = 30.0,
+        change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
     ) -> None:
-        """`tasks` are those that workers know; `probe_num_draft_tokens` is k where no choice is in force.
+        """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
 
         `message_retention` asks the broker how long a message of a jobs topic may still be read. `delete_text` deletes
         a text outside Postgres by its address; None where no store is configured.
@@ -105,7 +106,9 @@ class Scheduler:
             Retention(RetentionStore(database), settings, report_folder, message_retention, delete_text),
             settings,
         )
-        self._probe_sender = ProbeSender(self._probes, sender, settings, tasks, probe_num_draft_tokens, flush_timeout_s)
+        self._probe_sender = ProbeSender(
+            ProbePlanner(database, settings, tasks, change_jobs), self._probes, sender, settings, flush_timeout_s
+        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
@@ -127,9 +130,7 @@ class Scheduler:
                 verdicts = judge(counts, self._drift.open_events(), self._settings)
                 opened, closed, changed = self._flag(verdicts, now)
                 choices = self._choices(counts)
-                sent = self._probe_sender.send_due(
-                    self._drafts.all(), choices, schedule_id=self._schedule_id, scheduled_for=due, now=now
-                )
+                sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
                 report, page = self._report(counts, choices, sent, opened=opened, closed=closed)
         except Exception as error:
             self._metrics.run_failed()

@@ -54,7 +54,7 @@ class SchedulerMetrics:
         self._runs.labels("succeeded").inc()
         self._reports.inc()
         self._last.set(now.timestamp())
-        self._budget.set(sent.budget_device_s)
+        self._budget.set(sent.plan.budget_device_s)
         self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
         open_by_cause = Tally(line.cause for line in report.drift)
         for cause in CAUSES:

@@ -52,6 +52,7 @@ from worker.jobs.steering import Steering
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
+from worker.tracing import open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ def assemble(
         gives_up=gives_up,
     )
     forwarder = publishing.forwarder
+    tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
     recorder = Recorder(
         OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take),
         intake,
@@ -143,6 +145,7 @@ def assemble(
         is_hurried=gives_up,
         now=clock.now,
         pause=hurry.wait,
+        tracing=tracing,
     )
     retries = JobRetries(
         settings.kafka.retry_delays_s,
@@ -259,6 +262,7 @@ def assemble(
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
         now=clock.now,
+        tracing=tracing,
         drain_s=limits.drain_s,
     )
     for pulse in components.thread_pulses:

@@ -23,6 +23,7 @@ from alphaloop.settings.models import (
     TargetSettings,
 )
 from alphaloop.settings.override import overridden
+from alphaloop.settings.tracing import TracingSettings
 
 __all__ = [
     "ClaimCheckSettings",
@@ -40,6 +41,7 @@ __all__ = [
     "StartupSettings",
     "TargetSettings",
     "TaskSettings",
+    "TracingSettings",
     "WorkerSettings",
     "default_data_dir",
     "find_configs",

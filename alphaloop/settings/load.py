@@ -32,6 +32,7 @@ from alphaloop.settings.model import (
     WorkerSettings,
 )
 from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.tracing import TracingSettings
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"
@@ -66,6 +67,7 @@ class Settings(BaseSettings):
     claim_check: ClaimCheckSettings = ClaimCheckSettings()
     startup: StartupSettings = StartupSettings()
     logs: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
     embedded: EmbeddedSettings = EmbeddedSettings()
     data_dir: Path = Field(default_factory=default_data_dir)  #: embedded servers and reports keep their files here
 

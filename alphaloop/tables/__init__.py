@@ -6,7 +6,15 @@ from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
 from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives, stored_texts
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
-from alphaloop.tables.measuring import draft_revisions, drift_events, probe_runs, probe_sets, reports, schedule_runs
+from alphaloop.tables.measuring import (
+    draft_revisions,
+    drift_events,
+    probe_prompts,
+    probe_runs,
+    probe_sets,
+    reports,
+    schedule_runs,
+)
 from alphaloop.tables.metadata import metadata
 from alphaloop.tables.running import code_revisions, leader_leases, leader_terms
 from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
@@ -34,6 +42,7 @@ __all__ = [
     "ledger_ids",
     "metadata",
     "outbox",
+    "probe_prompts",
     "probe_runs",
     "probe_sets",
     "redrives",

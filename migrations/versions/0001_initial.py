@@ -57,6 +57,7 @@ TABLES = (
     "decisions",
     "exploration_budgets",
     "probe_sets",
+    "probe_prompts",
     "probe_runs",
     "drift_events",
     "draft_revisions",

@@ -97,7 +97,8 @@ BEGIN
         -- Without the texts of jobs: the scheduler deletes them unread. Locking a row needs the right to update a column.
         GRANT SELECT (job_id, task, status, created_at, finished_at, lease_expires_at), UPDATE (lease_expires_at), DELETE
             ON jobs TO alphaloop_scheduler;
-        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets TO alphaloop_scheduler;
+        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles
+            TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
             acceptance_checkpoints, decisions, probe_runs, drift_events, draft_revisions, schedule_runs, reports,
             leader_terms, leader_leases TO alphaloop_scheduler;
@@ -106,8 +107,8 @@ BEGIN
         -- Views, and tables without texts of callers.
         GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift,
             decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state, acceptance_checkpoints,
-            cost_profiles, decisions, exploration_budgets, probe_runs, drift_events, draft_revisions, schedule_runs,
-            reports, switchback_slices, task_speedups TO alphaloop_reader;
+            cost_profiles, decisions, exploration_budgets, probe_sets, probe_runs, drift_events, draft_revisions,
+            schedule_runs, reports, switchback_slices, task_speedups TO alphaloop_reader;
         GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
             lease_expires_at, created_at, finished_at) ON jobs TO alphaloop_reader;
         GRANT SELECT ON outbox TO alphaloop_reader;

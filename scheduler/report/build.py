@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from alphaloop.deciding.decision import NOT_A_CHOICE
+from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import OpenEvent
 from alphaloop.switchback.task_speedup import TaskSpeedup
@@ -76,20 +77,29 @@ def build_report(
         opened=opened,
         closed=closed,
         probes=tuple(
-            ProbeLine(
-                task=due.task,
-                drafter=due.drafter,
-                num_draft_tokens=due.num_draft_tokens,
-                num_probes=sent.num_probes[due.task, due.drafter],
-                last_probed=due.last_probed,
-            )
-            for due in sent.chosen
+            _probe_line(one, sent.num_probes[one.due.task, one.due.drafter])
+            for one in sent.plan.measurements
+            if one.is_sent
         ),
-        probe_budget_device_s=round(sent.budget_device_s, 3),
-        num_due=sent.num_due,
-        num_probe_sets=sent.num_probe_sets,
+        probes_waiting=tuple(_probe_line(one, one.num_prompts) for one in sent.plan.waiting),
+        probe_budget_device_s=round(sent.plan.budget_device_s, 3),
+        num_due=len(sent.plan.measurements),
+        num_probe_sets=sent.plan.num_probe_sets,
         drafts=draft_lines,
         history=_history(counts),
+    )
+
+
+def _probe_line(one: Measurement, num_probes: int) -> ProbeLine:
+    return ProbeLine(
+        task=one.due.task,
+        drafter=one.due.drafter,
+        num_draft_tokens=one.due.num_draft_tokens,
+        num_probes=num_probes,
+        last_probed=one.due.last_probed,
+        why=one.due.why,
+        device_s=round(one.device_s, 3),
+        at_stake_device_s=round(one.due.at_stake_device_s, 3),
     )
 
 

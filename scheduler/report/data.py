@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
+from alphaloop.probing.due import Why
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
 
@@ -107,13 +108,16 @@ class DraftLine(_Part):
 
 
 class ProbeLine(_Part):
-    """Probes that this run sent for a task and drafter."""
+    """Probes of a task and drafter."""
 
     task: str
     drafter: str
     num_draft_tokens: int
     num_probes: int
     last_probed: AwareDatetime | None
+    why: Why = Field(description="Why it is measured: an alarm, something new, or age.")
+    device_s: float = Field(description="Device seconds that it is expected to take.")
+    at_stake_device_s: float = Field(description="Expected device seconds of traffic since a change nobody checked.")
 
 
 class HistoryPoint(_Part):
@@ -136,7 +140,8 @@ class Report(_Part):
     drift: tuple[DriftLine, ...] = ()
     opened: int = Field(0, description="Drift events that this run opened.")
     closed: int = Field(0, description="Drift events that this run closed.")
-    probes: tuple[ProbeLine, ...] = ()
+    probes: tuple[ProbeLine, ...] = Field((), description="Sent by this run.")
+    probes_waiting: tuple[ProbeLine, ...] = Field((), description="Due, and held back by the budget.")
     probe_budget_device_s: float = 0.0
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
