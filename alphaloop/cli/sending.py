@@ -119,7 +119,7 @@ def send_and_wait(
         summary.by_status["missing" if outcome is None else status_of(outcome)] += 1
         if isinstance(outcome, Result) and outcome.usage:
             summary.completion_tokens += outcome.usage.completion_tokens
-        yield _row(item.job, _with_text(outcome, contents))
+        yield _row(item.job, texts_of(outcome, contents))
 
 
 def _outcomes(
@@ -155,7 +155,7 @@ def _wrong_row(item: BadLine) -> dict[str, Any]:
     return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
 
 
-def _with_text(outcome: Outcome | None, contents: ContentStore | None) -> Outcome | None:
+def texts_of(outcome: Outcome | None, contents: ContentStore | None) -> Outcome | None:
     """The outcome with its text. One whose text cannot be read keeps the reference."""
     if not isinstance(outcome, Result):
         return outcome
