@@ -15,6 +15,7 @@ from typing import Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topic_ids import TopicIds
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
@@ -36,6 +37,7 @@ from worker.deciding.watch import Watch
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
 from worker.intake.opening import make_topics, open_intake, tasks_reader
+from worker.intake.topic_watch import TopicWatch
 from worker.intake.validation import Validation, no_references
 from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
@@ -205,10 +207,15 @@ def assemble(
         now=clock.now,
     )
 
+    topic_watch = TopicWatch(
+        [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
+    )
+
     def refresh() -> None:
         clock.measure()
         deciding.evidence_cache.refresh()
         leases.check_cancelled()
+        topic_watch.check()  # last, because it waits for the broker
 
     def write_in_background() -> None:
         if deciding.journal.is_due:

@@ -16,12 +16,13 @@ from typing import Any, Final, Literal, TypeVar
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from alphaloop.errors import BrokerUnavailable
+from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.committing import Commits
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.conversion import ours, record_of, theirs
 from alphaloop.kafka.errors import MISSING, PASSING, UNREACHABLE, broker_error, mapped
 from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.topic_ids import KnownTopicIds, TopicIds, committed_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Consumer:
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
         self._commits = Commits(self._client)
+        self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
 
     def subscribe(
         self,
@@ -90,7 +92,7 @@ class Consumer:
         """
 
         def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            client.incremental_assign(partitions)
+            client.incremental_assign(self._starts(partitions))
             on_assign(ours(partitions))
 
         def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
@@ -147,6 +149,35 @@ class Consumer:
         with mapped("assigning partitions"):
             self._client.assign(found)
 
+    def rewind_if_made_anew(self, ids: Mapping[str, str]) -> list[TopicPartition]:
+        """Read the topics from their beginning whose id is another one than before; returns their partitions.
+
+        `ids` are the topics' ids now. Of a topic that had none before, the id is only remembered.
+        """
+        changed = self._ids.learn(ids)
+        found = [partition for partition in self.assignment() if partition.topic in changed]
+        for partition in found:
+            with mapped(f"going back in {partition.topic}[{partition.partition}]"):
+                self._client.seek(ck.TopicPartition(partition.topic, partition.partition, ck.OFFSET_BEGINNING))
+        return found
+
+    def _starts(self, partitions: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
+        """Where newly assigned partitions begin: at the committed offset, unless that is of a topic that is gone.
+
+        Without an answer of the broker they begin at the committed offset.
+        """
+        try:
+            committed = committed_ids(self._client.committed(partitions, timeout=self._timeout_s))
+            ids = self._ask_ids(committed)
+        except (KafkaException, BrokerError):
+            return partitions
+        self._ids.learn(ids)
+        for one in partitions:
+            if one.topic in ids and committed[one.topic] != {ids[one.topic]}:
+                log.warning("%s was made anew: read from its beginning", one.topic, extra={"action": "topic_made_anew"})
+                one.offset = ck.OFFSET_BEGINNING
+        return partitions
+
     def _partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
         partitions = []
         for topic in topics:
@@ -201,7 +232,10 @@ class Consumer:
             return
         if self._watch.is_lost or self._commits.is_waiting:
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
-        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
+        wanted = [
+            ck.TopicPartition(tp.topic, tp.partition, offset, metadata=self._ids.beside(tp.topic))
+            for tp, offset in offsets.items()
+        ]
         with mapped("committing offsets"):
             answers = self._commits.here(wanted) if self._is_revoking else self._commits.within(wanted, self._timeout_s)
         for answer in answers:

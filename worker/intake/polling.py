@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from queue import Empty, SimpleQueue
@@ -72,6 +72,7 @@ class Intake:
         self._epoch = 0
         self._assignment_number = 0
         self._held_topics: frozenset[str] = frozenset()
+        self._told_ids: Mapping[str, str] = {}
         self._high, self._normal = (Buffer(max_items=max_buffered, max_bytes=max_buffered_bytes) for _ in range(2))
         self._is_woken = False
         self._changed = threading.Condition()
@@ -124,6 +125,20 @@ class Intake:
     def release(self, topic: str) -> None:
         """Read a topic again."""
         self._held_topics -= {topic}
+
+    def is_paused(self, partition: TopicPartition) -> bool:
+        """Whether nothing is read of this partition for now."""
+        held = self._partitions.get(partition)
+        return held is not None and held.is_paused
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics of the partitions that are ours."""
+        return {partition.topic for partition in list(self._partitions)}
+
+    def tell_topic_ids(self, ids: Mapping[str, str]) -> None:
+        """The ids of topics now: one that has changed is read from its beginning. What was delivered is finished."""
+        self._told_ids = ids
 
     def is_current(self, delivery: Delivery) -> bool:
         """Whether its partition is ours under the same assignment, and stays so as far as is known."""
@@ -198,6 +213,8 @@ class Intake:
         if record is not None:
             self._deliver(record)
         self._drain_finished()
+        if self._told_ids:
+            self._begin_anew()
         self._deliver_due()
         self._balance()
         if self._clock() - self._last_commit >= self._commit_interval_s:
@@ -219,6 +236,16 @@ class Intake:
             held.head = (self._clock() + wait_s, delivery)
         else:
             self._hand_out(delivery)
+
+    def _begin_anew(self) -> None:
+        """Read topics that were made anew from their beginning."""
+        ids, self._told_ids = self._told_ids, {}
+        for partition in self._source.rewind_if_made_anew(ids):
+            held = self._partitions.get(partition)
+            if held is not None:
+                held.watermark.begin_anew()
+                held.committed = None
+                log.warning("%s was made anew", partition.topic, extra={"action": "topic_made_anew"})
 
     def _deliver_due(self) -> None:
         """Hand out the heads of retry topics that are due."""
