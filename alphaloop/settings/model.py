@@ -227,7 +227,9 @@ class SchedulerSettings(Section):
         30, ge=1
     )  #: age at which ended jobs are deleted with their texts; longer where the jobs topics keep their messages longer
     hourly_retention_days: int = Field(400, ge=30)  #: age at which hourly sums are deleted; the daily ones stay
-    daily_retention_days: int = Field(1825, ge=30)  #: age at which daily sums and closed drift events are deleted
+    daily_retention_days: int = Field(
+        1825, ge=30
+    )  #: age at which daily sums, closed drift events and incidents are deleted
     retention_max_s: float = Field(120.0, gt=0)  #: most time that a run spends on deleting; the next run goes on
     report_folder: Path | None = None  #: unset: data_dir/reports
     max_run_s: float = Field(1800.0, gt=0)  #: a longer measurement run hangs: the process ends, and another one leads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
+from alphaloop.tables.exactness import incidents, probe_texts
 from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives, stored_texts
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import (
@@ -36,6 +37,7 @@ __all__ = [
     "drift_events",
     "evidence_rows",
     "exploration_budgets",
+    "incidents",
     "jobs",
     "leader_leases",
     "leader_terms",
@@ -45,6 +47,7 @@ __all__ = [
     "probe_prompts",
     "probe_runs",
     "probe_sets",
+    "probe_texts",
     "redrives",
     "reports",
     "schedule_runs",

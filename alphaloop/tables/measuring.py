@@ -70,6 +70,7 @@ probe_runs: Final = Table(
         comment="SHA-256 of what was sent: a job with another payload is no probe",
     ),
     instant("sent_at", "When it was handed to Kafka", nullable=True),
+    instant("compared_at", "When a probe's text was compared with its control's; null before", nullable=True),
     Index("ix_probe_runs_scheduled_for_task", "scheduled_for", "task"),
     comment="Every probe and control sent; joins decode_runs by job_id",
 )

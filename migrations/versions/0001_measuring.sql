@@ -52,6 +52,7 @@ CREATE TABLE probe_runs (
     num_draft_tokens INTEGER,
     payload_sha256 BYTEA NOT NULL,
     sent_at TIMESTAMP WITH TIME ZONE,
+    compared_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_probe_runs PRIMARY KEY (job_id)
 );
 CREATE INDEX ix_probe_runs_scheduled_for_task ON probe_runs (scheduled_for, task);
@@ -69,6 +70,7 @@ COMMENT ON COLUMN probe_runs.drafter IS 'What a probe measures; null for a contr
 COMMENT ON COLUMN probe_runs.num_draft_tokens IS 'k of a probe';
 COMMENT ON COLUMN probe_runs.payload_sha256 IS 'SHA-256 of what was sent: a job with another payload is no probe';
 COMMENT ON COLUMN probe_runs.sent_at IS 'When it was handed to Kafka';
+COMMENT ON COLUMN probe_runs.compared_at IS 'When a probe''s text was compared with its control''s; null before';
 
 CREATE TABLE drift_events (
     id BIGINT GENERATED ALWAYS AS IDENTITY,

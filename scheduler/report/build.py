@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Final
 
@@ -11,15 +12,19 @@ from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import OpenEvent
+from alphaloop.store.incidents import OpenIncident
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
 from scheduler.estimates import Acceptance, acceptance, alpha_over_time
 from scheduler.facts import SentProbes, SettingInForce
+from scheduler.probing.watch import Watched
 from scheduler.report.data import (
     DraftLine,
     DriftLine,
     Estimate,
+    ExactnessLine,
     HistoryPoint,
+    IncidentLine,
     MeasuredLine,
     ProbeLine,
     Report,
@@ -37,6 +42,8 @@ def build_report(
     events: Sequence[OpenEvent],
     sent: SentProbes,
     measured: Mapping[str, TaskSpeedup],
+    incidents: Sequence[OpenIncident],
+    watched: Watched,
     *,
     opened: int,
     closed: int,
@@ -71,7 +78,7 @@ def build_report(
         created_at=counts.now,
         covers_from=counts.since,
         covers_to=counts.now,
-        headline=_headline(tasks, drift, draft_lines, counts.num_jobs),
+        headline=_headline(tasks, drift, draft_lines, incidents, counts.num_jobs),
         tasks=tasks,
         drift=drift,
         opened=opened,
@@ -85,8 +92,23 @@ def build_report(
         probe_budget_device_s=round(sent.plan.budget_device_s, 3),
         num_due=len(sent.plan.measurements),
         num_probe_sets=sent.plan.num_probe_sets,
+        incidents=tuple(_incident_line(one) for one in incidents),
+        exactness=ExactnessLine(**asdict(watched)),
         drafts=draft_lines,
         history=_history(counts),
+    )
+
+
+def _incident_line(one: OpenIncident) -> IncidentLine:
+    found = one.found
+    return IncidentLine(
+        kind=found.kind,
+        task=found.task,
+        drafter=found.drafter,
+        engine=found.engine,
+        sentence=found.sentence,
+        num_jobs=len(found.job_ids),
+        opened_at=one.opened_at,
     )
 
 
@@ -183,7 +205,13 @@ def _history(counts: Counts) -> dict[str, tuple[HistoryPoint, ...]]:
     return found
 
 
-def _headline(tasks: Sequence[TaskLine], drift: Sequence[DriftLine], drafts: Sequence[DraftLine], num_jobs: int) -> str:
+def _headline(
+    tasks: Sequence[TaskLine],
+    drift: Sequence[DriftLine],
+    drafts: Sequence[DraftLine],
+    incidents: Sequence[OpenIncident],
+    num_jobs: int,
+) -> str:
     if not tasks:
         return "Nothing was decoded in this window: no acceptance to report yet."
     on = sum(1 for line in tasks if line.mode == "speculative")
@@ -192,6 +220,8 @@ def _headline(tasks: Sequence[TaskLine], drift: Sequence[DriftLine], drafts: Seq
     stale = sorted({d.drafter for d in drafts if d.status == "stale"})
     if stale:
         sentence += f"; {', '.join(stale)} {'is' if len(stale) == 1 else 'are'} stale and not used"
+    if incidents:
+        sentence += f"; {len(incidents)} incident{'s are' if len(incidents) > 1 else ' is'} open: texts were wrong"
     if not drift:
         return f"{sentence}; no drift is open."
     moved = sorted({line.task for line in drift})

@@ -28,6 +28,8 @@ def render_text(report: Report) -> str:
     if report.tasks:
         parts += _table([HEADER, *(_row(line) for line in report.tasks)])
         parts += ["", *textwrap.wrap(LEGEND, WIDTH), ""]
+    if report.incidents:
+        parts += ["Incidents", *_incidents(report), ""]
     parts += ["Measured speed-up", *_measured(report), ""]
     parts += ["Drift", *_drift(report), ""]
     parts += ["Probes", *_probes(report), ""]
@@ -112,6 +114,15 @@ def _drift(report: Report) -> list[str]:
         lines.append(f"  {line.task}, {line.drafter}: {line.cause}, since {line.opened_at:%Y-%m-%d %H:%M} UTC")
         lines += textwrap.wrap(line.verdict, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return [*lines, changed]
+
+
+def _incidents(report: Report) -> list[str]:
+    lines = []
+    for one in report.incidents:
+        since = f"since {one.opened_at:%Y-%m-%d %H:%M} UTC, {one.num_jobs} jobs"
+        told = f"{one.kind.replace('_', ' ')}, {since}: {one.sentence}"
+        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines
 
 
 def _probes(report: Report) -> list[str]:
