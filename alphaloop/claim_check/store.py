@@ -127,12 +127,15 @@ class ContentStore:
         return ContentReference.to(url, content)
 
     def delete(self, url: str) -> None:
-        """Delete what lies there; nothing there is as good."""
+        """Delete what lies there; nothing there is as good, unless the folder or bucket itself is not there."""
+        if not is_below(url, self._prefixes):
+            hint = "add where it lies to claim_check.read_urls"
+            raise ContentStoreUnavailable(f"cannot delete {url}: it lies outside claim_check.url", hint=hint)
         system, path = self._place(url)
         try:
             self._told(url, lambda: self._ask(system, "rm_file", path))
         except FileNotFoundError:
-            return
+            self._require_root(url)
         except OSError as error:
             raise ContentStoreUnavailable(f"cannot delete {url}: {type(error).__name__}") from None
 

@@ -211,6 +211,8 @@ class TestStore:
             store.read(reference)
         with pytest.raises(ContentStoreUnavailable, match="there is no file://"):
             store.write("b.txt", b"a text")
+        with pytest.raises(ContentStoreUnavailable, match="there is no file://"):
+            store.delete(reference.url)
         assert not folder.exists()
         moved.rename(folder)
         assert store.read(reference) == b"a text"
@@ -219,6 +221,14 @@ class TestStore:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(ContentStoreUnavailable):
             store_in(tmp_path / "file").write("a.txt", b"a text")
+
+    def test_what_lies_elsewhere_is_not_deleted(self, store: ContentStore, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_bytes(b"planted")
+        for url in (f"file://{secret}", f"{store_url(store)}/../secret", "s3://bucket/secret"):
+            with pytest.raises(ContentStoreUnavailable, match="outside"):
+                store.delete(url)
+        assert secret.exists()
 
     def test_half_a_file_is_never_seen(self, store: ContentStore, folder: Path) -> None:
         store.write("a.txt", b"a text")
