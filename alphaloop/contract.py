@@ -32,6 +32,8 @@ REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
 def job_schema() -> dict[str, Any]:
     """JSON Schema of a job as it may be sent: `job_id` and `task` may be left out, and so may `body`.
 
+    The prompt stands in `body`, at the top level, or where `body_ref` says.
+
     Pydantic's own schema describes the parsed Job, in which all three are there.
     """
     schema = Job.model_json_schema(mode="validation")
@@ -45,17 +47,29 @@ def job_schema() -> dict[str, Any]:
         listed = body["properties"][name]
         kept = {key: listed.pop(key) for key in ("default", "description", "title")}
         body["properties"][name] = {"anyOf": [kind for kind in (listed, other, {"type": "null"}) if kind], **kept}
-    body["oneOf"] = [_has("messages"), _has("prompt")]
+    one_prompt = [_has("messages"), _has("prompt")]
     loose: dict[str, Any] = {name: _reference("#/$defs/Body/properties/" + name) for name in sorted(SHORTHAND)}
     loose["prompt"] = {"type": "string", "minLength": 1, "description": "Shorthand for one user message."}
-    inside = {"required": ["body"], "not": {"anyOf": [{"required": [name]} for name in sorted(SHORTHAND)]}}
-    shorthand = {"not": {"required": ["body"]}, "oneOf": [_has("messages"), _has("prompt")]}
+    loosely = [{"required": [name]} for name in sorted(SHORTHAND)]
+    inside = {
+        "required": ["body"],
+        "properties": {"body": {"oneOf": one_prompt}},
+        "not": {"anyOf": [*loosely, _has("body_ref")]},
+    }
+    shorthand = {"not": {"anyOf": [{"required": ["body"]}, _has("body_ref")]}, "oneOf": one_prompt}
+    by_reference = {
+        **_has("body_ref"),
+        "not": {
+            "anyOf": [*one_prompt, {"required": ["body"], "properties": {"body": {"anyOf": one_prompt}}}]
+            + [{"required": ["body", name]} for name in sorted(SHORTHAND)]
+        },
+    }
     return {
         "$schema": DIALECT,
         **schema,
         "properties": {**schema["properties"], **loose},
         "required": [],
-        "oneOf": [inside, shorthand],
+        "oneOf": [inside, shorthand, by_reference],
     }
 
 

@@ -25,6 +25,10 @@
     │   ├── StoreValueRefused     a row that Postgres never takes, whoever sends it
     │   ├── LeadershipLost        another scheduler leads: what this one would write is refused
     │   └── SchemaMismatch        the database's revision is outside the range this code runs on
+    ├── ContentError              content that a message refers to
+    │   ├── ContentStoreUnavailable the store of content is away: the same call works later
+    │   ├── ContentMissing        nothing that can be read is at the address of a reference
+    │   └── ContentAltered        the content is not what was referred to
     ├── ModelError                a model or tokenizer
     │   ├── ModelNotFound         nothing to load at the given source
     │   ├── UnsupportedModel      loaded, but not decodable exactly here
@@ -223,6 +227,30 @@ class SchemaMismatch(StoreError):
     """The database's schema revision is outside the range this code runs on."""
 
     code = "schema_mismatch"
+
+
+class ContentError(AlphaloopError):
+    """Content that a message refers to cannot be read or written."""
+
+    code = "content"
+
+
+class ContentStoreUnavailable(ContentError):
+    """The store of content that messages refer to does not answer: the same call works later."""
+
+    code = "content_store_unavailable"
+
+
+class ContentMissing(ContentError):
+    """Nothing that can be read is at the address of a reference."""
+
+    code = "content_missing"
+
+
+class ContentAltered(ContentError):
+    """The content at the address of a reference is not what was referred to."""
+
+    code = "content_altered"
 
 
 class ModelError(AlphaloopError):

@@ -53,6 +53,9 @@ class JobReader:
         self._task = task
         self._overrides = overrides or Overrides()
         self._digests: dict[str, bytes] = {}
+        self._max_bytes = settings.worker.max_job_bytes
+        if settings.claim_check.url is not None:  # what is too large for a message travels by reference
+            self._max_bytes = max(self._max_bytes, settings.claim_check.max_bytes)
 
     def read(self, lines: Iterable[bytes], name: str) -> Iterator[JobLine | BadLine]:
         """One item a line that is not blank; `name` is the file's, for the reports."""
@@ -84,7 +87,7 @@ class JobReader:
             line,
             Origin("", where, 0, 0),
             task=task if isinstance(task, str) else "",
-            max_bytes=limits.max_job_bytes,
+            max_bytes=self._max_bytes,
             max_depth=limits.max_json_depth,
         )
         known = self._settings.tasks

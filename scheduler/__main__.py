@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop import logs
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.exit_codes import ExitCode
@@ -100,6 +101,7 @@ def _owner() -> str:
 def _scheduler(
     settings: Settings, database: Database, producer: Producer, metrics: SchedulerMetrics, schedule_id: str
 ) -> Scheduler:
+    contents = ContentStore.of(settings.claim_check)
     return Scheduler(
         database,
         producer,
@@ -109,6 +111,7 @@ def _scheduler(
         owner=_owner(),
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
+        delete_text=contents.delete if contents else None,
         change_jobs=settings.policy.change_jobs,
         schedule_id=schedule_id,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -84,13 +84,15 @@ class Scheduler:
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
+        delete_text: Callable[[str], None] | None = None,
         flush_timeout_s: float = 30.0,
         change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
     ) -> None:
         """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
 
-        `message_retention` asks the broker how long a message of a jobs topic may still be read.
+        `message_retention` asks the broker how long a message of a jobs topic may still be read. `delete_text` deletes
+        a text outside Postgres by its address; None where no store is configured.
         """
         self._settings, self._sender, self._metrics = settings, sender, metrics
         self._report_folder, self._owner, self._flush_timeout_s = report_folder, owner, flush_timeout_s
@@ -113,7 +115,7 @@ class Scheduler:
             self._probes,
             AcceptanceStateStore(database),
             CheckpointStore(database),
-            Retention(RetentionStore(database), settings, report_folder, message_retention),
+            Retention(RetentionStore(database), settings, report_folder, message_retention, delete_text),
             settings,
         )
         self._probe_sender = ProbeSender(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes.cause import Cause
@@ -24,6 +24,7 @@ class SchedulerMetrics:
     def __init__(self) -> None:
         self.registry: Final = CollectorRegistry()
         prefix, registry = "alphaloop_scheduler", self.registry
+        ProcessCollector(registry=registry)  # when the process started, its memory and its processor time
         self._runs = Counter(f"{prefix}_runs", "Measurement runs by outcome", ["outcome"], registry=registry)
         self._seconds = Histogram(
             f"{prefix}_run_seconds", "Duration of a measurement run", buckets=BUCKETS, registry=registry

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from alphaloop.errors import BrokerError
+from alphaloop.errors import BrokerError, ContentError
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.retention import Dropped, RetentionStore
 from scheduler.report.files import drop_reports
@@ -31,6 +31,7 @@ class Retention:
     settings: SchedulerSettings
     report_folder: Path
     message_retention: MessageRetention
+    delete_text: Callable[[str], None] | None = None  #: deletes what lies at an address; None: no store is configured
     clock: Callable[[], float] = time.monotonic
 
     def keep(self, now: datetime) -> None:
@@ -54,6 +55,17 @@ class Retention:
             for table in ("cancellations", "redrives"):
                 _tell(table, self.store.drop(table, ended, time_is_up))
             _tell("jobs", self.store.drop_jobs(ended, time_is_up))
+            self._drop_texts(ended, time_is_up)
+
+    def _drop_texts(self, before: datetime, time_is_up: Callable[[], bool]) -> None:
+        """Delete the texts that lie outside Postgres; a store that is away only postpones that."""
+        if self.delete_text is None:
+            return
+        try:
+            _tell("stored_texts", self.store.drop_texts(before, time_is_up, self.delete_text))
+        except ContentError as error:
+            told = {"action": "retention_postponed", "code": error.code, "hint": error.hint or ""}
+            log.warning("texts were not deleted: %s", error.message, extra=told)
 
     def _jobs_before(self, now: datetime) -> datetime | None:
         """Before when jobs must have ended to be deleted; None: no job may be deleted.

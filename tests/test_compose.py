@@ -21,7 +21,10 @@ import psycopg
 import pytest
 import yaml
 from pydantic import SecretStr
+from sqlalchemy import make_url
 
+from alphaloop.embedded.postgres import binaries
+from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import until
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -84,7 +87,9 @@ def test_dependencies_wait_for_what_they_need() -> None:
             else:
                 assert rule["condition"] == "service_completed_successfully"
                 assert SERVICES[other]["restart"].startswith("on-failure")
-    assert SERVICES["worker"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+    for name in ("worker", "scheduler"):
+        assert SERVICES[name]["depends_on"]["logins"]["condition"] == "service_completed_successfully"
+    assert SERVICES["logins"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -93,8 +98,9 @@ def test_every_service_is_pinned_restarted_and_watched(name: str) -> None:
     image, _, tag = service["image"].rpartition(":")
     assert image
     assert re.search(r"\d", tag), "a tag that names a version"
-    assert service["restart"] == ("on-failure:5" if name == "migrate" else "unless-stopped")
-    assert ("healthcheck" in service) == (name != "migrate")
+    ends = name in ("migrate", "logins")
+    assert service["restart"] == ("on-failure:5" if ends else "unless-stopped")
+    assert ("healthcheck" in service) == (not ends)
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
@@ -150,15 +156,63 @@ def test_the_migrations_run_and_run_again(empty_database_url: SecretStr, tmp_pat
         assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (0,)
 
 
+def test_only_the_migrations_connect_as_owner() -> None:
+    users = {
+        name: make_url(service["environment"]["DATABASE_URL"]).username
+        for name, service in SERVICES.items()
+        if "DATABASE_URL" in service.get("environment", ())
+    }
+    assert users == {"migrate": "alphaloop", "worker": "worker", "scheduler": "scheduler"}
+
+
+@pytest.mark.postgres
+def test_the_logins_are_made_with_their_roles_and_made_again(
+    database_url: SecretStr,
+) -> None:
+    url = make_url(database_url.get_secret_value())
+    service = SERVICES["logins"]
+    mount, _, target = service["volumes"][0].removesuffix(":ro").partition(":")
+    program, *arguments = (part.replace(target, str(ROOT / mount)) for part in service["command"])
+    for password in ("first", "second"):
+        passwords = {name: password for name in service["environment"] if name.endswith("_DB_PASSWORD")}
+        assert len(passwords) == 3
+        place = {
+            "PGHOST": str(url.host),
+            "PGPORT": str(url.port),
+            "PGUSER": str(url.username),
+            "PGDATABASE": str(url.database),
+            "PGPASSWORD": str(url.password),
+        }
+        assert set(service["environment"]) == {*place, *passwords} - {"PGPORT"}
+        done = subprocess.run(
+            [binaries() / program, *arguments], env=place | passwords, capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        for login in ("worker", "scheduler", "reader"):
+            own = url.set(username=login, password=password).render_as_string(hide_password=False)
+            with psycopg.connect(own) as connection:
+                roles = connection.execute(
+                    "SELECT name FROM unnest(%s::text[]) AS name WHERE pg_has_role(name, 'MEMBER')",
+                    (["alphaloop_worker", "alphaloop_scheduler", "alphaloop_reader"],),
+                ).fetchall()
+            assert roles == [(f"alphaloop_{login}",)]
+
+
 @pytest.fixture
 def service_environment(
-    request: pytest.FixtureRequest, kafka_broker: str, database_url: SecretStr, tmp_path: Path, unused_port: int
+    request: pytest.FixtureRequest,
+    kafka_broker: str,
+    postgres_server: str,
+    database_url: SecretStr,
+    tmp_path: Path,
+    unused_port: int,
 ) -> dict[str, str]:
-    """What the service named by the test's parameter gets, with real servers behind it."""
+    """What the service named by the test's parameter gets, with real servers behind it and the rights of its role."""
     service = request.getfixturevalue("service")
+    login = as_member(postgres_server, database_url, f"alphaloop_{service}")
     changes = {
         "KAFKA_BOOTSTRAP_SERVERS": kafka_broker,
-        "DATABASE_URL": database_url.get_secret_value(),
+        "DATABASE_URL": login.get_secret_value(),
         "ALPHALOOP_DATA_DIR": str(tmp_path),
         "XDG_CACHE_HOME": str(tmp_path),
         "HF_HOME": str(tmp_path),

@@ -22,6 +22,7 @@ OWNERS: Final = {
     "sqlalchemy": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
     "psycopg": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
     "confluent_kafka": ("alphaloop.kafka",),
+    "fsspec": ("alphaloop.claim_check",),
     "rich": ("alphaloop.cli", "alphaloop.demo"),
     "typer": ("alphaloop.cli",),
 }

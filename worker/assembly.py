@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topic_ids import TopicIds
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
@@ -35,7 +37,8 @@ from worker.deciding.watch import Watch
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
 from worker.intake.opening import make_topics, open_intake, tasks_reader
-from worker.intake.validation import Validation
+from worker.intake.topic_watch import TopicWatch
+from worker.intake.validation import Validation, no_references
 from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
 from worker.jobs.decoding_again import DecodingAgain
@@ -96,6 +99,7 @@ def assemble(
     metrics.watch_costs(deciding.costs)
     probes = ProbeStore(database)
     segments = SegmentsApart(deciding.evidence_cache.segments, idle=half_life(settings), now=clock.now)
+    contents = ContentStore.of(settings.claim_check)
     validation = Validation(
         engine,
         settings.tasks,
@@ -103,6 +107,7 @@ def assemble(
         limits=limits,
         cluster=cluster_id(settings.kafka),
         keeps_apart=segments.keeps,
+        check_reference=contents.check if contents else no_references,
         is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
     )
     intake = open_intake(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
@@ -122,6 +127,7 @@ def assemble(
         producer,
         Letters(validation, settings.kafka.group_id),
         metrics,
+        contents,
         retry=retry,
         is_hurried=hurry.is_set,
         gives_up=gives_up,
@@ -181,6 +187,8 @@ def assemble(
         num_ahead=max(LEAST_AHEAD, limits.batch_size),
         max_waiting=limits.max_buffered,
         max_waiting_bytes=limits.max_buffered_bytes,
+        contents=contents,
+        num_readers=settings.claim_check.num_readers,
     )
     control_reader = ControlReader(
         control_intake,
@@ -199,10 +207,15 @@ def assemble(
         now=clock.now,
     )
 
+    topic_watch = TopicWatch(
+        [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
+    )
+
     def refresh() -> None:
         clock.measure()
         deciding.evidence_cache.refresh()
         leases.check_cancelled()
+        topic_watch.check()  # last, because it waits for the broker
 
     def write_in_background() -> None:
         if deciding.journal.is_due:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
@@ -35,6 +35,7 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         r = self.registry
+        ProcessCollector(registry=r)  # when the process started, its memory and its processor time
         self._jobs = Counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"], registry=r)
         self._dead_letters = Counter("alphaloop_dead_letters", "Refused messages", ["code"], registry=r)
         self._results_refused = Counter(

@@ -8,13 +8,20 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreUnavailable, TopicUnavailable
+from alphaloop.errors import (
+    BrokerUnavailable,
+    ContentStoreUnavailable,
+    DeliveryFailed,
+    StoreUnavailable,
+    TopicUnavailable,
+)
 from alphaloop.liveness import beat
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+_AWAY: Final = (StoreUnavailable, BrokerUnavailable, DeliveryFailed, TopicUnavailable, ContentStoreUnavailable)
 FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 10.0
 
@@ -49,7 +56,7 @@ class Retry:
             beat()  # a server that is away may be away for long
             try:
                 answer = act()
-            except (StoreUnavailable, BrokerUnavailable, DeliveryFailed, TopicUnavailable) as error:
+            except _AWAY as error:
                 if gives_up():
                     raise
                 if wait_s == FIRST_WAIT_S:

@@ -15,6 +15,8 @@ from typing import IO, Any, Final
 import typer
 
 from alphaloop.batches.lines import BatchReader, Request, batch_id_of
+from alphaloop.claim_check.contents import by_reference
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.batch_rows import Batch, Part, pages, rows_of
 from alphaloop.cli.cancel import request_cancellation
 from alphaloop.cli.connection import open_database
@@ -104,6 +106,7 @@ def errors(context: typer.Context, batch: str = _BATCH, to: Path | None = _TO) -
 def _send(path: Path, lines: BatchReader, settings: Settings, database: Database) -> dict[str, None]:
     """Send what no worker has seen; returns the jobs that have not ended."""
     ensure_topics(settings.kafka, settings.tasks)
+    contents = ContentStore.of(settings.claim_check)
     waiting: dict[str, None] = {}
     num_sent = 0
     with path.open("rb") as file, closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
@@ -112,7 +115,11 @@ def _send(path: Path, lines: BatchReader, settings: Settings, database: Database
             known = known_jobs(database, [job.job_id for job in jobs])
             for job in jobs:
                 if job.job_id not in known:
-                    producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
+                    producer.send(
+                        jobs_topic(job.task),
+                        key=job.job_id.encode(),
+                        value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
+                    )
                     num_sent += 1
                 if job.job_id not in known or known[job.job_id].outcome is None:
                     waiting[job.job_id] = None

@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, Request, batch_id_of
 from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
+from alphaloop.claim_check.contents import with_text
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.refusals import refusals_of
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Result, Status
@@ -46,7 +48,7 @@ class Row:
 
 
 def rows_of(batch: Batch, settings: Settings, database: Database) -> Iterator[Row]:
-    """Every request of the batch once. Raises ConfigError, StoreError, BrokerError."""
+    """Every request of the batch once. Raises ConfigError, StoreError, BrokerError, ContentError."""
     if batch.path is None:
         yield from _by_name(batch.batch_id, settings, database)
         return
@@ -66,6 +68,7 @@ def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
 
 
 def _of_lines(lines: Iterator[BatchLine], settings: Settings, database: Database) -> Iterator[Row]:
+    contents = ContentStore.of(settings.claim_check)
     unseen: dict[str, str | None] = {}
     for page in pages(lines):
         known = known_jobs(database, [line.job.job_id for line in page if isinstance(line, Request)])
@@ -78,7 +81,7 @@ def _of_lines(lines: Iterator[BatchLine], settings: Settings, database: Database
                 yield Row("open", "running", job.job_id)
             else:
                 is_chat = line.job.body.prompt is None
-                yield _ended(Result.decode(job.outcome), line.custom_id, settings, is_chat=is_chat)
+                yield _ended(Result.decode(job.outcome), line.custom_id, settings, contents, is_chat=is_chat)
     refused = refusals_of(settings.kafka, unseen)
     for job_id, custom_id in unseen.items():
         if why := refused.get(job_id):
@@ -89,13 +92,17 @@ def _of_lines(lines: Iterator[BatchLine], settings: Settings, database: Database
 
 
 def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[Row]:
+    contents = ContentStore.of(settings.claim_check)
     for custom_id, outcome in recorded_outcomes(database, batch_id):
-        yield _ended(Result.decode(outcome), custom_id, settings, is_chat=True)
+        yield _ended(Result.decode(outcome), custom_id, settings, contents, is_chat=True)
     for job_id in running_jobs(database, batch_id):
         yield Row("open", "running", job_id)
 
 
-def _ended(result: Result, custom_id: str | None, settings: Settings, *, is_chat: bool) -> Row:
+def _ended(
+    result: Result, custom_id: str | None, settings: Settings, contents: ContentStore | None, *, is_chat: bool
+) -> Row:
+    result = with_text(result, contents)
     status, job_id = result.status.value, result.job_id
     if result.status is Status.SUCCEEDED:
         model = settings.models.target.name

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import typer
 
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import counts, note, print_json, rate
-from alphaloop.cli.sending import Summary, report_wrong, send, send_and_wait
+from alphaloop.cli.sending import Summary, carried, report_wrong, send, send_and_wait
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding
@@ -60,7 +61,10 @@ def enqueue(
     waits = wait or output is not None
     topic_of = high_topic if high else jobs_topic
     with contextlib.ExitStack() as stack:
-        items = _read(reader, file, prompt, stack)
+        contents = ContentStore.of(settings.claim_check)
+        items: Iterable[JobLine | BadLine] = carried(
+            _read(reader, file, prompt, stack), settings.worker.max_job_bytes, contents
+        )
         if waits or strict:
             items = list(items)
         if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
@@ -70,7 +74,7 @@ def enqueue(
             )
         summary = Summary()
         if waits:
-            rows = send_and_wait(settings.kafka, list(items), summary, timeout, topic_of=topic_of)
+            rows = send_and_wait(settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents)
             _deliver(rows, output, is_single=prompt is not None and not as_json)
         else:
             send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)

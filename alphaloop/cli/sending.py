@@ -7,11 +7,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from alphaloop.claim_check.contents import by_reference, with_text
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.outcomes import Outcome, OutcomeReader, status_of
 from alphaloop.cli.screen import counts, note, progress
+from alphaloop.errors import ContentError, MessageError
 from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
@@ -49,6 +52,14 @@ class Summary:
             "wall_s": round(self.wall_s, 3),
             "tokens_per_s": self.tokens_per_s,
         }
+
+
+def carried(
+    items: Iterable[JobLine | BadLine], max_bytes: int, contents: ContentStore | None
+) -> Iterator[JobLine | BadLine]:
+    """The lines as they are sent: a prompt that is too large for a message of `max_bytes` lies in the store."""
+    for item in items:
+        yield item if isinstance(item, BadLine) else replace(item, job=by_reference(item.job, max_bytes, contents))
 
 
 def send(
@@ -90,8 +101,9 @@ def send_and_wait(
     timeout_s: float,
     *,
     topic_of: TopicOf,
+    contents: ContentStore | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Send, wait, and yield one row for each line, in its order."""
+    """Send, wait, and yield one row for each line, in its order; texts that lie in `contents` are in the rows."""
     lines = [item for item in items if isinstance(item, JobLine)]
     wrong = [item for item in items if isinstance(item, BadLine)]
     report_wrong(wrong)
@@ -107,7 +119,7 @@ def send_and_wait(
         summary.by_status["missing" if outcome is None else status_of(outcome)] += 1
         if isinstance(outcome, Result) and outcome.usage:
             summary.completion_tokens += outcome.usage.completion_tokens
-        yield _row(item.job, outcome)
+        yield _row(item.job, texts_of(outcome, contents))
 
 
 def _outcomes(
@@ -141,6 +153,17 @@ def _produce(producer: Producer, topic_of: TopicOf, line: JobLine) -> None:
 def _wrong_row(item: BadLine) -> dict[str, Any]:
     error = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
     return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
+
+
+def texts_of(outcome: Outcome | None, contents: ContentStore | None) -> Outcome | None:
+    """The outcome with its text. One whose text cannot be read keeps the reference."""
+    if not isinstance(outcome, Result):
+        return outcome
+    try:
+        return with_text(outcome, contents)
+    except (ContentError, MessageError) as error:
+        note(f"{outcome.job_id}: {error.message}")
+        return outcome
 
 
 def _row(job: Job, outcome: Outcome | None) -> dict[str, Any]:

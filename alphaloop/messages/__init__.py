@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from alphaloop.messages.body import Body, ChatMessage
 from alphaloop.messages.chunk import Chunk, chunk_headers, final_chunk, read_chunk, text_chunk
-from alphaloop.messages.codec import derived_job_id, encode_job, parse_job, payload_digest
+from alphaloop.messages.codec import (
+    derived_job_id,
+    encode_job,
+    encode_prompt,
+    parse_job,
+    payload_digest,
+    with_prompt,
+)
 from alphaloop.messages.dead_letter import DeadLetter, Origin, dead_letter
 from alphaloop.messages.headers import carried_headers, result_headers
 from alphaloop.messages.job import Decoding, Job, Purpose
+from alphaloop.messages.reference import ContentReference
 from alphaloop.messages.result import DecodingReport, Failure, Mode, Result, Status, Timings, Usage
 from alphaloop.messages.stream_reader import StreamReader, StreamReaders
 
@@ -15,6 +23,7 @@ __all__ = [
     "Body",
     "ChatMessage",
     "Chunk",
+    "ContentReference",
     "DeadLetter",
     "Decoding",
     "DecodingReport",
@@ -34,10 +43,12 @@ __all__ = [
     "dead_letter",
     "derived_job_id",
     "encode_job",
+    "encode_prompt",
     "final_chunk",
     "parse_job",
     "payload_digest",
     "read_chunk",
     "result_headers",
     "text_chunk",
+    "with_prompt",
 ]

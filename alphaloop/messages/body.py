@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from alphaloop.messages.text import PlainText
 
+#: The context of a validation in which the prompt lies elsewhere, so that the body has none.
+PROMPT_ELSEWHERE: Final = {"prompt": "elsewhere"}
 MAX_BIASED_TOKENS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 _LEFT_OUT_IF_NULL: Final = ("stop", "stop_token_ids", "stream")
@@ -149,7 +151,11 @@ class Body(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _one_prompt(self) -> Self:
+    def _one_prompt(self, info: ValidationInfo) -> Self:
+        if info.context == PROMPT_ELSEWHERE:
+            if self.messages is not None or self.prompt is not None:
+                raise ValueError("expected neither messages nor prompt beside body_ref")
+            return self
         if (self.messages is None) == (self.prompt is None):
             found = "neither" if self.messages is None else "both"
             raise ValueError(f"expected either messages or prompt, found {found}")

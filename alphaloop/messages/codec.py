@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from alphaloop.errors import InvalidField, MalformedMessage
+from alphaloop.messages.body import PROMPT_ELSEWHERE, Body
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.messages.job import Job
 
@@ -54,7 +55,8 @@ def parse_job(
     if "job_id" not in fields:
         fields["job_id"] = derived_job_id(origin, value or b"")
     try:
-        return Job.model_validate(fields)
+        is_elsewhere = fields.get("body_ref") is not None
+        return Job.model_validate(fields, context=PROMPT_ELSEWHERE if is_elsewhere else None)
     except ValidationError as error:
         raise _first_invalid_field(error) from None
 
@@ -77,13 +79,36 @@ def payload_digest(job: Job) -> bytes:
     Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come
     in the order of the model, whatever order the sender wrote them in.
     """
-    content = job.model_dump_json(exclude={"job_id"}, exclude_none=True, exclude_defaults=True)
+    left_out = {"job_id": True} | _elsewhere(job)
+    content = job.model_dump_json(exclude=left_out, exclude_none=True, exclude_defaults=True)
     return hashlib.sha256(content.encode()).digest()
 
 
 def encode_job(job: Job) -> bytes:
-    """A job as UTF-8 JSON, defaults left out."""
-    return job.model_dump_json(exclude_none=True, exclude_defaults=True).encode()
+    """A job as UTF-8 JSON, defaults left out, and the prompt if it lies elsewhere."""
+    return job.model_dump_json(exclude=_elsewhere(job), exclude_none=True, exclude_defaults=True).encode()
+
+
+def encode_prompt(job: Job) -> bytes:
+    """The job's prompt as UTF-8 JSON, for the content that `body_ref` refers to."""
+    return job.body.model_dump_json(include={"messages", "prompt"}, exclude_none=True).encode()
+
+
+def with_prompt(job: Job, content: bytes, *, max_depth: int = DEFAULT_MAX_DEPTH) -> Job:
+    """A job whose prompt lay elsewhere, with that content. Raises MalformedMessage, InvalidField."""
+    found = _read_object(content, max_bytes=len(content), max_depth=max_depth)
+    if others := sorted(found.keys() - {"messages", "prompt"}):
+        raise InvalidField(f"expected messages or prompt only, found {others[0][:100]!r}", field="body_ref")
+    own = job.body.model_dump(exclude_none=True, exclude_defaults=True)
+    try:
+        return job.model_copy(update={"body": Body.model_validate({**own, **found})})
+    except ValidationError as error:
+        raise _first_invalid_field(error, within="body_ref") from None
+
+
+def _elsewhere(job: Job) -> dict[str, Any]:
+    """What a message leaves out of a job, because it refers to it."""
+    return {} if job.body_ref is None else {"body": {"messages", "prompt"}}
 
 
 def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict[str, Any]:
@@ -150,9 +175,9 @@ def _depths(root: Any) -> Iterator[int]:
         depth += 1
 
 
-def _first_invalid_field(error: ValidationError) -> InvalidField:
+def _first_invalid_field(error: ValidationError, within: str | None = None) -> InvalidField:
     first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path = ".".join(str(part) for part in (*filter(None, [within]), *first["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     for python, sent in _SENT_WORDS.items():
         message = message.replace(python, sent)

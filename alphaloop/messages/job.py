@@ -3,6 +3,9 @@
 The smallest job is `{"task": "code", "prompt": "…"}`. Top-level `prompt` is the hand-typed shorthand for one user
 message, so a chat model answers it; `body.prompt` is OpenAI's raw completion. Other fields of the body may also stand
 at the top level (`max_tokens`, `temperature` …) as long as there is no `body`.
+
+A prompt that is too large for a message lies elsewhere, and `body_ref` refers to it: a JSON object with either
+`messages` or `prompt`, which the body lacks then.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alphaloop.messages.body import UNSUPPORTED, Body
+from alphaloop.messages.reference import ContentReference
 from alphaloop.messages.text import Identifier, Instant, Label, TaskName
 
 SHORTHAND: Final = frozenset(Body.model_fields) | {"max_completion_tokens"} | frozenset(UNSUPPORTED)
@@ -45,6 +49,9 @@ class Job(BaseModel):
     )
     task: TaskName = Field(description="Kind of prompt; the topic's, if left out.")
     body: Body
+    body_ref: ContentReference | None = Field(
+        None, description="Where the prompt lies that the body lacks: a JSON object with either messages or prompt."
+    )
     custom_id: Label | None = Field(None, description="The caller's own name for the job, echoed in the result.")
     batch_id: Label | None = Field(None, description="The caller's group of jobs, echoed in the result.")
     redrive_of: Identifier | None = Field(
@@ -74,12 +81,17 @@ class Job(BaseModel):
         for name, item in value.items():
             (loose if name in SHORTHAND else others)[name] = item
         if not loose:
-            return value
+            return {"body": {}, **value} if value.get("body_ref") is not None else value
         if "body" in value:
             raise ValueError(f"{min(loose)} stands beside body; expected it inside body")
         if isinstance(loose.get("prompt"), str) and loose.get("messages") is None:
             loose["messages"] = [{"role": "user", "content": loose.pop("prompt")}]
         return others | {"body": loose}
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the prompt was not read yet from where `body_ref` says it lies."""
+        return self.body_ref is not None and self.body.messages is None and self.body.prompt is None
 
     def is_expired(self, now: datetime) -> bool:
         """Whether the deadline has passed at `now` (aware)."""

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.messages.job import Purpose
+from alphaloop.messages.reference import ContentReference
 
 
 class Status(StrEnum):
@@ -97,6 +98,9 @@ class Result(_Part):
     segment: str | None = None
     purpose: Purpose = Purpose.TRAFFIC
     text: str | None = None
+    text_ref: ContentReference | None = Field(
+        None, description="Where the text lies, as UTF-8, if the result would be too large with it."
+    )
     finish_reason: Literal["stop", "length"] | None = None
     usage: Usage | None = None
     timings: Timings | None = None

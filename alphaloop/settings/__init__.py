@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
+    ClaimCheckSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
@@ -25,6 +26,7 @@ from alphaloop.settings.override import overridden
 from alphaloop.settings.tracing import TracingSettings
 
 __all__ = [
+    "ClaimCheckSettings",
     "DraftModelDrafterSettings",
     "DrafterSettings",
     "EmbeddedSettings",

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from alphaloop.errors import ConfigError
 from alphaloop.messages.text import TaskName
 from alphaloop.settings.model import (
+    ClaimCheckSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
@@ -63,6 +64,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     policy: PolicySettings = PolicySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    claim_check: ClaimCheckSettings = ClaimCheckSettings()
     startup: StartupSettings = StartupSettings()
     logs: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

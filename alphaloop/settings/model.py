@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from alphaloop.claim_check.addresses import prefix_of
 from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.objective import Aim, Objective
@@ -37,6 +38,9 @@ class KafkaSettings(Section):
     ssl_key_password: SecretStr | None = None
     session_timeout_ms: int = Field(45_000, ge=1000)  #: silence after which the broker removes a worker from the group
     metadata_refresh_ms: int = Field(5_000, ge=500)  #: how soon a new task's topic is seen
+    topic_check_s: float = Field(
+        30.0, gt=0
+    )  #: how soon a topic is noticed that was deleted and made again with as many messages
     max_message_bytes: int = Field(
         4 << 20, ge=1 << 20
     )  #: of the jobs topics; larger than max_job_bytes so that too large jobs can be refused, not lost
@@ -247,6 +251,38 @@ class StartupSettings(Section):
     server_wait_s: float | None = Field(
         None, ge=0
     )  #: longest wait for one server, then the process ends with code 1; unset: for ever; 0: no wait
+
+
+class ClaimCheckSettings(Section):
+    """Where content lies that is too large for a message: prompts of jobs, texts of results."""
+
+    url: str | None = None  #: a folder, or s3://bucket/path (gs, abfs); unset: nothing travels by reference
+    read_urls: tuple[str, ...] = Field(
+        (), max_length=100
+    )  #: further folders or prefixes from which workers read the prompts of jobs
+    max_bytes: int = Field(32 << 20, ge=1 << 10)  #: of one prompt or text
+    timeout_s: float = Field(30.0, gt=0)  #: longest wait for one answer of an object store
+    num_readers: int = Field(4, ge=1, le=64)  #: prompts that a worker reads at once
+    options: dict[str, SecretStr | bool | int | float] = Field(
+        {}
+    )  #: of the object store's client, such as endpoint_url; credentials come better from its own environment variables
+
+    @field_validator("url")
+    @classmethod
+    def _one_spelling(cls, url: str | None) -> str | None:
+        return None if url is None else prefix_of(url)
+
+    @field_validator("read_urls")
+    @classmethod
+    def _one_spelling_each(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(prefix_of(url) for url in urls)
+
+    def client_options(self) -> dict[str, str | bool | int | float]:
+        """The options as the client takes them. They hold secrets: never log them."""
+        return {
+            name: option.get_secret_value() if isinstance(option, SecretStr) else option
+            for name, option in self.options.items()
+        }
 
 
 class LogSettings(Section):

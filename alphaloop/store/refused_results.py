@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from sqlalchemy import Connection
@@ -24,6 +24,25 @@ _REPLACE: Final = """
     UPDATE jobs SET refused_outcome = jobs.outcome, outcome = CAST(given.result AS json), status = %(status)s
     FROM given JOIN locked USING (job_id) WHERE jobs.job_id = given.job_id
     RETURNING jobs.job_id
+"""
+_REFER: Final = """
+    WITH given AS (
+        SELECT job_id, result, url
+        FROM unnest(%(job_ids)b::text[], %(results)b::text[], %(urls)b::text[]) AS given(job_id, result, url)
+    ), locked AS MATERIALIZED (
+        SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM given) AND status <> 'running'
+        ORDER BY job_id COLLATE "C" FOR UPDATE
+    ), kept AS (
+        INSERT INTO stored_texts (url, job_id) SELECT url, job_id FROM given JOIN locked USING (job_id)
+        ON CONFLICT DO NOTHING
+    )
+    UPDATE jobs SET outcome = CAST(given.result AS json)
+    FROM given JOIN locked USING (job_id) WHERE jobs.job_id = given.job_id
+    RETURNING jobs.job_id
+"""
+_POSTPONE: Final = """
+    INSERT INTO outbox (topic, job_ids, owner, created_at, relayed_at)
+    SELECT topic, ARRAY[%(job_id)s], owner, created_at, now() FROM outbox WHERE id = %(id)s
 """
 _SET_ASIDE: Final = """
     INSERT INTO outbox (topic, job_ids, owner, created_at, set_aside_at, set_aside_because)
@@ -58,6 +77,35 @@ class RefusedResultStore:
             asked = {"job_ids": named, "results": [results[job_id].decode() for job_id in named]}
             answer = driver_of(connection).execute(_REPLACE, {**asked, "status": Status.FAILED.value})
             return {job_id for (job_id,) in answer.fetchall()}
+
+    def refer(self, row_id: int, results: Mapping[str, bytes], urls: Mapping[str, str]) -> set[str]:
+        """Record results that refer to their texts (job_id → Result, job_id → where its text lies).
+
+        They were never published with their texts, and are the outcomes of these jobs from now on. The scheduler
+        deletes the texts after the jobs. Returns the jobs for which it was done.
+        """
+        with self._database.begin() as connection:
+            named = [job_id for job_id in _locked(connection, row_id) if job_id in results]
+            if not named:
+                return set()
+            given = {"results": [results[one].decode() for one in named], "urls": [urls[one] for one in named]}
+            answer = driver_of(connection).execute(_REFER, {"job_ids": named, **given})
+            return {job_id for (job_id,) in answer.fetchall()}
+
+    def postpone(self, row_id: int, job_ids: Collection[str]) -> set[str]:
+        """Take jobs out of a row and put them into rows of their own, which a worker publishes later.
+
+        Returns the jobs that the row still named.
+        """
+        with self._database.begin() as connection:
+            before = _locked(connection, row_id)
+            named = [job_id for job_id in before if job_id in job_ids]
+            driver = driver_of(connection)
+            for job_id in named:
+                driver.execute(_POSTPONE, {"id": row_id, "job_id": job_id})
+            if named:
+                driver.execute(_KEEP, {"id": row_id, "job_ids": [one for one in before if one not in job_ids]})
+            return set(named)
 
     def set_aside(self, row_id: int, because: Mapping[str, str]) -> set[str]:
         """Take jobs out of a row and put them into rows that no worker publishes, with the reason (job_id → reason).

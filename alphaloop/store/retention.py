@@ -16,6 +16,8 @@ from alphaloop.store.database import Database
 
 #: Rows of one transaction: some ten milliseconds.
 CHUNK_ROWS: Final = 1000
+#: Texts in a folder or an object store that are deleted between two looks at the time.
+CHUNK_TEXTS: Final = 50
 
 # By the time of creation, because an index on the time of the end would make every outcome write to all indexes. What
 # ended before a moment was created before it. A claim whose lease ended so long ago is of a job whose message is gone.
@@ -32,6 +34,13 @@ _JOBS: Final = text("""
     )
     SELECT count(*), max(created_at) FROM old
 """)
+# A text may not go before its job, because a job that is delivered again is answered with the reference to it.
+_TEXTS: Final = text("""
+    SELECT url FROM stored_texts
+    WHERE stored_at < :before AND NOT EXISTS (SELECT FROM jobs WHERE jobs.job_id = stored_texts.job_id)
+    ORDER BY stored_at LIMIT :chunk
+""")
+_FORGET_TEXTS: Final = text("DELETE FROM stored_texts WHERE url = ANY(:urls)")
 #: By table, which rows are too old. Every name is a table that grows with time and is not partitioned.
 _TOO_OLD: Final = {
     # One of a job that still runs is still to be carried out.
@@ -96,6 +105,24 @@ class RetentionStore:
                 return Dropped(num_rows, is_all=True)
             # The next chunk does not pass over the remains of those before it.
             since = last
+        return Dropped(num_rows, is_all=False)
+
+    def drop_texts(self, before: datetime, time_is_up: Callable[[], bool], delete: Callable[[str], None]) -> Dropped:
+        """Delete texts outside Postgres whose jobs are gone, each with `delete`, and then their rows.
+
+        A text whose deletion was interrupted is deleted again. Raises whatever `delete` raises.
+        """
+        num_rows = 0
+        while not time_is_up():
+            with self._database.begin() as connection:
+                urls = list(connection.execute(_TEXTS, {"before": before, "chunk": CHUNK_TEXTS}).scalars())
+            for url in urls:
+                delete(url)
+            with self._database.begin() as connection:
+                connection.execute(_FORGET_TEXTS, {"urls": urls})
+            num_rows += len(urls)
+            if len(urls) < CHUNK_TEXTS:
+                return Dropped(num_rows, is_all=True)
         return Dropped(num_rows, is_all=False)
 
     def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:

@@ -7,7 +7,7 @@ from alphaloop.tables.drift import drift_event_states, drift_events
 from alphaloop.tables.drift_memory import drift_memories, drift_positions
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
 from alphaloop.tables.exactness import incidents, probe_texts
-from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
+from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives, stored_texts
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import (
     draft_revisions,
@@ -55,6 +55,7 @@ __all__ = [
     "redrives",
     "reports",
     "schedule_runs",
+    "stored_texts",
     "switchback_slices",
     "task_speedups",
 ]

@@ -103,6 +103,15 @@ outbox: Final = Table(
     "recorded them",
 )
 
+stored_texts: Final = Table(
+    "stored_texts",
+    metadata,
+    Column("url", Text, primary_key=True, comment="Where the text lies: a folder or an object store"),
+    Column("job_id", Text, nullable=False, comment="The job whose text it is"),
+    instant("stored_at", "When the result was recorded that refers to it", server_default=NOW),
+    comment="Texts of results that were too large for Kafka; deleted after their jobs",
+)
+
 redrives: Final = Table(
     "redrives",
     metadata,

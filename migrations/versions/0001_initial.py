@@ -46,6 +46,7 @@ TABLES = (
     "outbox",
     "cancellations",
     "redrives",
+    "stored_texts",
     "decode_runs",
     "evidence_rows",
     "acceptance_hourly",
@@ -235,6 +236,20 @@ def create_jobs() -> None:
         ),
         PrimaryKeyConstraint("topic", "partition", "offset", "written_at_ms", name=op.f("pk_redrives")),
         comment="Dead letters that `alphaloop dlq redrive` sent again",
+    )
+    op.create_table(
+        "stored_texts",
+        Column("url", Text(), nullable=False, comment="Where the text lies: a folder or an object store"),
+        Column("job_id", Text(), nullable=False, comment="The job whose text it is"),
+        Column(
+            "stored_at",
+            INSTANT,
+            server_default=NOW,
+            nullable=False,
+            comment="When the result was recorded that refers to it",
+        ),
+        PrimaryKeyConstraint("url", name=op.f("pk_stored_texts")),
+        comment="Texts of results that were too large for Kafka; deleted after their jobs",
     )
 
 

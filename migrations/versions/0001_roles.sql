@@ -84,8 +84,8 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO alphaloop_worker, alphaloop_scheduler, alphaloop_reader', current_schema());
         GRANT SELECT ON alembic_version, code_revisions TO alphaloop_worker, alphaloop_scheduler, alphaloop_reader;
         GRANT SELECT, INSERT, UPDATE, DELETE ON jobs, outbox, cancellations, cost_profiles TO alphaloop_worker;
-        GRANT SELECT, INSERT ON decode_runs, evidence_rows, switchback_slices, probe_texts, decision_records, decision_inputs,
-            decisions TO alphaloop_worker;
+        GRANT SELECT, INSERT ON stored_texts, decode_runs, evidence_rows, switchback_slices, probe_texts, decision_records,
+            decision_inputs, decisions TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE ON acceptance_hourly, acceptance_state, exploration_budgets, draft_revisions
             TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE, DELETE ON task_speedups TO alphaloop_worker, alphaloop_scheduler;
@@ -102,8 +102,9 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
             acceptance_checkpoints, decisions, probe_runs, probe_texts, incidents, drift_events, drift_event_states, draft_revisions,
             schedule_runs, reports,
-            leader_terms TO alphaloop_scheduler;
+            leader_terms, leader_leases TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON drift_memories, drift_positions TO alphaloop_scheduler;
+        GRANT SELECT, DELETE ON stored_texts TO alphaloop_scheduler;
         GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;
         -- Views, and tables without texts of callers.
         GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift,

@@ -13,9 +13,12 @@ from alphaloop.kafka.config import client_config
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.topic_ids import TopicIds
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.claimed import NOW
+from tests.fixtures.worker import until
 from worker.intake.polling import Delivery, Intake
+from worker.intake.topic_watch import TopicWatch
 
 pytestmark = pytest.mark.kafka
 
@@ -40,10 +43,6 @@ class Topic:
             error := self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name].exception(WAIT_S)
         ) is not None:
             assert time.monotonic() < deadline, error
-
-    def _create(self) -> BaseException | None:
-        answer = self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name]
-        return answer.exception(WAIT_S)
 
     def make_anew(self) -> None:
         """Delete it and make it again, as fast as the broker does it."""
@@ -78,9 +77,8 @@ def topic(patient: KafkaSettings, fresh_prefix: str) -> Topic:
     return Topic(patient, f"jobs.{fresh_prefix}")
 
 
-@pytest.fixture
-def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
-    intake = Intake(
+def intake_of(patient: KafkaSettings, topic: Topic) -> Intake:
+    return Intake(
         Consumer(patient, group_id=topic.name),
         [topic.name],
         max_buffered=1000,
@@ -90,9 +88,19 @@ def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
         commit_interval_s=0.1,
         now=lambda: NOW,
     )
+
+
+@pytest.fixture
+def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
+    intake = intake_of(patient, topic)
     intake.start()
     yield intake
     intake.close(WAIT_S)
+
+
+@pytest.fixture
+def watch(patient: KafkaSettings, intake: Intake) -> TopicWatch:
+    return TopicWatch([intake], TopicIds(patient).ask, every_s=0.0)
 
 
 def take(intake: Intake, wanted: set[bytes]) -> list[Delivery]:
@@ -124,3 +132,47 @@ def test_a_topic_made_anew_is_read_from_its_beginning(topic: Topic, intake: Inta
     wait_until_committed(topic, 10)
     intake.finish(deliveries[10:])
     wait_until_committed(topic, NUM_AFTER)
+
+
+def unread_beyond(topic: Topic, intake: Intake, watch: TopicWatch, extra: list[bytes]) -> list[bytes]:
+    """Make the topic anew with as many messages as were read, while nobody asks for the next one; the new messages."""
+    old = [b"old %d" % number for number in range(NUM_BEFORE)]
+    topic.send(old)
+    intake.finish(take(intake, set(old)))
+    watch.check()
+    wait_until_committed(topic, NUM_BEFORE)
+    intake.hold(topic.name)
+    until(lambda: intake.is_paused(topic.partition), "the partition is paused")
+    topic.make_anew()
+    new = [b"new %d" % number for number in range(NUM_BEFORE)] + extra
+    topic.send(new)
+    return new
+
+
+def test_a_topic_made_anew_with_as_many_messages_is_read_from_its_beginning(
+    topic: Topic, intake: Intake, watch: TopicWatch
+) -> None:
+    new = unread_beyond(topic, intake, watch, [])
+    intake.release(topic.name)
+    until(lambda: watch.check() or intake.num_in_flight > 0, "the change is noticed")
+    intake.finish(take(intake, set(new)))
+    wait_until_committed(topic, NUM_BEFORE)
+
+
+def test_a_worker_that_did_not_notice_leaves_it_to_the_next_one(
+    patient: KafkaSettings, topic: Topic, intake: Intake, watch: TopicWatch
+) -> None:
+    new = unread_beyond(topic, intake, watch, [b"behind the others"])
+    intake.release(topic.name)
+    last = take(intake, {b"behind the others"})
+    assert len(last) == 1, "the others were passed over"
+    intake.finish(last)
+    wait_until_committed(topic, NUM_BEFORE + 1)
+    intake.close(WAIT_S)
+    following = intake_of(patient, topic)
+    following.start()
+    try:
+        following.finish(take(following, set(new)))
+    finally:
+        following.close(WAIT_S)
+    assert topic.committed() == NUM_BEFORE + 1

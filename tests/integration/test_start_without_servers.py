@@ -24,12 +24,15 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result
 from alphaloop.settings import load_settings
 from alphaloop.store.schema import upgrade
+from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import Client, until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "planted-password"
+#: A model is loaded, on a machine that may be busy.
+START_S = 180.0
 
 
 class Process:
@@ -66,7 +69,7 @@ class Process:
         def found() -> list[dict[str, Any]]:
             return [line for line in self.events if line.get("action") == action]
 
-        until(lambda: bool(found()) or self.process.poll() is not None, action)
+        until(lambda: bool(found()) or self.process.poll() is not None, action, START_S)
         assert found(), self._log.read_text(encoding="utf-8")
         return found()[0]
 
@@ -114,6 +117,7 @@ def nowhere() -> dict[str, str]:
 
 @pytest.mark.kafka
 @pytest.mark.model
+@pytest.mark.timeout(500)
 def test_both_processes_wait_for_both_servers_and_then_serve(
     processes: Any, kafka_home: Path, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -122,8 +126,10 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
     kafka = EmbeddedKafka(kafka_home, tmp_path / "kafka", port=kafka_port)
     url = postgres.start()
     upgrade(SecretStr(url))
+    # With the rights of their roles, as the Compose stack runs them.
+    logins = {module: as_member(url, SecretStr(url), f"alphaloop_{module}") for module in ("worker", "scheduler")}
     postgres.stop()
-    servers = {"DATABASE_URL": url, "KAFKA_BOOTSTRAP_SERVERS": f"127.0.0.1:{kafka_port}"}
+    servers = {"KAFKA_BOOTSTRAP_SERVERS": f"127.0.0.1:{kafka_port}"}
     quick = {
         "ALPHALOOP_MODELS__TARGET__SOURCE": str(tiny_models["llama"]),
         "ALPHALOOP_MODELS__TARGET__DTYPE": "float32",
@@ -131,8 +137,8 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
         "ALPHALOOP_WORKER__CALIBRATION_CONTEXTS": "[64]",
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
     }
-    worker = processes("worker", servers, **quick)
-    scheduler = processes("scheduler", servers)
+    worker = processes("worker", servers | {"DATABASE_URL": logins["worker"].get_secret_value()}, **quick)
+    scheduler = processes("scheduler", servers | {"DATABASE_URL": logins["scheduler"].get_secret_value()})
     try:
         for process in (worker, scheduler):
             process.event("server_awaited")

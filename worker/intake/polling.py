@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -66,6 +66,7 @@ class Intake:
         self._epoch = 0
         self._assignment_number = 0
         self._held_topics: frozenset[str] = frozenset()
+        self._told_ids: Mapping[str, str] = {}
         self._lanes = LaneBuffers(max_items=max_buffered, max_bytes=max_buffered_bytes)
         self._finished: SimpleQueue[Sequence[Delivery]] = SimpleQueue()
         self.handing_over = HandingOver(hand_over_s)  #: what is owed when partitions leave
@@ -105,6 +106,20 @@ class Intake:
     def release(self, topic: str) -> None:
         """Read a topic again."""
         self._held_topics -= {topic}
+
+    def is_paused(self, partition: TopicPartition) -> bool:
+        """Whether nothing is read of this partition for now."""
+        held = self._partitions.get(partition)
+        return held is not None and held.is_paused
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics of the partitions that are ours."""
+        return {partition.topic for partition in list(self._partitions)}
+
+    def tell_topic_ids(self, ids: Mapping[str, str]) -> None:
+        """The ids of topics now: one that has changed is read from its beginning. What was delivered is finished."""
+        self._told_ids = ids
 
     def is_current(self, delivery: Delivery) -> bool:
         """Whether its partition is ours under the same assignment, and stays so as far as is known."""
@@ -174,6 +189,8 @@ class Intake:
         self._last_poll = self._clock()
         self._lanes.put(self._deliveries(records))
         self._drain_finished()
+        if self._told_ids:
+            self._begin_anew()
         self._balance()
         if self._clock() - self._last_commit >= self._commit_interval_s:
             self._last_commit = self._clock()
@@ -196,6 +213,16 @@ class Intake:
             if held.not_due:
                 found += held.take_due(at_s)
         return found
+
+    def _begin_anew(self) -> None:
+        """Read topics that were made anew from their beginning."""
+        ids, self._told_ids = self._told_ids, {}
+        for partition in self._source.rewind_if_made_anew(ids):
+            held = self._partitions.get(partition)
+            if held is not None:
+                held.watermark.begin_anew()
+                held.committed = None
+                log.warning("%s was made anew", partition.topic, extra={"action": "topic_made_anew"})
 
     def _drain_finished(self) -> None:
         while True:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
-from alphaloop.messages import Job, Origin, Purpose, parse_job, payload_digest
+from alphaloop.messages import (
+    ContentReference,
+    Failure,
+    Job,
+    Origin,
+    Purpose,
+    parse_job,
+    payload_digest,
+    with_prompt,
+)
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import TaskSettings, WorkerSettings
@@ -30,12 +39,15 @@ class ReadyJob:
     prepared: PreparedJob
     payload_sha256: bytes
     lane: LaneKey
+    failure: Failure | None = None  #: why the job ends without being decoded: its prompt, elsewhere, could not be read
     job: Job = field(init=False, compare=False)
     #: About what it takes in memory: its message, the text that was read from it, and the prompt's tokens.
     num_bytes: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         text = len(self.delivery.record.value or b"")
+        if (reference := self.prepared.job.body_ref) is not None:
+            text += reference.num_bytes
         num_bytes = self.delivery.num_bytes + text + _TOKEN_BYTES * len(self.prepared.token_ids)
         object.__setattr__(self, "num_bytes", num_bytes)
         object.__setattr__(self, "job", self.prepared.job)
@@ -44,6 +56,25 @@ class ReadyJob:
     def is_high(self) -> bool:
         """Whether it goes before others of its task."""
         return self.delivery.is_high
+
+
+@dataclass(frozen=True, slots=True)
+class PromptElsewhere:
+    """A valid job whose prompt has still to be read from where `reference` says it lies."""
+
+    delivery: Delivery
+    job: Job
+    reference: ContentReference
+    payload_sha256: bytes
+
+
+def no_references(reference: ContentReference, field: str) -> None:
+    """Refuse every reference, because no store is configured. Raises InvalidField."""
+    raise InvalidField(
+        "expected the prompt in the message, found a reference, and this worker follows none",
+        field=field,
+        hint="set claim_check.url for the worker",
+    )
 
 
 class Validation:
@@ -59,6 +90,7 @@ class Validation:
         cluster: str,
         keeps_apart: Callable[[str, str], bool] = lambda task, segment: True,
         is_probe: Callable[[str, bytes], bool] = lambda job_id, payload_sha256: True,
+        check_reference: Callable[[ContentReference, str], None] = no_references,
     ) -> None:
         """What reads messages.
 
@@ -70,6 +102,7 @@ class Validation:
             cluster: the id of the Kafka cluster.
             keeps_apart: whether a task's segment has evidence of its own.
             is_probe: whether the scheduler recorded a probe or control of this job_id and payload.
+            check_reference: raises InvalidField where this worker does not follow the reference in that field.
         """
         self._engine = engine
         self._tasks = dict(tasks)
@@ -79,13 +112,14 @@ class Validation:
         self._cluster = cluster
         self._keeps_apart = keeps_apart
         self._is_probe = is_probe
+        self._check_reference = check_reference
 
     def origin(self, delivery: Delivery) -> Origin:
         """Where a delivery came from."""
         record = delivery.record
         return Origin(self._cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
 
-    def read(self, delivery: Delivery) -> ReadyJob:
+    def read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
         """Raises the MessageError that goes into the dead letter."""
         topic = delivery.record.topic
         task = task_of(topic) or topic
@@ -110,6 +144,23 @@ class Validation:
             raise InvalidField(
                 f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
             )
+        if job.body_ref is not None:
+            self._check_reference(job.body_ref, "body_ref")
+            return PromptElsewhere(delivery, job, job.body_ref, digest)
+        return self._ready(delivery, job, digest, settings)
+
+    def with_prompt(self, waiting: PromptElsewhere, content: bytes | Failure) -> ReadyJob:
+        """The job with its prompt, or with the failure to read it, which then is the job's. Raises MessageError."""
+        job, digest = waiting.job, waiting.payload_sha256
+        settings = self._settings_of(job.task)
+        if isinstance(content, Failure):
+            sampling = sampling_of(job, settings)
+            prepared = PreparedJob(job, (), sampling)
+            return ReadyJob(waiting.delivery, prepared, digest, lane_of(job, sampling), content)
+        job = with_prompt(job, content, max_depth=self._limits.max_json_depth)
+        return self._ready(waiting.delivery, job, digest, settings)
+
+    def _ready(self, delivery: Delivery, job: Job, digest: bytes, settings: TaskSettings) -> ReadyJob:
         prepared = self._engine.prepare(job, sampling_of(job, settings))
         if job.segment and not self._keeps_apart(job.task, job.segment):
             prepared = replace(prepared, is_pooled=True)

@@ -123,6 +123,8 @@ class Claiming:
                 claims.ended.append(
                     EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
                 )
+            case ClaimState.CLAIMED if ready.failure is not None:
+                claims.ended.append(EndedUndecoded(claimed, Status.FAILED, ready.failure))
             case ClaimState.CLAIMED:
                 claims.to_decode.append(claimed)
 

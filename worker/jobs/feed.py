@@ -15,6 +15,7 @@ from typing import Final
 
 from alphaloop.errors import MessageError
 from worker.intake.buffer import Room
+from worker.intake.fetching import Contents, Fetching
 from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import ReadyJob, Validation
 from worker.jobs.admission import AdmissionQueue, Waiting
@@ -67,7 +68,10 @@ class JobFeed:
         max_waiting_bytes: int,
         now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
+        contents: Contents | None = None,
+        num_readers: int = 1,
     ) -> None:
+        """`contents` is where prompts lie that are in no message; `num_readers` of them are read at once."""
         self._intake = intake
         self._queue = queue
         self._claiming = claiming
@@ -82,7 +86,11 @@ class JobFeed:
         self._max_waiting_bytes = max_waiting_bytes
         self._clock = clock
         self._now = now
-        self._readings = self._reading_high, self._reading = Reading(validation, clock), Reading(validation, clock)
+        self._fetching = Fetching(contents, validation, num_at_once=num_readers, retry=retry, wake=intake.wake)
+        self._readings = self._reading_high, self._reading = (
+            Reading(validation, clock, self._fetching),
+            Reading(validation, clock, self._fetching),
+        )
         self._held: list[tuple[float, ReadyJob]] = []
         self._suspects = Suspects(claiming, leases, retry)
         self._assignment = -1
@@ -113,6 +121,8 @@ class JobFeed:
         self._take(wait_s)
         for reading in self._readings:
             self._read(reading)
+        if len(self._fetching):
+            self._read_fetched()
         self._retry_held()
         self._discard_revoked()
         self._claim_ahead()
@@ -135,7 +145,8 @@ class JobFeed:
 
     @property
     def _num_unclaimed(self) -> int:
-        return sum(map(len, self._readings)) + len(self._queue) + len(self._held) + len(self._suspects)
+        num_unread = sum(map(len, self._readings)) + len(self._fetching)
+        return num_unread + len(self._queue) + len(self._held) + len(self._suspects)
 
     @property
     def _num_bytes(self) -> int:
@@ -151,7 +162,8 @@ class JobFeed:
         return Room(self._max_waiting - num_jobs, self._max_waiting_bytes - self._num_bytes + high.num_bytes)
 
     def _take(self, wait_s: float) -> None:
-        normal = self._room(self._reading).without(len(self._reading), self._reading.num_bytes)
+        num_unread = len(self._reading) + len(self._fetching)
+        normal = self._room(self._reading).without(num_unread, self._reading.num_bytes)
         high = self._room(self._reading_high).without(len(self._reading_high), self._reading_high.num_bytes)
         taken = self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high)
         self._reading_high.add(delivery for delivery in taken if delivery.is_high)
@@ -161,6 +173,12 @@ class JobFeed:
         ready, refused = reading.read(self._room(reading).num_bytes)
         self._wait_in_line(ready)
         self._refuse(refused)
+
+    def _read_fetched(self) -> None:
+        """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
+        ready, refused = self._fetching.take(self._room(self._reading).num_bytes)
+        self._wait_in_line(job for job in ready if self._intake.is_current(job.delivery))
+        self._refuse([(delivery, error) for delivery, error in refused if self._intake.is_current(delivery)])
 
     def _wait_in_line(self, jobs: Iterable[ReadyJob]) -> None:
         now = self._clock()
@@ -196,6 +214,7 @@ class JobFeed:
         self._assignment = self._intake.assignment_number
         for reading in self._readings:
             reading.discard(lambda delivery: not self._intake.is_current(delivery))
+        self._fetching.discard(lambda delivery: not self._intake.is_current(delivery))
         self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
         self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
         with self._lock:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topic
 from alphaloop.settings import Settings
@@ -44,6 +45,7 @@ def open_publishing(
     producer: Producer,
     letters: Letters,
     metrics: WorkerMetrics,
+    contents: ContentStore | None = None,
     *,
     retry: Retry,
     is_hurried: Callable[[], bool],
@@ -64,7 +66,7 @@ def open_publishing(
         queue,
         producer,
         Outbox(database),
-        RefusedResults(RefusedResultStore(database), metrics.result_refused),
+        RefusedResults(RefusedResultStore(database), metrics.result_refused, contents),
         topics,
         forwarder,
         metrics,

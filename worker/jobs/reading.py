@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, MalformedMessage, MessageError, reason_of
+from alphaloop.errors import AlphaloopError, MessageError
+from worker.intake.fetching import Fetching, Refusal, unreadable
 from worker.intake.polling import Delivery
-from worker.intake.validation import ReadyJob, Validation
-
-log = logging.getLogger(__name__)
+from worker.intake.validation import PromptElsewhere, ReadyJob, Validation
 
 #: A portion ends after this long, because long prompts take seconds and claims must go on between them.
 MOST_READING_S: Final = 0.05
 
-Refusal = tuple[Delivery, MessageError]
-
 
 class Reading:
-    """Deliveries in their order until they are read."""
+    """Deliveries in their order until they are read. A job whose prompt lies elsewhere goes on to `fetching`."""
 
-    def __init__(self, validation: Validation, clock: Callable[[], float]) -> None:
+    def __init__(self, validation: Validation, clock: Callable[[], float], fetching: Fetching) -> None:
         self._validation = validation
+        self._fetching = fetching
         self._clock = clock
         self._unread: deque[Delivery] = deque()
         self._num_bytes = 0
@@ -57,23 +54,17 @@ class Reading:
             delivery = self._unread.popleft()
             self._num_bytes -= delivery.num_bytes
             try:
-                job = self._validation.read(delivery)
+                found = self._validation.read(delivery)
             except MessageError as error:
                 refused.append((delivery, error))
             except AlphaloopError:
                 raise
             except Exception as error:
-                refused.append((delivery, _unreadable(error)))
+                refused.append((delivery, unreadable(error)))
             else:
-                ready.append(job)
-                room_bytes -= job.num_bytes
+                if isinstance(found, PromptElsewhere):
+                    self._fetching.add(found)
+                    continue
+                ready.append(found)
+                room_bytes -= found.num_bytes
         return ready, refused
-
-
-def _unreadable(error: Exception) -> MalformedMessage:
-    """The refusal of a message on which our own code raised, so that it does not stop its partition.
-
-    The exception's text is left out of the dead letter, because it may quote the prompt. The log leaves it out too.
-    """
-    log.error("a message could not be read", exc_info=error, extra={"action": "validation_failed"})
-    return MalformedMessage(f"could not be read: {reason_of(error)}")

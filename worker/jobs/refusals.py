@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from alphaloop.errors import MessageRefused, MessageTooLarge
+from alphaloop.claim_check.contents import text_by_reference
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.errors import ContentStoreUnavailable, MessageRefused, MessageTooLarge
+from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Result, Status
 from alphaloop.store.outbox import OutboxMessage
 
@@ -20,6 +23,9 @@ log = logging.getLogger(__name__)
 
 TOO_LARGE: Final = "result_too_large"
 REFUSED: Final = "result_refused"
+#: What else was done with a result that is too large, beside OnRefusal.
+BY_REFERENCE: Final = "by_reference"  #: its text lies in the store of contents
+POSTPONED: Final = "postponed"  #: that store is away
 
 
 class OnRefusal(StrEnum):
@@ -42,21 +48,29 @@ class Store(Protocol):
     """What is needed of alphaloop.store.refused_results.RefusedResultStore."""
 
     def replace(self, row_id: int, results: Mapping[str, bytes]) -> set[str]: ...
+    def refer(self, row_id: int, results: Mapping[str, bytes], urls: Mapping[str, str]) -> set[str]: ...
+    def postpone(self, row_id: int, job_ids: Collection[str]) -> set[str]: ...
     def set_aside(self, row_id: int, because: Mapping[str, str]) -> set[str]: ...
 
 
 class RefusedResults:
-    """Settles refused results; `count` is told the code and what was done, of each."""
+    """Settles refused results; `count` is told the code and what was done, of each.
 
-    def __init__(self, store: Store, count: Callable[[str, str], None]) -> None:
+    With `contents`, the text of a result that is too large lies there, and the result refers to it. While that store is
+    away the result waits in the outbox, and the others go on.
+    """
+
+    def __init__(self, store: Store, count: Callable[[str, str], None], contents: ContentStore | None = None) -> None:
         self._store = store
         self._count = count
+        self._contents = contents
 
     def settle(self, refused: Sequence[tuple[Outgoing, MessageRefused]]) -> list[Outgoing]:
         """Record what becomes of them; returns what is to be published instead. Raises StoreError.
 
         May be called again for the same results after an error.
         """
+        instead, refused = self._moved(refused)
         replaced: dict[int, dict[str, bytes]] = defaultdict(dict)
         aside: dict[int, dict[str, str]] = defaultdict(dict)
         why = {outgoing.message.job_id: error for outgoing, error in refused}
@@ -73,7 +87,6 @@ class RefusedResults:
         for row_id, job_ids in aside.items():
             for job_id in sorted(self._store.set_aside(row_id, job_ids)):
                 self._tell(job_id, why[job_id], OnRefusal.SET_ASIDE)
-        instead: list[Outgoing] = []
         for row_id, results in replaced.items():
             for job_id in sorted(self._store.replace(row_id, results)):
                 message = dataclasses.replace(messages[job_id], value=results[job_id])
@@ -81,11 +94,48 @@ class RefusedResults:
                 self._tell(job_id, why[job_id], OnRefusal.REPLACE)
         return instead
 
+    def _moved(
+        self, refused: Sequence[tuple[Outgoing, MessageRefused]]
+    ) -> tuple[list[Outgoing], list[tuple[Outgoing, MessageRefused]]]:
+        """Move texts that make results too large into the store; returns the smaller results, and what is left."""
+        instead: list[Outgoing] = []
+        left: list[tuple[Outgoing, MessageRefused]] = []
+        for outgoing, error in refused:
+            message, contents = outgoing.message, self._contents
+            result = _with_text(message) if outgoing.on_refusal is not OnRefusal.LEAVE else None
+            if contents is None or result is None or not isinstance(error, MessageTooLarge):
+                left.append((outgoing, error))
+                continue
+            beat()  # each text may take as long as the store may
+            try:
+                smaller = text_by_reference(result, contents)
+            except ContentStoreUnavailable as away:
+                log.warning(
+                    "a result waits: %s", away.message, extra={"action": "result_waits", "job_id": result.job_id}
+                )
+                if self._store.postpone(message.id, [result.job_id]):
+                    self._count(_code(error), POSTPONED)
+                continue
+            value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
+            if self._store.refer(message.id, {result.job_id: value}, {result.job_id: url}):
+                instead.append(dataclasses.replace(outgoing, message=dataclasses.replace(message, value=value)))
+                self._count(_code(error), BY_REFERENCE)
+        return instead, left
+
     def _tell(self, job_id: str, error: MessageRefused, done: OnRefusal) -> None:
         code = _code(error)
         self._count(code, done.value)
         told = {"action": f"result_{done.value}", "job_id": job_id, "code": code, "hint": error.hint or ""}
         log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
+
+
+def _with_text(message: OutboxMessage) -> Result | None:
+    """The result, if it has a text that could lie elsewhere."""
+    try:
+        result = Result.decode(message.value)
+    except ValidationError:
+        return None
+    return result if result.text else None
 
 
 def failure_instead(message: OutboxMessage, error: MessageRefused) -> bytes | None:

@@ -40,7 +40,7 @@ def keep(
 ) -> dict[str, timedelta]:
     store = Store()
     dials = SchedulerSettings.model_validate(settings)
-    Retention(store, dials, folder, message_retention, clock).keep(NOW)  # type: ignore[arg-type]
+    Retention(store, dials, folder, message_retention, clock=clock).keep(NOW)  # type: ignore[arg-type]
     return store.asked
 
 

@@ -1,0 +1,225 @@
+"""Reads and writes content in a folder or an object store, through fsspec, with bounds on size and time."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem, sync
+
+from alphaloop.claim_check.addresses import is_below
+from alphaloop.errors import (
+    ConfigError,
+    ContentAltered,
+    ContentError,
+    ContentMissing,
+    ContentStoreUnavailable,
+    InvalidField,
+)
+from alphaloop.messages.reference import ContentReference
+from alphaloop.settings import ClaimCheckSettings
+
+Answer = TypeVar("Answer")
+
+#: The package that a user installs for a scheme that fsspec itself does not know.
+_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
+
+
+class ContentStore:
+    """One folder or prefix that content is written to, and all that it may be read from. Threads share it.
+
+    Every method raises ContentStoreUnavailable where the store does not answer: the same call works later.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        read_urls: Sequence[str] = (),
+        max_bytes: int,
+        timeout_s: float,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`url` and `read_urls` as alphaloop.claim_check.addresses.prefix_of spells them; `options` are the client's.
+
+        Raises ConfigError where the scheme's package is missing or refuses its options.
+        """
+        self._url = url
+        self._prefixes = (url, *read_urls)
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        schemes = dict.fromkeys(_scheme(prefix) for prefix in self._prefixes)
+        self._systems = {scheme: _opened(scheme, options or {}) for scheme in schemes}
+
+    @classmethod
+    def of(cls, settings: ClaimCheckSettings) -> Self | None:
+        """The store that the settings name; None where they name none."""
+        if settings.url is None:
+            return None
+        return cls(
+            settings.url,
+            read_urls=settings.read_urls,
+            max_bytes=settings.max_bytes,
+            timeout_s=settings.timeout_s,
+            options=settings.client_options(),
+        )
+
+    def check(self, reference: ContentReference, field: str) -> None:
+        """Raises InvalidField, for `field` of a message, where the reference may not be followed."""
+        if not is_below(reference.url, self._prefixes):
+            raise InvalidField(
+                "expected an address below claim_check.url or one of claim_check.read_urls, found another",
+                field=f"{field}.url",
+                hint="write the content where workers may read, in plain names without . or ..",
+            )
+        if reference.num_bytes > self._max_bytes:
+            raise InvalidField(
+                f"expected at most {self._max_bytes} bytes, found {reference.num_bytes}",
+                field=f"{field}.num_bytes",
+                hint="shorten the content, or raise claim_check.max_bytes",
+            )
+
+    def read(self, reference: ContentReference) -> bytes:
+        """The content, verified.
+
+        Raises ContentMissing where nothing readable is there, ContentAltered where it is not what was referred to,
+        InvalidField where the address may not be read.
+        """
+        self.check(reference, "reference")
+        system, path = self._place(reference.url)
+
+        def read() -> bytes:
+            self._refuse_links(reference.url, path)
+            facts = self._ask(system, "info", path)
+            if facts.get("type") != "file":
+                raise ContentMissing(f"no object at {reference.url}")
+            if facts.get("size") != reference.num_bytes:
+                raise ContentAltered(_differs(reference, "another length"))
+            # One byte more than promised, so that content that grows meanwhile is seen and never read whole.
+            content = self._ask(system, "cat_file", path, start=0, end=reference.num_bytes + 1)
+            if not reference.fits(content):
+                raise ContentAltered(_differs(reference, "other content"))
+            return bytes(content)
+
+        try:
+            return self._told(reference.url, read)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+            self._require_root(reference.url)
+            raise ContentMissing(f"nothing that can be read at {reference.url}") from None
+
+    def write(self, name: str, content: bytes) -> ContentReference:
+        """Store the content under this name, below the store's own address; again the same is harmless."""
+        url = f"{self._url}/{name}"
+        system, path = self._place(url)
+
+        def write() -> None:
+            if _scheme(url) == "file":
+                self._require_root(url)  # made here, a folder would hide that its disk is not mounted
+                _write_whole(Path(path), content)
+            else:
+                self._ask(system, "pipe_file", path, content)
+
+        self._told(url, write, nothing_is_missing=True)
+        return ContentReference.to(url, content)
+
+    def delete(self, url: str) -> None:
+        """Delete what lies there; nothing there is as good, unless the folder or bucket itself is not there."""
+        if not is_below(url, self._prefixes):
+            hint = "add where it lies to claim_check.read_urls"
+            raise ContentStoreUnavailable(f"cannot delete {url}: it lies outside claim_check.url", hint=hint)
+        system, path = self._place(url)
+        try:
+            self._told(url, lambda: self._ask(system, "rm_file", path))
+        except FileNotFoundError:
+            self._require_root(url)
+        except OSError as error:
+            raise ContentStoreUnavailable(f"cannot delete {url}: {type(error).__name__}") from None
+
+    def _place(self, url: str) -> tuple[Any, str]:
+        system = self._systems[_scheme(url)]
+        return system, str(system._strip_protocol(url))
+
+    def _ask(self, system: Any, method: str, *given: Any, **named: Any) -> Any:
+        """Call the client; one that waits for a network is given up after the time limit."""
+        if isinstance(system, AsyncFileSystem):
+            return sync(system.loop, getattr(system, f"_{method}"), *given, timeout=self._timeout_s, **named)
+        return getattr(system, method)(*given, **named)
+
+    def _told(self, url: str, act: Callable[[], Answer], *, nothing_is_missing: bool = False) -> Answer:
+        """What `act` answers; whatever a client raises because its store is away becomes ContentStoreUnavailable."""
+        try:
+            return act()
+        except (ContentError, InvalidField):
+            raise
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+            if not nothing_is_missing:
+                raise
+            raise ContentStoreUnavailable(
+                f"cannot write below {self._url}", hint="may this user write there?"
+            ) from None
+        except Exception as error:
+            # Every client has exceptions of its own; their texts may hold credentials.
+            raise ContentStoreUnavailable(
+                f"no answer from the store of {url.rpartition('/')[0]}: {type(error).__name__}",
+                hint="is the store up, and are its credentials right?",
+            ) from None
+
+    def _refuse_links(self, url: str, path: str) -> None:
+        """A link in the folder must not lead out of it."""
+        if _scheme(url) == "file" and not any(
+            Path(os.path.realpath(path)).is_relative_to(os.path.realpath(prefix.removeprefix("file://")))
+            for prefix in self._prefixes
+            if _scheme(prefix) == "file"
+        ):
+            raise ContentMissing(f"{url} leads out of the folder")
+
+    def _require_root(self, url: str) -> None:
+        """Raises ContentStoreUnavailable where the folder or bucket itself is not there: a disk is not mounted."""
+        prefix = next(prefix for prefix in self._prefixes if url.startswith(f"{prefix}/"))
+        system, path = self._place(prefix)
+        root = path if _scheme(prefix) == "file" else path.split("/")[0]
+        try:
+            is_there = self._told(prefix, lambda: self._ask(system, "exists", root))
+        except PermissionError:
+            return  # a bucket whose objects may be read, and nothing else
+        if not is_there:
+            hint = "is the disk mounted, and does the bucket exist?"
+            raise ContentStoreUnavailable(f"there is no {prefix}", hint=hint)
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def _opened(scheme: str, options: Mapping[str, Any]) -> Any:
+    try:
+        return fsspec.filesystem(scheme, **(options if scheme in _PACKAGES else {}))
+    except ImportError:
+        package = _PACKAGES.get(scheme, scheme)
+        raise ConfigError(
+            f"claim_check: {scheme}:// needs the package {package}, found none", hint=f"pip install {package}"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"claim_check.options: {scheme}:// refuses them: {type(error).__name__}") from None
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that its name never shows half of it, not even after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _differs(reference: ContentReference, found: str) -> str:
+    return f"expected {reference.num_bytes} bytes with the digest of the reference at {reference.url}, found {found}"
