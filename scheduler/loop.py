@@ -18,9 +18,10 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.drift import DriftStore, OpenEvent
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drafts import DraftRegistry, DraftRevision
+from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_memory import DriftMemoryStore
+from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeStore
@@ -29,10 +30,14 @@ from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
+from scheduler.causes.cause import Incident
+from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts
+from scheduler.drift import watch_traffic
 from scheduler.facts import SentProbes, SettingInForce
-from scheduler.flags import Verdicts, events_to_close, judge, status_changes
+from scheduler.flagging import Flagged, Flagger
 from scheduler.housekeeping import Housekeeper
+from scheduler.judging import About, Judged, judge
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probing.sending import HEADERS, ProbeSender, Sender
 from scheduler.probing.watch import ExactnessWatch, Watched
@@ -51,7 +56,7 @@ class RunSummary:
     scheduled_for: datetime
     claimed: bool  #: False: another process had this run, nothing was done
     num_jobs: int = 0
-    num_events_opened: int = 0
+    num_events_opened: int = 0  #: reopened ones too
     num_events_closed: int = 0
     num_events_open: int = 0
     num_status_changes: int = 0
@@ -98,6 +103,8 @@ class Scheduler:
         )
         self._probes, self._reports = ProbeStore(database), ReportStore(database)
         self._switchback = SwitchbackStore(database)
+        self._flagger = Flagger(database, settings)
+        self._drift_memory = DriftMemoryStore(database)
         self._incidents = IncidentStore(database)
         self._watch = ExactnessWatch(ProbeTextStore(database), self._incidents)
         self._housekeeper = Housekeeper(
@@ -116,8 +123,8 @@ class Scheduler:
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
 
-        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift   5. set or clear flags
-        6. compare texts of probes   7. send due probes   8. report
+        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. compare texts of probes
+        5. test for drift, name causes   6. set or clear flags   7. send due probes   8. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
         run and raised (StoreError, BrokerError, ConfigError); the next run does the remaining work.
@@ -130,18 +137,27 @@ class Scheduler:
                 self._housekeeper.keep(now)
                 self._switchback.refresh(now)
                 counts = self._read_counts(now)
-                verdicts = judge(counts, self._drift.open_events(), self._settings)
-                opened, closed, changed = self._flag(verdicts, now)
                 choices = self._choices(counts)
                 watched = self._watch.compare_new(now)
+                judged = self._judge(counts, self._incidents.open_incidents())
+                flagged = self._flagger.flag(judged, choices, now)
                 sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
-                report, page = self._report(counts, choices, sent, watched, opened=opened, closed=closed)
+                report, page = self._report(counts, choices, sent, watched, flagged)
         except Exception as error:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
             raise
         summary = RunSummary(
-            due, True, counts.num_jobs, opened, closed, len(report.drift), changed, sent.num_jobs, report.headline, page
+            due,
+            True,
+            counts.num_jobs,
+            flagged.num_opened,
+            flagged.num_closed,
+            len(report.drift),
+            flagged.num_status_changes,
+            sent.num_jobs,
+            report.headline,
+            page,
         )
         self._schedule.finish(self._schedule_id, due, summary.outcome(), now)
         self._metrics.run_succeeded(report, sent, now)
@@ -162,18 +178,20 @@ class Scheduler:
         probed_since = now - timedelta(days=self._settings.history_retention_days)
         return Counts(since, now, self._drift.streams(since, now), self._probes.results(probed_since))
 
-    def _flag(self, verdicts: Verdicts, now: datetime) -> tuple[int, int, int]:
-        """Open and close events, set draft statuses; returns how many of each."""
-        over = events_to_close(self._drift.open_events(), verdicts)
-        self._drift.close([event.id for event in over], now)
-        opened = sum(self._drift.open(f.subject, f.cause.value, f.verdict, f.evidence, now) for f in verdicts.findings)
-        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status.value for d in self._drafts.all()}
-        changes = status_changes(verdicts.comparisons, statuses, self._settings)
-        for change in changes:
-            self._drafts.set_status(
-                change.drafter, change.draft_revision, change.target_revision, DraftStatus(change.status), change.reason
-            )
-        return opened, len(over), len(changes)
+    def _judge(self, counts: Counts, incidents: Sequence[OpenIncident]) -> dict[About, Judged]:
+        margin = self._settings.alpha_margin
+        parents = {
+            (d.drafter, d.draft_revision): d.parent_revision
+            for d in self._drafts.all()
+            if d.parent_revision is not None
+        }
+        return judge(
+            watch_traffic(self._drift_memory, self._settings, counts.now),
+            probe_histories(counts.probes, margin, parents),
+            [Incident(i.opened_at, i.found.task, i.found.drafter, i.found.kind) for i in incidents],
+            counts.in_use(),
+            margin,
+        )
 
     def _choices(self, counts: Counts) -> dict[str, SettingInForce]:
         """The choice in force by task, from the log of decisions."""
@@ -192,24 +210,20 @@ class Scheduler:
         choices: dict[str, SettingInForce],
         sent: SentProbes,
         watched: Watched,
-        *,
-        opened: int,
-        closed: int,
+        flagged: Flagged,
     ) -> tuple[Report, Path]:
         """Write the report to Postgres, to the folder and to the topic."""
         drafts: Sequence[DraftRevision] = self._drafts.all()
-        events: Sequence[OpenEvent] = self._drift.open_events()
         report = build_report(
             counts,
             choices,
             drafts,
-            events,
+            self._flagger.open_events(),
             sent,
             self._switchback.shown(counts.now),
             self._incidents.open_incidents(),
             watched,
-            opened=opened,
-            closed=closed,
+            flagged,
         )
         text, html = render_text(report), render_page(report)
         self._reports.save(

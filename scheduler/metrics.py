@@ -11,11 +11,11 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from alphaloop.store.incidents import IncidentKind
+from scheduler.causes.cause import Cause
 from scheduler.facts import SentProbes
 from scheduler.report.data import Report
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-CAUSES: Final = ("traffic_changed", "draft_stale", "unexplained")
 
 
 class SchedulerMetrics:
@@ -33,7 +33,15 @@ class SchedulerMetrics:
         self._missed = Counter(f"{prefix}_missed_ticks", "Ticks that came too late to run", registry=registry)
         self._probes = Counter(f"{prefix}_probe_jobs", "Probes and controls sent", ["task"], registry=registry)
         self._budget = Gauge(f"{prefix}_probe_budget_seconds", "Device time a run's probes may take", registry=registry)
-        self._drift = Gauge(f"{prefix}_open_drift_events", "Drift that is not over", ["cause"], registry=registry)
+        self._drift = Gauge(
+            f"{prefix}_open_drift_events", "Drift that is not over", ["cause", "acknowledged"], registry=registry
+        )
+        self._lost = Gauge(
+            f"{prefix}_lost_tokens_per_second",
+            "What open drift costs, by cause; without what is not known",
+            ["cause"],
+            registry=registry,
+        )
         self._stale = Gauge(f"{prefix}_stale_drafts", "Draft revisions flagged stale", registry=registry)
         self._incidents = Gauge(f"{prefix}_open_incidents", "Incidents that are not over", ["kind"], registry=registry)
         self._compared = Counter(
@@ -63,9 +71,13 @@ class SchedulerMetrics:
         self._last.set(now.timestamp())
         self._budget.set(sent.plan.budget_device_s)
         self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
-        open_by_cause = Tally(line.cause for line in report.drift)
-        for cause in CAUSES:
-            self._drift.labels(cause).set(open_by_cause[cause])
+        found = Tally((line.cause, line.acknowledged_by is not None) for line in report.drift)
+        for cause in Cause:
+            self._drift.labels(cause.value, "no").set(found[cause, False])
+            self._drift.labels(cause.value, "yes").set(found[cause, True])
+            self._lost.labels(cause.value).set(
+                sum(line.lost_tokens_per_s or 0.0 for line in report.drift if line.cause is cause)
+            )
         incidents_by_kind = Tally(line.kind for line in report.incidents)
         for kind in IncidentKind:
             self._incidents.labels(kind.value).set(incidents_by_kind[kind])

@@ -25,6 +25,11 @@ for name in list(os.environ):
         del os.environ[name]
 
 
+def pytest_configure() -> None:
+    """Draw the seed before other processes start, because they inherit it."""
+    _seed()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """The run's seed, so that a failure can be repeated with TEST_SEED."""
     return f"alphaloop seed: {_seed()}"

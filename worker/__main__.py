@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import random
@@ -29,6 +28,7 @@ from alphaloop.store.database import Database
 from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
 from worker.components import Components
+from worker.garbage import search_rarely
 from worker.health import ProcessHealth, WorkerHealth
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
@@ -114,9 +114,7 @@ def _consume(components: Components, health: ProcessHealth, limits: WorkerSettin
     watchdog = Watchdog(
         components.liveness, last_orders=running.give_back_unstarted, backstop_s=limits.max_step_s + _BACKSTOP_S
     )
-    # Models, kernels and modules stay as long as the process: a full collection that looks at them takes .3 s.
-    gc.collect()
-    gc.freeze()
+    search_rarely()
     told = {"owner": components.owner}
     try:
         log.info("consuming", extra={"action": "worker_ready", **told, "metrics": metrics_url})

@@ -19,6 +19,7 @@ from alphaloop.cli import (
     demo,
     dlq,
     draft,
+    drift,
     enqueue,
     explain,
     kafka_install,
@@ -119,6 +120,10 @@ draft_group = _group("draft", "Small models that draft for the target.")
 _add(draft.train, draft.TRAIN_EXAMPLE, draft_group)
 _add(draft.register, draft.REGISTER_EXAMPLE, draft_group)
 _add(draft.list_drafts, draft.LIST_EXAMPLE, draft_group, "list")
+drift_group = _group("drift", "Falls of acceptance, their causes, and who has taken note of them.")
+_add(drift.list_events, drift.LIST_EXAMPLE, drift_group, "list")
+_add(drift.show, drift.SHOW_EXAMPLE, drift_group)
+_add(drift.ack, drift.ACK_EXAMPLE, drift_group)
 probes_group = _group("probes", "The fixed prompts on which acceptance is measured again.")
 _add(probes.register, probes.REGISTER_EXAMPLE, probes_group)
 _add(probes.draw, probes.DRAW_EXAMPLE, probes_group)

@@ -11,26 +11,26 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.committing import Commits
-from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
+from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
+from alphaloop.kafka.consumer_config import Start, consumer_config
 from alphaloop.kafka.conversion import ours, record_of, theirs
-from alphaloop.kafka.errors import MISSING, PASSING, UNREACHABLE, broker_error, mapped
+from alphaloop.kafka.errors import PASSING, broker_error, mapped
 from alphaloop.kafka.membership import Membership, PartitionsCallback
+from alphaloop.kafka.poll_errors import judge
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
-Start = Literal["earliest", "latest", "error"]
 Answer = TypeVar("Answer")
 
-_MAX_HEARTBEAT_MS: Final = 3000
 _PASSING_S: Final = 0.1
 
 
@@ -47,26 +47,7 @@ class Consumer:
     ) -> None:
         self._timeout_s = kafka.request_timeout_s
         self._watch = BrokerWatch(bootstrap_servers(kafka))
-        fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
-        own: dict[str, Any] = {
-            "group.id": group_id,
-            "client.id": client_id,
-            "group.protocol": "classic",
-            "partition.assignment.strategy": "cooperative-sticky",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": start,
-            "isolation.level": "read_committed",
-            "session.timeout.ms": kafka.session_timeout_ms,
-            "heartbeat.interval.ms": max(1, min(_MAX_HEARTBEAT_MS, kafka.session_timeout_ms // 10)),
-            "max.poll.interval.ms": max(300_000, kafka.session_timeout_ms),
-            "queued.min.messages": 50,
-            "queued.max.messages.kbytes": max(16_384, fetch_bytes >> 10),
-            "fetch.queue.backoff.ms": 100,
-            "fetch.message.max.bytes": fetch_bytes,
-            "fetch.max.bytes": max(16 << 20, fetch_bytes),
-            "allow.auto.create.topics": False,
-        }
+        own = consumer_config(kafka, group_id=group_id, client_id=client_id, start=start)
         config = client_config(kafka, own, watch=self._watch)
         self.max_poll_interval_s: Final = float(config["max.poll.interval.ms"]) / 1000
         with mapped("starting a consumer"):
@@ -150,10 +131,28 @@ class Consumer:
         if message is None:
             return None
         if (error := message.error()) is not None:
-            self._judge(error)
+            judge(error, self._watch)
             return None
         self._watch.answered()
         return record_of(message)
+
+    def poll_many(self, limit: int, timeout_s: float) -> list[Record]:
+        """The next record, as `poll` waits for it, and those behind it that are here already, up to `limit`.
+
+        Raises as `poll` does; records that were taken with the error are then lost to this member.
+        """
+        first = self.poll(timeout_s)
+        if first is None or limit <= 1:
+            return [] if first is None else [first]
+        records = [first]
+        with mapped("polling"):
+            messages = self._client.consume(limit - 1, 0)
+        for message in messages:
+            if (error := message.error()) is not None:
+                judge(error, self._watch)
+            else:
+                records.append(record_of(message))
+        return records
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver nothing from these until `resume`; what was fetched ahead is fetched again then."""
@@ -238,20 +237,3 @@ class Consumer:
             finally:
                 with contextlib.suppress(RuntimeError):  # it is closed already
                     self._client.close()
-
-    def _judge(self, error: KafkaError) -> None:
-        code = error.code()
-        if error.fatal():
-            raise broker_error(error, "polling")
-        if code == KafkaError._PARTITION_EOF:
-            return
-        if code in UNREACHABLE:
-            self._watch.on_error(error)
-        elif code == KafkaError._MAX_POLL_EXCEEDED:
-            # No error: the member left the group and joins again with the next poll.
-            log.warning("this member was put out of the group: not polled for max.poll.interval.ms; joining again")
-        elif code in MISSING:
-            # A pattern, or a topic that does not exist yet: the subscription includes it once it exists.
-            log.debug("%s", error.str())
-        else:
-            raise broker_error(error, "polling")

@@ -19,6 +19,8 @@ from alphaloop.settings import KafkaSettings
 OnDelivery = Callable[[BrokerError | None], None]
 
 _SERVE_S: Final = 0.1
+#: Delivery reports are handled after so many messages. Each time, other threads may take the interpreter.
+_SENT_BETWEEN_POLLS: Final = 64
 #: A topic that is not seen for so long counts as missing. A new topic takes a moment to reach every broker.
 _PROPAGATION_MS: Final = 10_000
 
@@ -36,6 +38,7 @@ class Producer:
         self._pending: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._first_failure: BrokerError | None = None
+        self._num_sent = 0
         own: dict[str, Any] = {
             "client.id": client_id,
             "enable.idempotence": True,
@@ -67,7 +70,7 @@ class Producer:
         """Hand one message to the client; it is stored only when `flush` returns or `on_delivery` got None.
 
         A failure is told to `on_delivery` if there is one, otherwise to the next `flush`. Waits up to `wait_s`, by
-        default `kafka.request_timeout_s`, while the buffer is full, and handles delivery reports meanwhile. Raises
+        default `kafka.request_timeout_s`, while the buffer is full, and handles delivery reports now and then. Raises
         DeliveryFailed if it stays full, MessageTooLarge or TopicUnavailable if the client knows at once,
         FatalBrokerError when the client is dead.
         """
@@ -89,7 +92,9 @@ class Producer:
                 raise delivery_error(error, topic) from error
             else:
                 self._pending[topic] += 1
-                self._client.poll(0)
+                self._num_sent += 1
+                if self._num_sent % _SENT_BETWEEN_POLLS == 0:
+                    self._client.poll(0)
                 return
 
     def poll(self, timeout_s: float = 0.0) -> None:

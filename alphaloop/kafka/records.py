@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 #: Memory that a record takes beside its bytes, and each of its headers: objects of Python, rounded up.
 _RECORD_OVERHEAD_BYTES: Final = 1024
 _HEADER_OVERHEAD_BYTES: Final = 192
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
+class TopicPartition(NamedTuple):
     """One partition of one topic."""
 
     topic: str
@@ -29,14 +28,16 @@ class Record:
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
     timestamp_ms: int | None
+    #: About what the message takes in memory: key, value and headers, because any of them may be large.
+    num_bytes: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        num_bytes = _RECORD_OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"")
+        if self.headers:
+            num_bytes += sum(len(name) + len(content) + _HEADER_OVERHEAD_BYTES for name, content in self.headers)
+        object.__setattr__(self, "num_bytes", num_bytes)
 
     @property
     def topic_partition(self) -> TopicPartition:
         """Where the message lies."""
         return TopicPartition(self.topic, self.partition)
-
-    @property
-    def num_bytes(self) -> int:
-        """About what the message takes in memory: key, value and headers, because any of them may be large."""
-        headers = sum(len(name) + len(content) + _HEADER_OVERHEAD_BYTES for name, content in self.headers)
-        return _RECORD_OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"") + headers

@@ -19,6 +19,10 @@ _LEFT_OUT_IF_NULL: Final = ("stop", "stop_token_ids", "stream")
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
+def _is_blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
 def _token_ids_as_keys(value: object) -> object:
     # Checked before pydantic reads the items, because its error would repeat a wrong key, which may be prompt text.
     if isinstance(value, dict) and not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
@@ -130,24 +134,27 @@ class Body(BaseModel):
     def _accept_openai_spellings(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        for name in sorted(UNSUPPORTED.keys() & value.keys()):
-            if value[name] not in UNSUPPORTED[name]:
-                raise ValueError(f"{name} is not supported; leave it out")
+        if not UNSUPPORTED.keys().isdisjoint(value):
+            for name in sorted(UNSUPPORTED.keys() & value.keys()):
+                if value[name] not in UNSUPPORTED[name]:
+                    raise ValueError(f"{name} is not supported; leave it out")
         if (newer := value.get("max_completion_tokens")) is not None:
             if value.get("max_tokens") not in (None, newer):
                 raise ValueError("expected max_tokens or max_completion_tokens, found both with different values")
             value = {**value, "max_tokens": newer}
         if isinstance(value.get("stop"), str):
             value = {**value, "stop": (value["stop"],)}
-        return {name: item for name, item in value.items() if item is not None or name not in _LEFT_OUT_IF_NULL}
+        if None in value.values():
+            value = {name: item for name, item in value.items() if item is not None or name not in _LEFT_OUT_IF_NULL}
+        return value
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
         if (self.messages is None) == (self.prompt is None):
             found = "neither" if self.messages is None else "both"
             raise ValueError(f"expected either messages or prompt, found {found}")
-        if self.messages is not None and not any(message.content.strip() for message in self.messages):
+        if self.messages is not None and all(_is_blank(message.content) for message in self.messages):
             raise ValueError("expected at least one message with text, found only empty ones")
-        if self.prompt is not None and not self.prompt.strip():
+        if self.prompt is not None and _is_blank(self.prompt):
             raise ValueError("expected a prompt with text, found only white space")
         return self

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from alphaloop.errors import InvalidField, MalformedMessage
 from alphaloop.messages.dead_letter import Origin
@@ -96,7 +97,26 @@ def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict
     if value.startswith(BOM_UTF8):
         raise MalformedMessage("expected JSON, found a byte order mark (BOM) before it")
     try:
-        fields = _DECODER.decode(value.decode("utf-8"))
+        fields = from_json(value, allow_inf_nan=False)
+    except ValueError:
+        fields = _read_again(value, max_depth)
+    if not isinstance(fields, dict):
+        raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
+    # Every level opens a bracket, so most messages need no count.
+    is_flat = value.count(b"{") + value.count(b"[") <= max_depth
+    depth = 1 if is_flat else max(_depths(fields))
+    if depth > max_depth:
+        raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found {depth}")
+    return fields
+
+
+def _read_again(value: bytes, max_depth: int) -> Any:
+    """Read what the fast parser refuses: this one says where it is wrong, and takes a lone surrogate or a deep value.
+
+    What both take, they read alike.
+    """
+    try:
+        return _DECODER.decode(value.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"expected UTF-8, found byte 0x{value[error.start]:02x} at {error.start}") from None
     except RecursionError:
@@ -108,14 +128,6 @@ def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict
         ) from None
     except ValueError as error:
         raise MalformedMessage(f"expected JSON numbers, found {error}") from None
-    if not isinstance(fields, dict):
-        raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
-    # Every level opens a bracket, so most messages need no count.
-    is_flat = value.count(b"{") + value.count(b"[") <= max_depth
-    depth = 1 if is_flat else max(_depths(fields))
-    if depth > max_depth:
-        raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found {depth}")
-    return fields
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -69,15 +69,17 @@ class Job(BaseModel):
     def _expand_shorthand(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        names = SHORTHAND & value.keys()
-        if not names:
+        loose: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, item in value.items():
+            (loose if name in SHORTHAND else others)[name] = item
+        if not loose:
             return value
-        loose = {name: value[name] for name in names}
         if "body" in value:
-            raise ValueError(f"{sorted(loose)[0]} stands beside body; expected it inside body")
+            raise ValueError(f"{min(loose)} stands beside body; expected it inside body")
         if isinstance(loose.get("prompt"), str) and loose.get("messages") is None:
             loose["messages"] = [{"role": "user", "content": loose.pop("prompt")}]
-        return {**{name: item for name, item in value.items() if name not in SHORTHAND}, "body": loose}
+        return others | {"body": loose}
 
     def is_expired(self, now: datetime) -> bool:
         """Whether the deadline has passed at `now` (aware)."""

@@ -7,10 +7,12 @@ that failed and wait to be tried again, and `jobs.<task>.dlq` the dead letters o
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 _TASK: Final = r"[a-z0-9][a-z0-9_-]*"
 _HIGH: Final = ".high"
+_MOST_TOPICS: Final = 1024  #: whose names are remembered, because each message asks again
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
 
 #: For `Consumer.subscribe`: exactly the topics that workers read; a task has no dot, so .dlq stays out.
@@ -42,6 +44,7 @@ def dlq_topic(topic: str) -> str:
     return f"{jobs_topic(match[1]) if match else topic}.dlq"
 
 
+@lru_cache(maxsize=_MOST_TOPICS)
 def task_of(topic: str) -> str | None:
     """The task of a topic to which jobs are sent; None for every other topic, dead letters and retries included."""
     match = _JOBS.fullmatch(topic)
@@ -53,6 +56,7 @@ def is_high(topic: str) -> bool:
     return topic.endswith(_HIGH)
 
 
+@lru_cache(maxsize=_MOST_TOPICS)
 def retry_delay_s(topic: str) -> int | None:
     """The delay of a retry topic in seconds; None for every other topic."""
     match = _RETRY.fullmatch(topic)

@@ -12,7 +12,7 @@ from alphaloop.probing.plan import ProbePlan, make_plan
 from alphaloop.settings import SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.engines import EngineStore
 from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.probes import MEASURED, ProbeStore
@@ -29,7 +29,11 @@ class ProbePlanner:
     ) -> None:
         """`tasks` are those that workers know: a probe of any other would become a dead letter."""
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
-        self._drafts, self._engines, self._drift = DraftRegistry(database), EngineStore(database), DriftStore(database)
+        self._drafts, self._engines, self._drift = (
+            DraftRegistry(database),
+            EngineStore(database),
+            DriftEventStore(database),
+        )
         self._settings, self._tasks, self._change_jobs = settings, tasks, change_jobs
 
     def sets(self) -> dict[str, ProbeSet]:
@@ -46,7 +50,7 @@ class ProbePlanner:
             self._probes.last_probed(now, timedelta(seconds=settings.probe_deadline_s), since=now - history),
             now,
             max_age=self._max_age,
-            alarms={(e.subject.task, e.subject.drafter): e.opened_at for e in self._drift.open_events()},
+            alarms=self._alarms(),
             traffic=self._probes.traffic(now - timedelta(days=settings.drift_window_days)),
             change_jobs=self._change_jobs,
         )
@@ -58,6 +62,14 @@ class ProbePlanner:
         share = self._settings.probe_device_share * self._probes.device_s(now - DAY, now)
         spent = self._probes.device_s(now - DAY, now, purposes=MEASURED)
         return max(self._settings.probe_min_device_s, share - spent)
+
+    def _alarms(self) -> dict[tuple[str, str], datetime]:
+        """When drift was raised last, of what is open: its probes tell the cause, or confirm it."""
+        found: dict[tuple[str, str], datetime] = {}
+        for event in self._drift.open_events():
+            about = event.subject.task, event.subject.drafter
+            found[about] = max(found.get(about, event.raised_at), event.raised_at)
+        return found
 
     def _max_age(self, task: str) -> timedelta:
         own = self._tasks[task].probe_max_age_s

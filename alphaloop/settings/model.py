@@ -210,11 +210,17 @@ class SchedulerSettings(Section):
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
     probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not ended by then expires
-    drift_false_alarm_jobs: int = Field(2000, ge=10)  #: average run length, in jobs, before a false alarm
-    drift_min_jobs: int = Field(8, ge=2)  #: jobs of the reference before the test begins
-    drift_window_days: float = Field(14.0, gt=0)  #: jobs that a run reads: tested for drift, and shown in the report
-    stale_drop: float = Field(0.10, gt=0, lt=1)  #: fall of probe α_1 that opens a stale flag
-    stale_recover: float = Field(0.04, ge=0, lt=1)  #: remaining fall below which the flag closes
+    drift_false_alarms_per_month: float = Field(1.0, gt=0)  #: in 30 days, over all streams together
+    drift_reference_jobs: int = Field(64, ge=16)  #: first jobs of a stream, with which later ones are compared
+    drift_settle_s: float = Field(60.0, ge=0)  #: younger jobs are left to the next run: others may still be recorded
+    drift_window_days: float = Field(14.0, gt=0)  #: jobs shown in the report; a stream without one is forgotten
+    alpha_margin: float = Field(
+        0.05, gt=0, lt=1
+    )  #: change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it
+    drift_reopen_days: float = Field(7.0, gt=0)  #: an event that comes back so soon after its end is the same event
+    stale_drop: float = Field(
+        0.10, gt=0, lt=1
+    )  #: fall of probe α_1 under a new target, or of a new draft, that makes a draft stale
     partitions_ahead_days: int = Field(7, ge=1)  #: tables partitioned by day have partitions for so many days ahead
     history_retention_days: int = Field(
         90, ge=2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
 from uuid import UUID, uuid4
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
@@ -95,7 +94,7 @@ class ShadowRun:
         return replace(sums, output_tokens=float(whole), output_tokens_sq=float(whole**2))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JobCounts:
     """All counts of a job; empty if it was not decoded."""
 
@@ -104,13 +103,13 @@ class JobCounts:
     run: DecodeRun | None = None
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
 
-    @cached_property
+    @property
     def is_run_evidence(self) -> bool:
         """Whether the run's own counts are evidence: not a control's, nor those that a longer score includes."""
         run = self.run
         return run is not None and run.is_evidence and all(shadow.key != run.key for shadow in self.shadows)
 
-    @cached_property
+    @property
     def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
         """What the job adds to the evidence, by key: its run first, then its shadows."""
         shadows = [(shadow.key, shadow.evidence) for shadow in self.shadows]

@@ -1,20 +1,19 @@
-"""Streams of jobs to test for drift, and the drift events that were found."""
+"""Streams of jobs to test for drift."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Connection, cast, func, select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import BigInteger, Connection, cast, func, select
 
-from alphaloop.measurements import DecodedJob, DriftSubject, Stream
+from alphaloop.measurements import DecodedJob, Stream
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import SHADOW
-from alphaloop.tables import acceptance_hourly, decode_runs, drift_events
+from alphaloop.tables import acceptance_hourly, decode_runs
 
 #: Newest jobs of a stream that are read: far more than any configured average run length.
 MAX_JOBS_PER_STREAM: Final = 20_000
@@ -28,20 +27,8 @@ _STREAM: Final = tuple(field.name for field in fields(Stream))
 _JOB: Final = tuple(field.name for field in fields(DecodedJob))
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEvent:
-    """A drift event that is not over."""
-
-    id: int
-    subject: DriftSubject
-    cause: str
-    verdict: str
-    opened_at: datetime
-    evidence: Mapping[str, Any]
-
-
 class DriftStore:
-    """Reads decoded traffic, keeps drift events."""
+    """Reads decoded traffic."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -78,54 +65,18 @@ class DriftStore:
                     found[stream] = jobs
         return found
 
-    def open_events(self) -> list[OpenEvent]:
-        """Events that are not over, oldest first."""
-        events = drift_events.c
-        query = select(drift_events).where(events.closed_at.is_(None)).order_by(events.opened_at, events.id)
-        with self._database.begin() as connection:
-            return [
-                OpenEvent(
-                    row.id,
-                    DriftSubject(row.task, row.drafter, row.draft_revision, row.target_revision),
-                    row.cause,
-                    row.verdict,
-                    row.opened_at,
-                    row.evidence,
-                )
-                for row in connection.execute(query)
-            ]
-
-    def open(self, subject: DriftSubject, cause: str, verdict: str, evidence: Mapping[str, Any], now: datetime) -> bool:
-        """Open an event; False when the same one is open already."""
-        statement = (
-            insert(drift_events)
-            .values(
-                task=subject.task,
-                drafter=subject.drafter,
-                draft_revision=subject.draft_revision,
-                target_revision=subject.target_revision,
-                cause=cause,
-                verdict=verdict,
-                evidence=dict(evidence),
-                opened_at=now,
-            )
-            .on_conflict_do_nothing()
-            .returning(drift_events.c.id)
+    def num_tokens(self, task: str, since: datetime, until: datetime) -> int:
+        """Tokens of a task's traffic in the hours that began in (since, until]."""
+        hours = acceptance_hourly.c
+        query = select(func.coalesce(func.sum(hours.num_tokens), 0)).where(
+            hours.task == task,
+            hours.bucket > since,
+            hours.bucket <= until,
+            hours.purpose == Purpose.TRAFFIC,
+            hours.mode != SHADOW,
         )
         with self._database.begin() as connection:
-            return connection.execute(statement).first() is not None
-
-    def close(self, event_ids: Collection[int], now: datetime) -> None:
-        """Close the events."""
-        if not event_ids:
-            return
-        statement = (
-            update(drift_events)
-            .where(drift_events.c.id.in_(event_ids), drift_events.c.closed_at.is_(None))
-            .values(closed_at=func.greatest(now, drift_events.c.opened_at))
-        )
-        with self._database.begin() as connection:
-            connection.execute(statement)
+            return int(connection.execute(query).scalar_one())
 
 
 def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:

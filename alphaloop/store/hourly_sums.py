@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -60,30 +61,34 @@ def add_to_hours(driver: psycopg.Connection, jobs: Sequence[JobCounts]) -> None:
 def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The jobs as rows of acceptance_hourly, by `HOUR_KEY`. A job counts once under each of its evidence keys."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    hour_of = cache(_hour_of)  # jobs that ended together have one moment
     for job in jobs:
         if (run := job.run) is not None:
-            row = _row(rows, run.key, run.decoded_at, run.purpose, run.mode, run.num_draft_tokens)
+            row = _row(rows, run.key, hour_of(run.decoded_at), run.purpose, run.mode, run.num_draft_tokens)
             _add(row, run.counts, run.num_tokens, run.num_prompt_tokens)
             row["wall_s"] += run.wall_s
             row["device_s"] += run.device_s
         for shadow in job.shadows:
             if job.source(shadow) is Source.SHADOW:
                 how = Purpose.TRAFFIC.value, SHADOW, shadow.num_draft_tokens
-                row = _row(rows, shadow.key, shadow.decoded_at, *how)
+                row = _row(rows, shadow.key, hour_of(shadow.decoded_at), *how)
                 _add(row, shadow.counts, shadow.counts.num_tokens, shadow.num_prompt_tokens)
     return {tuple(row[name] for name in HOUR_KEY): row for row in rows.values()}
+
+
+def _hour_of(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def _row(
     rows: dict[tuple[Any, ...], dict[str, Any]],
     key: EvidenceKey,
-    decoded_at: datetime,
+    bucket: datetime,
     purpose: str,
     mode: str,
     num_draft_tokens: int,
 ) -> dict[str, Any]:
     """The row to add a job to; without jobs if it is new."""
-    bucket = decoded_at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     place = (bucket, key, purpose, mode, num_draft_tokens)
     if place not in rows:
         how = {"bucket": bucket, "purpose": purpose, "mode": mode, "num_draft_tokens": num_draft_tokens}
@@ -114,15 +119,3 @@ def _add(row: dict[str, Any], counts: AcceptanceCounts, num_tokens: int, num_pro
     }
     for name, values in by_position.items():
         row[name] = [a + b for a, b in zip_longest(row[name], values, fillvalue=0)]
-
-
-def count_columns(counts: AcceptanceCounts) -> dict[str, Any]:
-    """The counts under the names of their columns."""
-    return {
-        "rounds": counts.rounds,
-        "num_empty_rounds": counts.num_empty_rounds,
-        "num_cropped": counts.num_cropped,
-        "proposed": list(counts.proposed),
-        "trials": list(counts.trials),
-        "accepts": list(counts.accepts),
-    }

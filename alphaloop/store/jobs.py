@@ -8,19 +8,27 @@ job ever share one. Two other numbers bound how often a job is tried: `num_crash
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final
 
 from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from alphaloop.store.claims import (
+    CLAIMS,
+    RUNNING,
+    Claim,
+    ClaimRequest,
+    ClaimState,
+    claimed,
+    request_values,
+    unclaimed,
+)
 from alphaloop.store.database import Database
 from alphaloop.store.exchange import driver_of
 from alphaloop.store.notices import CANCELLATIONS
 from alphaloop.tables import cancellations, jobs
 
-_RUNNING: Final = "running"
+__all__ = ["CLAIMS", "Claim", "ClaimRequest", "ClaimState", "JobStore"]
 
 #: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
 _LEASE_END: Final = "clock_timestamp() + make_interval(secs => %(lease_s)s)"
@@ -57,52 +65,6 @@ _RENEW: Final = f"""
 """  # noqa: S608 - no values
 
 
-class ClaimState(StrEnum):
-    """What a claim found."""
-
-    CLAIMED = "claimed"  #: decode it
-    ENDED = "ended"  #: the outcome is recorded: publish it again
-    CONFLICT = "conflict"  #: known with another payload
-    HELD = "held"  #: another worker has it: ask again when its lease is over
-    CANCELLED = "cancelled"  #: claimed, to record that it was cancelled
-    EXHAUSTED = "exhausted"  #: claimed, to record that it failed because too many workers died with it
-
-
-#: States in which the caller holds the claim and owes an outcome.
-CLAIMS: Final = frozenset({ClaimState.CLAIMED, ClaimState.CANCELLED, ClaimState.EXHAUSTED})
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimRequest:
-    """A job that arrived."""
-
-    job_id: str
-    payload_sha256: bytes
-    task: str
-    segment: str | None
-    custom_id: str | None
-    batch_id: str | None
-    purpose: str
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The answer to one request. `outcome` is the recorded Result, byte for byte, when the job ended.
-
-    `headers` are those that the job's message handed on to that result. `num_crashes` and `num_failures` are known of
-    jobs that are claimed.
-    """
-
-    job_id: str
-    state: ClaimState
-    attempt: int
-    outcome: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    held_for_s: float | None = None
-    num_crashes: int = 0  #: claims that ended without an outcome and were not given back
-    num_failures: int = 0  #: times that the job itself failed and was to be tried again
-
-
 class JobStore:
     """The table of jobs. Every time is the database's own clock."""
 
@@ -137,7 +99,7 @@ class JobStore:
         for request in requests:
             job_id = request.job_id
             if job_id not in mine:
-                answers.append(_unclaimed(request, known.get(job_id)))
+                answers.append(unclaimed(request, known.get(job_id)))
             elif request is chosen[job_id]:
                 answers.append(mine[job_id])
             elif request.payload_sha256 != chosen[job_id].payload_sha256:
@@ -150,11 +112,11 @@ class JobStore:
         self, requests: Collection[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int
     ) -> dict[str, Claim]:
         """The claims of those that can be claimed now; one request a job."""
-        columns = {name: [getattr(one, name) for one in requests] for name in ClaimRequest.__slots__}
-        columns["segment"] = [one.segment or "" for one in requests]
+        by_column = zip(*map(request_values, requests), strict=True)
+        columns = {name: list(values) for name, values in zip(ClaimRequest.__slots__, by_column, strict=True)}
         with self._database.single() as connection:
             rows = driver_of(connection).execute(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
-            return {job_id: _claimed(job_id, *found, max_attempts=max_attempts) for job_id, *found in rows}
+            return {job_id: claimed(job_id, *found, max_attempts=max_attempts) for job_id, *found in rows}
 
     def _known(self, job_ids: Collection[str]) -> dict[str, Row[Any]]:
         """Rows that could not be claimed."""
@@ -230,7 +192,7 @@ class JobStore:
         if not job_ids:
             return {}
         query = select(jobs.c.job_id, cast(jobs.c.outcome, Text)).where(
-            jobs.c.job_id == _any(job_ids), jobs.c.status != _RUNNING
+            jobs.c.job_id == _any(job_ids), jobs.c.status != RUNNING
         )
         with self._database.begin() as connection:
             return {job_id: outcome.encode() for job_id, outcome in connection.execute(query)}
@@ -251,32 +213,11 @@ def _lock_held(connection: Connection, attempts: Mapping[str, int], owner: str) 
     """
     query = (
         select(jobs.c.job_id, jobs.c.attempt)
-        .where(jobs.c.job_id == _any(attempts), jobs.c.owner == owner, jobs.c.status == _RUNNING)
+        .where(jobs.c.job_id == _any(attempts), jobs.c.owner == owner, jobs.c.status == RUNNING)
         .order_by(collate(jobs.c.job_id, "C"))
         .with_for_update()
     )
     return {job_id for job_id, attempt in connection.execute(query) if attempts[job_id] == attempt}
-
-
-def _claimed(
-    job_id: str, attempt: int, num_crashes: int, num_failures: int, is_cancelled: bool, *, max_attempts: int
-) -> Claim:
-    state = ClaimState.CLAIMED if num_crashes < max_attempts else ClaimState.EXHAUSTED
-    if is_cancelled:
-        state = ClaimState.CANCELLED
-    return Claim(job_id, state, attempt, num_crashes=num_crashes, num_failures=num_failures)
-
-
-def _unclaimed(request: ClaimRequest, row: Row[Any] | None) -> Claim:
-    if row is None:  # retention deleted it after the claim had found it
-        return Claim(request.job_id, ClaimState.HELD, 0, held_for_s=0.0)
-    if row.payload_sha256 != request.payload_sha256:
-        return Claim(request.job_id, ClaimState.CONFLICT, row.attempt)
-    if row.status != _RUNNING:
-        return Claim(
-            request.job_id, ClaimState.ENDED, row.attempt, outcome=row.outcome.encode(), headers=row.headers or {}
-        )
-    return Claim(request.job_id, ClaimState.HELD, row.attempt, held_for_s=max(0.0, float(row.lease_s)))
 
 
 def _cancelled(connection: Connection, job_ids: Collection[str]) -> set[str]:

@@ -6,26 +6,27 @@ import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, Final
 
 from sqlalchemy import Connection
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.errors import StoreError
 from alphaloop.probe_texts import ProbeText
 from alphaloop.store.acceptance_state import StateRow
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.exchange import driver_of, one_exchange
 from alphaloop.store.outbox import OutboxMessage, enqueue
+from alphaloop.store.partitions import KnownDays
 from alphaloop.store.probe_texts import record_texts
 from alphaloop.store.recording import record_counts
 
 __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a claimed job ended. `result` is the Result message's JSON; `run` is None when nothing was decoded.
 
@@ -42,7 +43,7 @@ class Outcome:
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
     probe_text: ProbeText | None = None  #: of a probe or control that was decoded greedily
 
-    @cached_property
+    @property
     def counted(self) -> JobCounts:
         """The counts of the job."""
         return JobCounts(self.job_id, self.attempt, self.run, self.shadows)
@@ -73,6 +74,7 @@ class OutcomeStore:
         self._database = database
         self._half_life = half_life
         self._changed = changed
+        self._days = KnownDays()
 
     def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
         """Record what this owner still holds; returns the messages to publish, in order.
@@ -84,20 +86,29 @@ class OutcomeStore:
         """
         if not outcomes:
             return []
-        rows: Sequence[StateRow] = ()
-        with self._database.begin() as connection:
-            winners = _end_jobs(connection, outcomes, owner)
-            if winners:
-                rows = record_counts(connection, [won.counted for won in winners], self._half_life)
-                record_texts(
-                    connection, [(w.job_id, w.run.decoded_at, w.probe_text) for w in winners if w.run and w.probe_text]
-                )
-            if len(winners) < len(outcomes):
-                winners += _recorded_before(connection, outcomes, {won.job_id for won in winners})
-            messages = _enqueue(connection, winners, owner) if winners else []
+        try:
+            with self._database.begin() as connection:
+                messages, rows = self._record(connection, outcomes, owner)
+        except StoreError:
+            self._days.forget()
+            raise
         if rows:
             self._changed(rows)
         return messages
+
+    def _record(
+        self, connection: Connection, outcomes: Sequence[Outcome], owner: str
+    ) -> tuple[list[OutboxMessage], Sequence[StateRow]]:
+        rows: Sequence[StateRow] = ()
+        winners = _end_jobs(connection, outcomes, owner)
+        if winners:
+            rows = record_counts(connection, [won.counted for won in winners], self._half_life, days=self._days)
+            record_texts(
+                connection, [(w.job_id, w.run.decoded_at, w.probe_text) for w in winners if w.run and w.probe_text]
+            )
+        if len(winners) < len(outcomes):
+            winners += _recorded_before(connection, outcomes, {won.job_id for won in winners})
+        return _enqueue(connection, winners, owner) if winners else [], rows
 
 
 def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -> list[Outcome]:

@@ -5,7 +5,7 @@ There is no default partition, because its rows would block every later partitio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
@@ -76,6 +76,22 @@ def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
     if not connection.execute(_MISSING, wanted).first():
         return []
     return list(connection.execute(_MAKE, {"days": wanted["days"]}).scalar_one())
+
+
+class KnownDays:
+    """The days whose partitions one process has seen, so that it need not look for them in every transaction."""
+
+    def __init__(self) -> None:
+        self._days: set[date] = set()
+
+    def ensure(self, connection: Connection, days: Set[date]) -> None:
+        """As `ensure_days`. What this transaction makes is not known yet, because the transaction may still fail."""
+        if (new := days - self._days) and not ensure_days(connection, new):
+            self._days |= new
+
+    def forget(self) -> None:
+        """Look again: a partition may have been dropped, or the database restored."""
+        self._days.clear()
 
 
 def utc_day(at: datetime) -> date:

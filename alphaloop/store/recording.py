@@ -2,91 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection
 
-from alphaloop.acceptance import EvidenceKey
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
-from alphaloop.store.copying import copy_rows
+from alphaloop.store.copying import array_text, copy_rows
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.exchange import one_exchange
-from alphaloop.store.hourly_sums import add_to_hours, count_columns
-from alphaloop.store.partitions import ensure_days, utc_day
+from alphaloop.store.hourly_sums import add_to_hours
+from alphaloop.store.partitions import KnownDays, utc_day
 from alphaloop.tables import decode_runs, evidence_rows
 
-_RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
-_run_values: Final = attrgetter(*_RUN)
+_KEY: Final = EvidenceKey.__slots__
+_COUNTS: Final = AcceptanceCounts.__slots__
+#: Of a run, as COPY takes them. Moments and ids, which repeat, and arrays are written as text by `_Written`.
+_PLAIN: Final = tuple(
+    name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances", "decoded_at", "decode_batch_id")
+)
+_POSITION: Final = ("ledger_id", "recorded_in", "recorded_at", "job_id", "decoded_at")
+_COUNTED: Final = (*_KEY, *_COUNTS, "chances")
+_RUN_COLUMNS: Final = (*_POSITION, *_COUNTED, "attempt", "is_evidence", "decode_batch_id", *_PLAIN)
+_EVIDENCE_COLUMNS: Final = (
+    *_POSITION,
+    *_COUNTED,
+    "source",
+    "is_whole",
+    "num_draft_tokens",
+    "num_prompt_tokens",
+    "num_output_tokens",
+)
+_key_values: Final[Callable[[EvidenceKey], tuple[object, ...]]] = attrgetter(*_KEY)
+_plain_values: Final[Callable[[DecodeRun], tuple[object, ...]]] = attrgetter(*_PLAIN)
 
 
 def record_counts(
-    connection: Connection, jobs: Sequence[JobCounts], half_life: timedelta, *, recorded_at: datetime | None = None
+    connection: Connection,
+    jobs: Sequence[JobCounts],
+    half_life: timedelta,
+    *,
+    recorded_at: datetime | None = None,
+    days: KnownDays | None = None,
 ) -> list[StateRow]:
     """Record these jobs together, in the caller's transaction; `recorded_at` is now unless given.
 
-    Returns the rows of acceptance_state that changed, as they are now. A missing partition is made first. All rows are
-    locked before a ledger_id is drawn, so jobs are added to every sum in the order of their ledger_ids.
+    Returns the rows of acceptance_state that changed, as they are now. A missing partition is made first; those of
+    `days` are not looked for. All rows are locked before a ledger_id is drawn, so jobs are added to every sum in the
+    order of their ledger_ids.
     """
     jobs = [job for job in jobs if job.run is not None or job.shadows]
     if not jobs:
         return []
-    decoded = [job.run.decoded_at for job in jobs if job.run] + [s.decoded_at for job in jobs for s in job.shadows]
-    ensure_days(connection, {utc_day(at) for at in set(decoded)})
+    decoded = {job.run.decoded_at for job in jobs if job.run} | {s.decoded_at for job in jobs for s in job.shadows}
+    (days or KnownDays()).ensure(connection, {utc_day(at) for at in decoded})
     evidence = [row for job in jobs for row in _ledger_rows(job)]
     with one_exchange(connection) as driver:
         add_to_hours(driver, jobs)
         locked = lock_keys(driver, evidence)
     drawn, clock = locked.ledger_ids()
-    ledger_ids, moment = iter(drawn), recorded_at or clock
     changed = add_jobs(driver, locked, evidence, drawn, half_life)
-    runs: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
+    rows = _Rows(min(drawn), recorded_at or clock)
+    ledger_ids = iter(drawn)
     for job in jobs:
-        if job.run is not None:
-            runs.append(_run_row(job, job.run, next(ledger_ids)))
-        rows += [_evidence_row(job, shadow, next(ledger_ids)) for shadow in job.shadows]
-    position = {"recorded_in": min(row["ledger_id"] for row in (*runs, *rows)), "recorded_at": moment}
-    for table, its in ((decode_runs, runs), (evidence_rows, rows)):
-        if its:
-            copy_rows(connection, table, [row | position for row in its])
+        rows.add(job, ledger_ids)
+    if rows.runs:
+        copy_rows(connection, decode_runs, _RUN_COLUMNS, rows.runs)
+    if rows.evidence:
+        copy_rows(connection, evidence_rows, _EVIDENCE_COLUMNS, rows.evidence)
     return changed
 
 
 def _ledger_rows(job: JobCounts) -> list[tuple[EvidenceKey, EvidenceSums] | None]:
     """The job's rows in order: its run, None unless that is evidence, then its shadows."""
-    if job.run is None or job.is_run_evidence:
-        return [*job.evidence]
-    return [None, *job.evidence]
+    rows: list[tuple[EvidenceKey, EvidenceSums] | None] = [*job.evidence]
+    if len(rows) < len(job.shadows) + (job.run is not None):
+        rows.insert(0, None)
+    return rows
 
 
-def _run_row(job: JobCounts, run: DecodeRun, ledger_id: int) -> dict[str, Any]:
-    return {
-        "ledger_id": ledger_id,
-        "job_id": job.job_id,
-        "attempt": job.attempt,
-        "is_evidence": job.is_run_evidence,
-        **dict(zip(_RUN, _run_values(run), strict=True)),
-        **run.key.columns,
-        **count_columns(run.counts),
-        "chances": tuple(run.chances),
-    }
+class _Rows:
+    """The rows of both tables of one transaction, in the order of `_RUN_COLUMNS` and `_EVIDENCE_COLUMNS`."""
 
+    def __init__(self, recorded_in: int, recorded_at: datetime) -> None:
+        self.runs: list[tuple[object, ...]] = []
+        self.evidence: list[tuple[object, ...]] = []
+        self._text_of = cache(str)
+        self._recorded = recorded_in, str(recorded_at)
 
-def _evidence_row(job: JobCounts, shadow: ShadowRun, ledger_id: int) -> dict[str, Any]:
-    return {
-        "ledger_id": ledger_id,
-        "job_id": job.job_id,
-        "decoded_at": shadow.decoded_at,
-        **shadow.key.columns,
-        "source": job.source(shadow).value,
-        "is_whole": not shadow.chances,
-        "num_draft_tokens": shadow.num_draft_tokens,
-        **count_columns(shadow.counts),
-        "chances": tuple(shadow.chances),
-        "num_prompt_tokens": shadow.num_prompt_tokens,
-        "num_output_tokens": shadow.num_output_tokens,
-    }
+    def add(self, job: JobCounts, ledger_ids: Iterator[int]) -> None:
+        """The rows of a job, each with the next ledger_id."""
+        if (run := job.run) is not None:
+            self.runs.append(
+                (
+                    *self._counted(next(ledger_ids), job.job_id, run),
+                    job.attempt,
+                    job.is_run_evidence,
+                    self._text_of(run.decode_batch_id),
+                    *_plain_values(run),
+                )
+            )
+        for shadow in job.shadows:
+            self.evidence.append(
+                (
+                    *self._counted(next(ledger_ids), job.job_id, shadow),
+                    job.source(shadow).value,
+                    not shadow.chances,
+                    shadow.num_draft_tokens,
+                    shadow.num_prompt_tokens,
+                    shadow.num_output_tokens,
+                )
+            )
+
+    def _counted(self, ledger_id: int, job_id: str, counted: DecodeRun | ShadowRun) -> tuple[object, ...]:
+        counts = counted.counts
+        return (
+            ledger_id,
+            *self._recorded,
+            job_id,
+            self._text_of(counted.decoded_at),
+            *_key_values(counted.key),
+            counts.rounds,
+            counts.num_empty_rounds,
+            counts.num_cropped,
+            array_text(counts.proposed),
+            array_text(counts.trials),
+            array_text(counts.accepts),
+            array_text(counted.chances),
+        )

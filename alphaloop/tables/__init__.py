@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from alphaloop.tables.decided import decision_inputs, decision_records
+from alphaloop.tables.drift import drift_event_states, drift_events
+from alphaloop.tables.drift_memory import drift_memories, drift_positions
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
 from alphaloop.tables.exactness import incidents, probe_texts
 from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
 from alphaloop.tables.measuring import (
     draft_revisions,
-    drift_events,
     probe_prompts,
     probe_runs,
     probe_sets,
@@ -34,7 +35,10 @@ __all__ = [
     "decisions",
     "decode_runs",
     "draft_revisions",
+    "drift_event_states",
     "drift_events",
+    "drift_memories",
+    "drift_positions",
     "evidence_rows",
     "exploration_budgets",
     "incidents",

@@ -1,4 +1,4 @@
-"""Probes, drift, drafts and their revisions, scheduled runs and reports."""
+"""Probes, drafts and their revisions, scheduled runs and reports."""
 
 from __future__ import annotations
 
@@ -73,34 +73,6 @@ probe_runs: Final = Table(
     instant("compared_at", "When a probe's text was compared with its control's; null before", nullable=True),
     Index("ix_probe_runs_scheduled_for_task", "scheduled_for", "task"),
     comment="Every probe and control sent; joins decode_runs by job_id",
-)
-
-drift_events: Final = Table(
-    "drift_events",
-    metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order"),
-    Column("task", Text, nullable=False, comment="Kind of prompt"),
-    Column("drafter", Text, nullable=False, comment="Drafter whose acceptance moved"),
-    Column("draft_revision", Text, nullable=False, comment="Its revision"),
-    Column("target_revision", Text, nullable=False, comment="Hash of the target's weights"),
-    Column("cause", Text, nullable=False, comment="traffic_changed, draft_stale or unexplained"),
-    Column("verdict", Text, nullable=False, comment="One sentence for the owner"),
-    Column("evidence", JSONB, nullable=False, comment="Counts before and after, statistic and threshold"),
-    instant("opened_at", "When it was found", server_default=NOW),
-    instant("closed_at", "When it was over; null while open", nullable=True),
-    CheckConstraint("closed_at IS NULL OR closed_at >= opened_at", name="closed_after_opened"),
-    # One open event a subject: the test that finds the same drift again changes nothing.
-    Index(
-        "uq_drift_events_open",
-        "task",
-        "drafter",
-        "draft_revision",
-        "target_revision",
-        "cause",
-        unique=True,
-        postgresql_where=text("closed_at IS NULL"),
-    ),
-    comment="Drift found, its cause, and when it was over",
 )
 
 draft_revisions: Final = Table(

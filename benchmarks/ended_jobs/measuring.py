@@ -123,7 +123,7 @@ def _median_ms(act: Callable[[], object], repeats: int) -> float | None:
 
 
 def _request(job_id: str, sha256: bytes = b"x" * 32) -> ClaimRequest:
-    return ClaimRequest(job_id, sha256, "task-1", None, None, None, "traffic")
+    return ClaimRequest(job_id, sha256, "task-1", "", None, None, "traffic")
 
 
 def _recent(num_jobs: int) -> int:

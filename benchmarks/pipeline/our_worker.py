@@ -6,7 +6,6 @@ one is its report. This is the only file here that knows how a worker is put tog
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from alphaloop.store.database import Database
 from benchmarks.pipeline.instant_engine import InstantEngine
 from benchmarks.pipeline.sampling import Sampler
 from worker.assembly import assemble, owner_name
+from worker.garbage import search_rarely
 from worker.loop import Worker
 
 CLOSE_S: Final = 30.0
@@ -76,8 +76,7 @@ def main() -> None:
         settings, None, engine, database, producer, owner=owner_name(), stop=stop, hurry=hurry, rng=random.Random(1)
     )
     worker = Worker(components)
-    gc.collect()
-    gc.freeze()
+    search_rarely()
     try:
         if order.is_sampled:
             sampler.start()

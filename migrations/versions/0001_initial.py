@@ -61,6 +61,9 @@ TABLES = (
     "probe_texts",
     "incidents",
     "drift_events",
+    "drift_event_states",
+    "drift_memories",
+    "drift_positions",
     "draft_revisions",
     "schedule_runs",
     "reports",
@@ -82,12 +85,13 @@ SELECT make_partitions(ARRAY(SELECT (now() AT TIME ZONE 'UTC')::date + n FROM ge
 
 def upgrade() -> None:
     """Create everything."""
-    run_script("0001_functions.sql")
+    run_script("0001_functions.sql", end=";\n\n")
     op.execute(CreateSequence(Sequence("ledger_ids")))
     create_jobs()
     create_evidence()
     create_choices()
     run_script("0001_measuring.sql")
+    run_script("0001_drift_memory.sql")
     run_script("0001_exactness.sql")
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")

@@ -80,25 +80,74 @@ CREATE TABLE drift_events (
     target_revision TEXT NOT NULL,
     cause TEXT NOT NULL,
     verdict TEXT NOT NULL,
+    action TEXT NOT NULL,
     evidence JSONB NOT NULL,
+    lost_tokens_per_s DOUBLE PRECISION,
+    began_after TIMESTAMP WITH TIME ZONE,
+    began_before TIMESTAMP WITH TIME ZONE,
     opened_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    raised_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    confirmed_at TIMESTAMP WITH TIME ZONE,
+    acknowledged_at TIMESTAMP WITH TIME ZONE,
+    acknowledged_by TEXT,
+    note TEXT,
     closed_at TIMESTAMP WITH TIME ZONE,
+    closed_because TEXT,
+    num_reopened INTEGER DEFAULT 0 NOT NULL,
     CONSTRAINT pk_drift_events PRIMARY KEY (id),
-    CONSTRAINT ck_drift_events_closed_after_opened CHECK (closed_at IS NULL OR closed_at >= opened_at)
+    CONSTRAINT ck_drift_events_closed_after_opened CHECK (closed_at IS NULL OR closed_at >= opened_at),
+    CONSTRAINT ck_drift_events_closed_with_reason CHECK ((closed_at IS NULL) = (closed_because IS NULL)),
+    CONSTRAINT ck_drift_events_cause CHECK (cause IN ('traffic_changed','mix_shift','draft_stale','bad_draft','setup_changed','fault','too_little_evidence'))
 );
-CREATE UNIQUE INDEX uq_drift_events_open ON drift_events (task, drafter, draft_revision, target_revision, cause) WHERE closed_at IS NULL;
+CREATE UNIQUE INDEX uq_drift_events_open ON drift_events (task, drafter, cause) WHERE closed_at IS NULL;
 COMMENT ON TABLE drift_events IS
-    'Drift found, its cause, and when it was over';
+    'Drift found, its cause, what it costs, and when it was over';
 COMMENT ON COLUMN drift_events.id IS 'Order';
 COMMENT ON COLUMN drift_events.task IS 'Kind of prompt';
 COMMENT ON COLUMN drift_events.drafter IS 'Drafter whose acceptance moved';
 COMMENT ON COLUMN drift_events.draft_revision IS 'Its revision';
 COMMENT ON COLUMN drift_events.target_revision IS 'Hash of the target''s weights';
-COMMENT ON COLUMN drift_events.cause IS 'traffic_changed, draft_stale or unexplained';
-COMMENT ON COLUMN drift_events.verdict IS 'One sentence for the owner';
-COMMENT ON COLUMN drift_events.evidence IS 'Counts before and after, statistic and threshold';
+COMMENT ON COLUMN drift_events.cause IS 'One of the seven causes of docs/concepts/drift.md';
+COMMENT ON COLUMN drift_events.verdict IS 'What was found, in sentences for the owner';
+COMMENT ON COLUMN drift_events.action IS 'What the owner may do';
+COMMENT ON COLUMN drift_events.evidence IS 'Counts, intervals and times, of traffic and of probes';
+COMMENT ON COLUMN drift_events.lost_tokens_per_s IS 'What it costs to do nothing; null where that is not known';
+COMMENT ON COLUMN drift_events.began_after IS 'The change lies between this moment';
+COMMENT ON COLUMN drift_events.began_before IS 'and this one';
 COMMENT ON COLUMN drift_events.opened_at IS 'When it was found';
+COMMENT ON COLUMN drift_events.raised_at IS 'When it was found last: opened or reopened';
+COMMENT ON COLUMN drift_events.confirmed_at IS 'When later evidence agreed; null before';
+COMMENT ON COLUMN drift_events.acknowledged_at IS 'When somebody took note of it; null before';
+COMMENT ON COLUMN drift_events.acknowledged_by IS 'Who did';
+COMMENT ON COLUMN drift_events.note IS 'What they said';
 COMMENT ON COLUMN drift_events.closed_at IS 'When it was over; null while open';
+COMMENT ON COLUMN drift_events.closed_because IS 'The evidence that it was over';
+COMMENT ON COLUMN drift_events.num_reopened IS 'Times that it came back';
+
+CREATE TABLE drift_event_states (
+    id BIGINT GENERATED ALWAYS AS IDENTITY,
+    event_id BIGINT NOT NULL,
+    at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    state TEXT NOT NULL,
+    cause TEXT NOT NULL,
+    sentence TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    evidence JSONB,
+    CONSTRAINT pk_drift_event_states PRIMARY KEY (id),
+    CONSTRAINT fk_drift_event_states_event_id_drift_events FOREIGN KEY(event_id) REFERENCES drift_events (id) ON DELETE CASCADE,
+    CONSTRAINT ck_drift_event_states_state CHECK (state IN ('opened','explained','confirmed','acknowledged','closed','reopened'))
+);
+CREATE INDEX ix_drift_event_states_event_id ON drift_event_states (event_id);
+COMMENT ON TABLE drift_event_states IS
+    'What became of every drift event: a row each time its state changed';
+COMMENT ON COLUMN drift_event_states.id IS 'Order';
+COMMENT ON COLUMN drift_event_states.event_id IS 'The event that it is about';
+COMMENT ON COLUMN drift_event_states.at IS 'When';
+COMMENT ON COLUMN drift_event_states.state IS 'opened, explained, confirmed, acknowledged, closed or reopened';
+COMMENT ON COLUMN drift_event_states.cause IS 'Its cause from then on';
+COMMENT ON COLUMN drift_event_states.sentence IS 'What was found, or said, then';
+COMMENT ON COLUMN drift_event_states.actor IS 'Who acknowledged it; scheduler otherwise';
+COMMENT ON COLUMN drift_event_states.evidence IS 'The evidence of that moment; null of an acknowledgement';
 
 CREATE TABLE draft_revisions (
     drafter TEXT NOT NULL,

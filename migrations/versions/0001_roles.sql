@@ -100,17 +100,19 @@ BEGIN
         GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles
             TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
-            acceptance_checkpoints, decisions, probe_runs, probe_texts, incidents, drift_events, draft_revisions, schedule_runs, reports,
+            acceptance_checkpoints, decisions, probe_runs, probe_texts, incidents, drift_events, drift_event_states, draft_revisions,
+            schedule_runs, reports,
             leader_terms TO alphaloop_scheduler;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON drift_memories, drift_positions TO alphaloop_scheduler;
         GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;
         -- Views, and tables without texts of callers.
         GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift,
             decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state, acceptance_checkpoints,
-            cost_profiles, decisions, exploration_budgets, probe_sets, probe_runs, incidents, drift_events, draft_revisions,
+            cost_profiles, decisions, exploration_budgets, probe_sets, probe_runs, incidents, drift_events, drift_event_states, draft_revisions,
             schedule_runs, reports, switchback_slices, task_speedups TO alphaloop_reader;
         GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
             lease_expires_at, created_at, finished_at) ON jobs TO alphaloop_reader;
-        GRANT SELECT ON outbox TO alphaloop_reader;
+        GRANT SELECT ON outbox, drift_memories, drift_positions TO alphaloop_reader;
     END IF;
     RETURN ARRAY(SELECT name FROM unnest(roles) AS name WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name));
 END

@@ -156,7 +156,15 @@ COMMENT ON COLUMN failed_jobs.field IS 'The field at fault, if one was';
 
 CREATE VIEW open_drift AS
 SELECT
-    id, task, drafter, draft_revision, target_revision, cause, verdict, opened_at, now() - opened_at AS open_for
+    id, task, drafter, draft_revision, target_revision, cause,
+    CASE
+        WHEN acknowledged_at IS NOT NULL THEN 'acknowledged'
+        WHEN confirmed_at IS NOT NULL THEN 'confirmed'
+        WHEN num_reopened > 0 THEN 'reopened'
+        ELSE 'opened'
+    END AS state,
+    verdict, action, lost_tokens_per_s, began_after, began_before, opened_at, now() - opened_at AS open_for,
+    num_reopened, acknowledged_by, note
 FROM drift_events
 WHERE closed_at IS NULL
 ORDER BY opened_at, id;
@@ -167,10 +175,18 @@ COMMENT ON COLUMN open_drift.task IS 'Kind of prompt';
 COMMENT ON COLUMN open_drift.drafter IS 'Drafter whose acceptance moved';
 COMMENT ON COLUMN open_drift.draft_revision IS 'Its revision';
 COMMENT ON COLUMN open_drift.target_revision IS 'Hash of the target''s weights';
-COMMENT ON COLUMN open_drift.cause IS 'traffic_changed, draft_stale or unexplained';
-COMMENT ON COLUMN open_drift.verdict IS 'One sentence';
-COMMENT ON COLUMN open_drift.opened_at IS 'When it was found';
+COMMENT ON COLUMN open_drift.cause IS 'traffic_changed, mix_shift, draft_stale, bad_draft, setup_changed, fault or too_little_evidence';
+COMMENT ON COLUMN open_drift.state IS 'opened, reopened, confirmed by later evidence, or acknowledged by somebody';
+COMMENT ON COLUMN open_drift.verdict IS 'What was found';
+COMMENT ON COLUMN open_drift.action IS 'What may be done';
+COMMENT ON COLUMN open_drift.lost_tokens_per_s IS 'What it costs to do nothing; null where that is not known';
+COMMENT ON COLUMN open_drift.began_after IS 'The change lies between this moment';
+COMMENT ON COLUMN open_drift.began_before IS 'and this one';
+COMMENT ON COLUMN open_drift.opened_at IS 'When it was found first';
 COMMENT ON COLUMN open_drift.open_for IS 'Since then';
+COMMENT ON COLUMN open_drift.num_reopened IS 'Times that it came back';
+COMMENT ON COLUMN open_drift.acknowledged_by IS 'Who has taken note of it';
+COMMENT ON COLUMN open_drift.note IS 'What they said';
 
 CREATE VIEW evidence_now AS
 -- Eight sums, then nine by position, of all jobs; then the same of the recent ones.

@@ -11,12 +11,14 @@ from typing import Final
 from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
-from alphaloop.store.drift import OpenEvent
+from alphaloop.store.drift_events import DriftEvent
 from alphaloop.store.incidents import OpenIncident
 from alphaloop.switchback.task_speedup import TaskSpeedup
+from scheduler.causes.cause import Cause
 from scheduler.counts import Counts
 from scheduler.estimates import Acceptance, acceptance, alpha_over_time
 from scheduler.facts import SentProbes, SettingInForce
+from scheduler.flagging import Flagged
 from scheduler.probing.watch import Watched
 from scheduler.report.data import (
     DraftLine,
@@ -39,14 +41,12 @@ def build_report(
     counts: Counts,
     choices: Mapping[str, SettingInForce],
     drafts: Sequence[DraftRevision],
-    events: Sequence[OpenEvent],
+    events: Sequence[DriftEvent],
     sent: SentProbes,
     measured: Mapping[str, TaskSpeedup],
     incidents: Sequence[OpenIncident],
     watched: Watched,
-    *,
-    opened: int,
-    closed: int,
+    flagged: Flagged,
 ) -> Report:
     """The report of one run. `events` is the drift that is open after it, `measured` the speed-ups by task."""
     tasks = tuple(
@@ -54,12 +54,18 @@ def build_report(
     )
     drift = tuple(
         DriftLine(
+            id=e.id,
             task=e.subject.task,
             drafter=e.subject.drafter,
             draft_revision=e.subject.draft_revision,
-            cause=e.cause,
-            verdict=e.verdict,
+            cause=Cause(e.cause),
+            state=e.state,
+            verdict=e.content.verdict,
+            action=e.content.action,
+            lost_tokens_per_s=e.content.lost_tokens_per_s,
             opened_at=e.opened_at,
+            num_reopened=e.num_reopened,
+            acknowledged_by=e.acknowledged_by,
         )
         for e in events
     )
@@ -81,8 +87,8 @@ def build_report(
         headline=_headline(tasks, drift, draft_lines, incidents, counts.num_jobs),
         tasks=tasks,
         drift=drift,
-        opened=opened,
-        closed=closed,
+        opened=flagged.num_opened,
+        closed=flagged.num_closed,
         probes=tuple(
             _probe_line(one, sent.num_probes[one.due.task, one.due.drafter])
             for one in sent.plan.measurements

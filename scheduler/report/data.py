@@ -8,9 +8,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
 from alphaloop.probing.due import Why
+from alphaloop.store.drift_events import EventState
 from alphaloop.store.incidents import IncidentKind
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
+from scheduler.causes.cause import Cause
 
 
 class _Part(BaseModel):
@@ -89,12 +91,18 @@ class TaskLine(_Part):
 class DriftLine(_Part):
     """Drift that is not over."""
 
+    id: int = Field(description="Number of the event, for `alphaloop drift`.")
     task: str
     drafter: str
     draft_revision: str
-    cause: str
+    cause: Cause
+    state: EventState
     verdict: str
+    action: str = Field(description="What may be done.")
+    lost_tokens_per_s: float | None = Field(description="What it costs to do nothing; null where that is not known.")
     opened_at: AwareDatetime
+    num_reopened: int = Field(0, description="Times that it came back.")
+    acknowledged_by: str | None = None
 
 
 class DraftLine(_Part):
@@ -161,7 +169,7 @@ class Report(_Part):
     headline: str
     tasks: tuple[TaskLine, ...] = ()
     drift: tuple[DriftLine, ...] = ()
-    opened: int = Field(0, description="Drift events that this run opened.")
+    opened: int = Field(0, description="Drift events that this run opened or reopened.")
     closed: int = Field(0, description="Drift events that this run closed.")
     probes: tuple[ProbeLine, ...] = Field((), description="Sent by this run.")
     probes_waiting: tuple[ProbeLine, ...] = Field((), description="Due, and held back by the budget.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import Final
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -11,9 +10,7 @@ from markupsafe import Markup
 from alphaloop.switchback.wording import figure, load
 from scheduler.report.data import Report
 from scheduler.report.plots import alpha_plot, history_plot
-from scheduler.report.text import estimate, how
-
-CAUSES: Final = {"traffic_changed": "traffic changed", "draft_stale": "draft stale", "unexplained": "unexplained"}
+from scheduler.report.text import costs, estimate, how, words
 
 
 def render_page(report: Report) -> str:
@@ -27,7 +24,8 @@ def render_page(report: Report) -> str:
         estimate=estimate,
         figure=figure,
         load=load,
-        causes=CAUSES,
+        words=words,
+        costs=costs,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from alphaloop.probing.due import Why
 from alphaloop.switchback.wording import sentence
-from scheduler.report.data import Estimate, Report, TaskLine
+from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
 
 WIDTH: Final = 100
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
@@ -49,6 +49,18 @@ def estimate(value: Estimate | None) -> str:
     if value is None:
         return "-"
     return f"{_share(value.mean)} [{_share(value.low)} {_share(value.high)}]"
+
+
+def words(cause: str) -> str:
+    """A cause as people say it."""
+    return cause.replace("_", " ")
+
+
+def costs(line: DriftLine) -> str:
+    """What it costs to do nothing."""
+    if line.lost_tokens_per_s is None:
+        return "cost not known"
+    return f"costs {line.lost_tokens_per_s:.3g} tokens/s" if line.lost_tokens_per_s else "costs nothing"
 
 
 def _row(line: TaskLine) -> tuple[str, ...]:
@@ -111,8 +123,12 @@ def _drift(report: Report) -> list[str]:
         return ["  None is open.", changed]
     lines = []
     for line in report.drift:
-        lines.append(f"  {line.task}, {line.drafter}: {line.cause}, since {line.opened_at:%Y-%m-%d %H:%M} UTC")
-        lines += textwrap.wrap(line.verdict, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        lines.append(
+            f"  {line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
+            f"since {line.opened_at:%Y-%m-%d %H:%M} UTC; {costs(line)}"
+        )
+        for told in (line.verdict, line.action):
+            lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return [*lines, changed]
 
 

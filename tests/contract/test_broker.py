@@ -289,3 +289,18 @@ def test_a_pattern_sees_a_topic_that_is_made_later(broker_settings: KafkaSetting
         assert one.records[0].topic == later
         assert {tp.topic for tp in one.owned} == {jobs_topic(fresh_prefix), later}, "dead letters are not jobs"
         assert took_s < 30
+
+
+def test_many_records_are_polled_at_once_in_their_order(broker_settings: KafkaSettings, topic: str) -> None:
+    fill(broker_settings, topic, values := [b"%d" % number for number in range(20)], partition=0)
+    reader = Consumer(broker_settings, group_id="nobody")
+    reader.assign_from([topic], at="earliest")
+    found: list[list[Record]] = []
+    deadline = time.monotonic() + WITHIN_S
+    while sum(map(len, found)) < len(values):
+        assert time.monotonic() < deadline, "the records did not come in time"
+        found.append(reader.poll_many(8, 0.5))
+    assert reader.poll_many(8, 0.0) == []
+    reader.close()
+    assert [record.value for records in found for record in records] == values
+    assert 1 < max(map(len, found)) <= 8

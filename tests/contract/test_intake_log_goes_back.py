@@ -85,6 +85,7 @@ def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
         [topic.name],
         max_buffered=1000,
         max_buffered_bytes=1 << 20,
+        most_message_bytes=1 << 10,
         max_distance=10_000,
         commit_interval_s=0.1,
         now=lambda: NOW,

@@ -11,7 +11,6 @@ from pydantic import SecretStr
 from sqlalchemy import select, update
 
 from alphaloop.errors import StoreUnavailable, StoreValueRefused
-from alphaloop.measurements import DriftSubject
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.probe_sets import ProbeSetStore
@@ -21,14 +20,13 @@ from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
-from tests.fixtures.history import DRAFT, ENGINE, TARGET, History, decoded, drawn_counts
+from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
 from tests.fixtures.probes import probe_set, register_probe_set
 
 pytestmark = pytest.mark.postgres
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-SUBJECT = DriftSubject("code", "lookup", DRAFT, TARGET)
 
 
 @pytest.fixture
@@ -195,17 +193,13 @@ class TestDrift:
         everything = DriftStore(database).streams(NOW - DAY, NOW)
         assert {stream.drafter: len(jobs) for stream, jobs in everything.items()} == {"lookup": 2, "": 20}
 
-    def test_an_event_opens_once_and_may_open_again(self, database: Database) -> None:
+    def test_tokens_of_traffic(self, database: Database, history: History) -> None:
+        history.traffic("code", 0.7, 3, NOW - 2 * HOUR, MINUTE)
+        history.vanilla("code", 2, NOW - 2 * HOUR, MINUTE)
+        history.decode_probe("p", "code", "lookup", 0.7, NOW - 2 * HOUR)
         store = DriftStore(database)
-        assert store.open(SUBJECT, "traffic_changed", "It fell.", {"flagged_by": "traffic"}, NOW)
-        assert not store.open(SUBJECT, "traffic_changed", "It fell.", {}, NOW + HOUR)
-        (event,) = store.open_events()
-        assert (event.subject, event.verdict, event.opened_at) == (SUBJECT, "It fell.", NOW)
-        assert event.evidence == {"flagged_by": "traffic"}
-        store.close([event.id], NOW - DAY)
-        store.close([], NOW)
-        assert store.open_events() == []
-        assert store.open(SUBJECT, "traffic_changed", "It fell.", {}, NOW + DAY)
+        assert store.num_tokens("code", NOW - DAY, NOW) == 5 * 48
+        assert store.num_tokens("sql", NOW - DAY, NOW) == 0
 
 
 class TestSchedule:

@@ -15,9 +15,10 @@ from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
+from tests.fixtures.drift_events import content
 from worker.deciding.watch import Watch
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
@@ -72,13 +73,15 @@ def test_a_new_listener_may_have_missed_something_and_then_hears_of_nothing(list
 def test_changed_drafts_and_drift_are_told_whoever_changes_them(
     database: Database, listener: Listener, registry: DraftRegistry
 ) -> None:
-    drift, subject = DriftStore(database), DriftSubject("code", "small", "r1", "t")
+    drift, subject = DriftEventStore(database), DriftSubject("code", "small", "r1", "t")
     now = datetime.now(UTC)
     changes: list[Callable[[], object]] = [
         lambda: registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell"),
         lambda: registry.register("small", "r2", "t"),
-        lambda: drift.open(subject, "draft_stale", "α_1 fell", {}, now),
-        lambda: drift.close([event.id for event in drift.open_events()], now),
+        lambda: drift.write([EventChange(None, EventState.OPENED, content(subject), "α_1 fell")], now),
+        lambda: drift.write(
+            [EventChange(e.id, EventState.CLOSED, e.content, "It is back.") for e in drift.open_events()], now
+        ),
         lambda: _execute(database, "UPDATE draft_revisions SET status = 'active'"),
     ]
     listener.wait(0.0)

@@ -14,17 +14,20 @@ from sqlalchemy import text
 
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore, ShadowRun
 from alphaloop.store.overview import Overview
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import metadata
+from tests.fixtures.drift_events import content
 from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import DEVICE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 from tests.fixtures.slices import block_rows, subject
@@ -83,14 +86,8 @@ def fill(database: Database, rng: random.Random) -> Database:
     drafts.register("lookup", "draft-1", TARGET)
     DecisionLog(database).record_change("code", TARGET, DEVICE, "greedy", 4, K4, "w1")
     CostStore(database).save("a-host", DEVICE, "e", TARGET, {}, [CostPoint(None, 1, 1, 30.0, 5)])
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO drift_events (task, drafter, draft_revision, target_revision, cause, verdict, evidence)"
-                " VALUES ('code', 'lookup', 'draft-1', :target, 'draft_stale', 'α_1 fell', '{}')"
-            ),
-            {"target": TARGET},
-        )
+    found = content(DriftSubject("code", "lookup", "draft-1", TARGET))
+    DriftEventStore(database).write([EventChange(None, EventState.OPENED, found, found.verdict)], recent)
     return database
 
 

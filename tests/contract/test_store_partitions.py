@@ -50,6 +50,21 @@ def test_days_are_those_of_utc(database: Database, keeper: PartitionKeeper) -> N
     assert table == "decode_runs_20310501"
 
 
+def test_a_partition_that_went_while_a_worker_knew_it_is_made_again(
+    database: Database, keeper: PartitionKeeper
+) -> None:
+    store, jobs = OutcomeStore(database), JobStore(database)
+    jobs.claim([claim_request(name) for name in "abc"], owner="w", lease_s=60, max_attempts=3)
+    run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=LATER)
+    for name in "ab":  # the second transaction finds the partition that the first one made
+        assert store.record([outcome(name, run=run)], owner="w")
+    keeper.drop_before(LATER.date() + timedelta(days=1))
+    with pytest.raises(StoreError):
+        store.record([outcome("c", run=run)], owner="w")
+    assert store.record([outcome("c", run=run)], owner="w")
+    assert LATER.date() in keeper.days()
+
+
 def test_a_later_partition_is_like_the_first_ones(database: Database, keeper: PartitionKeeper) -> None:
     keeper.ensure(LATER, 0)
     today = datetime.now(UTC).date()

@@ -19,6 +19,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
+from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
@@ -26,6 +27,7 @@ from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.integrity import check
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
@@ -35,6 +37,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load
 from tests.fixtures.cli import Cli
+from tests.fixtures.drift_events import content
 from tests.fixtures.history import record_runs
 from tests.fixtures.runs import (
     DEVICE,
@@ -109,6 +112,41 @@ def test_report(cli: Cli, environment: None, database: Database, tmp_path: Path)
     assert page.as_uri() in cli("report", "--html", page).err
     assert page.read_text() == "<p>well</p>"
     assert cli("report", "--html", tmp_path / "none" / "page.html").code == 1
+
+
+def test_drift(cli: Cli, environment: None, database: Database) -> None:
+    assert "no drift is open" in cli("drift", "list").err
+    assert cli("drift", "list", "--json").json == []
+    said = content(DriftSubject("code", "small", "draft-1", "target-1"), "draft_stale", lost_tokens_per_s=41.7)
+    now = datetime.now(UTC)
+    store = DriftEventStore(database)
+    store.write([EventChange(None, EventState.OPENED, said, said.verdict)], now)
+    (event,) = cli("drift", "list", "--json").json
+    assert (event["cause"], event["state"], event["task"], event["lost_tokens_per_s"]) == (
+        "draft_stale",
+        "opened",
+        "code",
+        41.7,
+    )
+    number = event["id"]
+    assert "41.7 tokens/s" in cli("drift", "list").out
+    acknowledged = cli("drift", "ack", number, "--by", "Ada", "--note", "in training")
+    assert (acknowledged.code, f"Ada has taken note of event {number}" in acknowledged.err) == (0, True)
+    shown = cli("drift", "show", number, "--json").json
+    assert (shown["state"], shown["note"]) == ("acknowledged", "in training")
+    assert [state["actor"] for state in shown["history"]] == ["scheduler", "Ada"]
+    told = cli("drift", "show", number).out
+    assert "acknowledged by Ada (draft stale): in training" in told
+    assert "Train it." in told
+    (stored,) = store.open_events()
+    store.write([EventChange(stored.id, EventState.CLOSED, said, "It is back.")], now)
+    assert cli("drift", "list", "--json").json == []
+    assert [event["closed_because"] for event in cli("drift", "list", "--since", "1d", "--json").json] == [
+        "It is back."
+    ]
+    for wrong in (("show", number + 1), ("ack", number, "--by", "Ada"), ("ack", number, "--by", " ")):
+        failed = cli("drift", *wrong)
+        assert (failed.code, "hint: " in failed.err) == (1, True)
 
 
 def test_probe_sets(cli: Cli, environment: None, tmp_path: Path) -> None:

@@ -12,22 +12,25 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.errors import DeliveryFailed
 from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Purpose, parse_job
+from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.probing.due import Why
 from alphaloop.probing.planning import ProbePlanner
 from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
 from alphaloop.tables import draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.drift_events import content
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.probes import register_probe_set
 from tests.fixtures.slices import block_rows, subject
@@ -115,28 +118,33 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> N
 
 
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
-    scheduler = make(drift_false_alarm_jobs=50_000)
+    scheduler = make()
+    lookup = Decision(Mode.SPECULATIVE, "lookup", DRAFT, 3, Reason.FASTER, "")
+    DecisionLog(database).record_change("code", TARGET, "cpu", "greedy", 1, lookup, "w")
     start = NOW - 6 * DAY
     fallen = history.traffic("code", 0.85, 200, start, 5 * MINUTE)
     assert scheduler.run_once(fallen).num_events_open == 0
     lower = history.traffic("code", 0.55, 60, fallen, 5 * MINUTE)
     found = scheduler.run_once(lower)
     assert (found.num_events_opened, found.num_events_open) == (1, 1)
-    (event,) = DriftStore(database).open_events()
+    (event,) = DriftEventStore(database).open_events()
     assert event.subject.task == "code"
-    assert event.cause == "unexplained"
-    assert "fell from 8" in event.verdict
+    assert event.cause == "too_little_evidence", "the task has no probe set"
+    assert "fell from 8" in event.content.verdict
+    assert "alphaloop probes add" in event.content.action
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
-    recovered = history.traffic("code", 0.85, 120, lower + 2 * MINUTE, 5 * MINUTE)
+    recovered = history.traffic("code", 0.85, 200, lower + 2 * MINUTE, 5 * MINUTE)
     over = scheduler.run_once(recovered)
     assert (over.num_events_closed, over.num_events_open) == (1, 0)
     with database.begin() as connection:
         (row,) = connection.execute(select(drift_events)).all()
     assert row.closed_at == recovered
+    assert "steady again" in row.closed_because
     traffic = row.evidence["traffic"]
-    assert 0 < traffic["statistic"] <= traffic["threshold"]
     assert traffic["accepts_after"] / traffic["trials_after"] < 0.7
+    assert row.lost_tokens_per_s > 0, "expected, by what was accepted then and now"
+    assert [state.state for state in DriftEventStore(database).history(row.id)] == ["opened", "closed"]
 
 
 def prompts(num: int) -> list[dict[str, object]]:
@@ -227,7 +235,8 @@ def test_a_new_target_and_an_alarm_are_measured_at_once(
     (line,) = stored.content["probes"]
     assert (line["why"], line["num_probes"]) == ("new", 3)
     subject = DriftSubject("code", "lookup", DRAFT, "target-2")
-    DriftStore(database).open(subject, "unexplained", "It fell.", {"flagged_by": "probes"}, start + 4 * HOUR)
+    opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
+    DriftEventStore(database).write([opened], start + 4 * HOUR)
     planner = ProbePlanner(database, SchedulerSettings(), {"code": TaskSettings()}, PolicySettings().change_jobs)
     (due,) = planner.plan(planner.sets(), start + 5 * HOUR).chosen
     assert (due.task, due.drafter, due.why) == ("code", "lookup", Why.ALARM)
@@ -257,9 +266,9 @@ def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
     run_and_decode_probes(scheduler, database, history, outbox, start + 25 * HOUR, 0.5, target="target-2")
     found = scheduler.run_once(start + 26 * HOUR)
     assert (found.num_events_opened, found.num_status_changes) == (1, 1)
-    (event,) = DriftStore(database).open_events()
-    assert event.cause == "draft_stale"
-    assert "target model changed" in event.verdict
+    (event,) = DriftEventStore(database).open_events()
+    assert (event.cause, event.state) == ("draft_stale", EventState.OPENED)
+    assert "target model changed" in event.content.verdict
     assert drafts.stale("target-2") == {("lookup", DRAFT)}
     assert "lookup is stale" in found.headline
     assert drafts.stale(TARGET) == set(), "with the old target it was fine"
@@ -284,9 +293,9 @@ def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
     lower = history.traffic("code", 0.5, 80, fallen, 5 * MINUTE)
     run_and_decode_probes(scheduler, database, history, outbox, max(lower, start + 25 * HOUR), 0.8)
     scheduler.run_once(max(lower, start + 25 * HOUR) + HOUR)
-    (event,) = DriftStore(database).open_events()
+    (event,) = DriftEventStore(database).open_events()
     assert event.cause == "traffic_changed"
-    assert "steady" in event.verdict
+    assert "steady" in event.content.verdict
     assert not DraftRegistry(database).stale(TARGET)
 
 

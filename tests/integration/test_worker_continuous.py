@@ -339,7 +339,7 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
         def measure() -> bool:
             held = sum(ready.num_bytes for _, ready in parts.feed._held)
             now = {
-                "buffered": parts.intake._normal._num_bytes,
+                "buffered": parts.intake._lanes.normal._num_bytes,
                 "unread": parts.feed._reading.num_bytes,
                 "waiting": parts.feed._queue.num_bytes + held,
                 "claimed": parts.feed.ready.num_bytes,

@@ -51,6 +51,11 @@ class Buffer:
         """Whether they may be resumed: half is used up. A paused partition throws away what the client fetched."""
         return len(self._waiting) <= self._max_items // 2 and self._num_bytes <= self._max_bytes // 2
 
+    def num_sure(self, most_message_bytes: int) -> int:
+        """How many more messages of at most this size fit for sure."""
+        room_bytes = self._max_bytes - self._num_bytes
+        return max(0, min(self._max_items - len(self._waiting), room_bytes // most_message_bytes))
+
     def add(self, delivery: Delivery) -> None:
         """Let a delivery wait."""
         self._waiting.append(delivery)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from alphaloop.kafka.records import Record, TopicPartition
@@ -21,11 +21,10 @@ class Delivery:
     epoch: int
     number: int = 0  #: of the deliveries of its partition in this assignment
     retried_from: TopicPartition | None = None  #: the partition of the retry topic, if it comes from there
+    partition: TopicPartition = field(init=False, compare=False)  #: where it lies
 
-    @property
-    def partition(self) -> TopicPartition:
-        """Where it lies."""
-        return self.retried_from or self.record.topic_partition
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partition", self.retried_from or self.record.topic_partition)
 
     @property
     def key(self) -> DeliveryKey:
@@ -54,7 +53,7 @@ class RecordSource(Protocol):
         on_revoke: Callable[[Sequence[TopicPartition]], None],
         on_lost: Callable[[Sequence[TopicPartition]], None],
     ) -> None: ...
-    def poll(self, timeout_s: float) -> Record | None: ...
+    def poll_many(self, limit: int, timeout_s: float) -> list[Record]: ...
     def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
     def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
     def commit(self, offsets: dict[TopicPartition, int]) -> None: ...

@@ -38,6 +38,7 @@ def open_intake(
         patterns,
         max_buffered=limits.max_buffered,
         max_buffered_bytes=limits.max_buffered_bytes,
+        most_message_bytes=settings.kafka.max_message_bytes,
         max_distance=limits.max_watermark_distance,
         commit_interval_s=limits.commit_interval_s,
         hand_over_s=SHARE_OF_POLL_INTERVAL * consumer.max_poll_interval_s,

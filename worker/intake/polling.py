@@ -8,11 +8,9 @@ a retry topic is not due; it is resumed when there is room again.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -20,28 +18,19 @@ from typing import Final
 from alphaloop.errors import AlphaloopError, BrokerError, reason_of
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.liveness import Pulse
-from alphaloop.messages.topics import is_high
-from worker.intake.buffer import NO_ROOM, Buffer, Room
-from worker.intake.delays import as_sent, due_in_s
+from worker.intake.assigned import AssignedPartition, commit_finished
+from worker.intake.buffer import NO_ROOM, Room
 from worker.intake.delivery import Delivery, RecordSource
 from worker.intake.handing_over import HandingOver
-from worker.intake.watermark import Watermark
+from worker.intake.lane_buffers import LaneBuffers
 
 __all__ = ["Delivery", "Intake", "RecordSource"]
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.2
-
-
-@dataclass(slots=True)
-class _Assigned:
-    watermark: Watermark
-    epoch: int
-    is_high: bool
-    committed: int | None = None
-    is_paused: bool = False
-    head: tuple[float, Delivery] | None = None  #: of a retry topic: when it is due, by the clock
+#: Messages taken from the client between two looks at partitions and completions, as far as there is room for them.
+MOST_AT_ONCE: Final = 64
 
 
 class Intake:
@@ -57,29 +46,30 @@ class Intake:
         max_distance: int,
         commit_interval_s: float,
         now: Callable[[], datetime],
+        most_message_bytes: int,
         hand_over_s: float = 0.0,
         name: str = "intake",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_buffered` and `max_buffered_bytes` are for each lane; `now` says when retries are due."""
+        """`max_buffered` and `max_buffered_bytes` are for each lane; `now` says when retries are due.
+
+        A message has about `most_message_bytes` at most.
+        """
         self._source = source
         self._patterns = patterns
         self._max_distance = max_distance
         self._commit_interval_s = commit_interval_s
         self._clock = clock
         self._now = now
-        self._partitions: dict[TopicPartition, _Assigned] = {}
+        self._most_message_bytes = most_message_bytes
+        self._partitions: dict[TopicPartition, AssignedPartition] = {}
         self._epoch = 0
         self._assignment_number = 0
         self._held_topics: frozenset[str] = frozenset()
-        self._high, self._normal = (Buffer(max_items=max_buffered, max_bytes=max_buffered_bytes) for _ in range(2))
-        self._is_woken = False
-        self._changed = threading.Condition()
-        self._finished: SimpleQueue[Delivery] = SimpleQueue()
+        self._lanes = LaneBuffers(max_items=max_buffered, max_bytes=max_buffered_bytes)
+        self._finished: SimpleQueue[Sequence[Delivery]] = SimpleQueue()
         self.handing_over = HandingOver(hand_over_s)  #: what is owed when partitions leave
-        self._is_taking = True
         self._closing = threading.Event()
-        self._failure: AlphaloopError | None = None
         self._last_commit = self._last_poll = clock()
         self.pulse = Pulse(f"the thread {name}")
         self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
@@ -96,25 +86,16 @@ class Intake:
 
         Waits up to `timeout_s` for the first or for `wake`. Raises the exception that ended the polling thread.
         """
-        normal = Room(limit, sys.maxsize if max_bytes is None else max_bytes)
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_news(normal, high) or self._is_urgent(), timeout_s)
-            self._is_woken = False
-            if self._failure is not None:
-                raise self._failure
-            return self._high.take(high) + self._normal.take(normal)
+        return self._lanes.take(limit, timeout_s, max_bytes=max_bytes, high=high)
 
     def wake(self) -> None:
         """Let a waiting `take` return, also without deliveries."""
-        with self._changed:
-            self._is_woken = True
-            self._changed.notify_all()
+        self._lanes.wake()
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """These messages need never be read again."""
         done = list(deliveries)
-        for delivery in done:
-            self._finished.put(delivery)
+        self._finished.put(done)
         self.handing_over.settle(done)
 
     def hold(self, topic: str) -> None:
@@ -140,11 +121,7 @@ class Intake:
 
     def stop_taking(self) -> None:
         """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
-        with self._changed:
-            self._is_taking = False
-            self._high.clear()
-            self._normal.clear()
-            self._changed.notify_all()
+        self._lanes.close()
 
     def close(self, timeout_s: float) -> None:
         """Commit what is finished, leave the group, end the thread."""
@@ -160,7 +137,7 @@ class Intake:
     @property
     def failure(self) -> AlphaloopError | None:
         """The exception that ended the polling thread."""
-        return self._failure
+        return self._lanes.failure
 
     @property
     def is_assigned(self) -> bool:
@@ -182,71 +159,59 @@ class Intake:
             while not self._closing.is_set():
                 self._turn()
             self._drain_finished()
-            self._commit(self._partitions)
+            commit_finished(self._source, self._partitions.values())
         except AlphaloopError as error:
-            self._fail(error)
+            self._lanes.fail(error)
         except Exception as error:
-            self._fail(BrokerError(f"the polling thread ended: {reason_of(error)}"))
+            self._lanes.fail(BrokerError(f"the polling thread ended: {reason_of(error)}"))
             log.exception("polling thread ended", extra={"action": "intake_failed"})
         finally:
             self._source.close()
 
     def _turn(self) -> None:
         self.pulse.beat()
-        record = self._source.poll(POLL_S if self._finished.empty() else 0.0)
+        records = self._source.poll_many(self._num_wanted(), POLL_S if self._finished.empty() else 0.0)
         self._last_poll = self._clock()
-        if record is not None:
-            self._deliver(record)
+        self._lanes.put(self._deliveries(records))
         self._drain_finished()
-        self._deliver_due()
         self._balance()
         if self._clock() - self._last_commit >= self._commit_interval_s:
             self._last_commit = self._clock()
-            self._commit(self._partitions)
+            commit_finished(self._source, self._partitions.values())
 
-    def _deliver(self, record: Record) -> None:
-        held = self._partitions.get(TopicPartition(record.topic, record.partition))
-        if held is None:
-            return
-        number, went_back = held.watermark.deliver(record.offset)
-        if went_back:
-            where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-            log.warning("offsets went back: the topic was made anew or cut", extra={"action": "log_went_back", **where})
-        sent = as_sent(record)
-        delivery = Delivery(sent, held.epoch, number, None if sent is record else record.topic_partition)
-        wait_s = due_in_s(record, self._now())
-        if wait_s > 0:
-            held.head = (self._clock() + wait_s, delivery)
-        else:
-            self._hand_out(delivery)
+    def _num_wanted(self) -> int:
+        """As many messages as find room in either lane, however large they are; one at least, as polls must go on."""
+        room = min(lane.num_sure(self._most_message_bytes) for lane in (self._lanes.high, self._lanes.normal))
+        return max(1, min(room, MOST_AT_ONCE))
 
-    def _deliver_due(self) -> None:
-        """Hand out the heads of retry topics that are due."""
+    def _deliveries(self, records: Sequence[Record]) -> list[Delivery]:
+        """Those of the messages, and of earlier ones of retry topics, that are due."""
+        at_s = self._clock()
+        found = []
+        for record in records:
+            held = self._partitions.get(record.topic_partition)
+            if held is not None and (delivery := held.deliver(record, self._now, at_s)) is not None:
+                found.append(delivery)
         for held in self._partitions.values():
-            if held.head is not None and held.head[0] <= self._clock():
-                (_, delivery), held.head = held.head, None
-                self._hand_out(delivery)
-
-    def _hand_out(self, delivery: Delivery) -> None:
-        with self._changed:
-            if self._is_taking:
-                (self._high if delivery.is_high else self._normal).add(delivery)
-                self._changed.notify_all()
+            if held.not_due:
+                found += held.take_due(at_s)
+        return found
 
     def _drain_finished(self) -> None:
         while True:
             try:
-                delivery = self._finished.get_nowait()
+                done = self._finished.get_nowait()
             except Empty:
                 return
-            if self._is_ours(delivery):
-                self._partitions[delivery.partition].watermark.finish(delivery.number)
+            for delivery in done:
+                if self._is_ours(delivery):
+                    self._partitions[delivery.partition].watermark.finish(delivery.number)
 
     def _balance(self) -> None:
         pause, resume = [], []
         for partition, held in self._partitions.items():
-            buffer = self._high if held.is_high else self._normal
-            must_wait = held.watermark.distance >= self._max_distance or held.head is not None or not self._is_taking
+            buffer = self._lanes.of(is_high=held.is_high)
+            must_wait = held.watermark.distance >= self._max_distance or bool(held.not_due) or not self._lanes.is_open
             must_wait = must_wait or partition.topic in self._held_topics
             if not held.is_paused and (buffer.is_full or must_wait):
                 pause.append(partition)
@@ -258,27 +223,10 @@ class Intake:
                 for partition in partitions:
                     self._partitions[partition].is_paused = state
 
-    def _commit(self, partitions: Iterable[TopicPartition]) -> None:
-        offsets = {}
-        for partition in partitions:
-            held = self._partitions.get(partition)
-            if held and held.watermark.committable is not None and held.watermark.committable != held.committed:
-                offsets[partition] = held.watermark.committable
-        if not offsets:
-            return
-        try:
-            self._source.commit(offsets)
-        except BrokerError as error:
-            # What is not committed is read again and answered from the record: late, never wrong.
-            log.warning("offsets not committed: %s", error, extra={"action": "commit_failed"})
-            return
-        for partition, offset in offsets.items():
-            self._partitions[partition].committed = offset
-
     def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self._epoch += 1
         for partition in partitions:
-            self._partitions[partition] = _Assigned(Watermark(), self._epoch, is_high(partition.topic))
+            self._partitions[partition] = AssignedPartition(partition, self._epoch)
         self._assignment_number += 1
         log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
 
@@ -290,7 +238,7 @@ class Intake:
         if num_overdue := self.handing_over.wait(self._may_wait):
             log.warning("%d jobs outlast the rebalance", num_overdue, extra={"action": "jobs_overdue"})
         self._drain_finished()
-        self._commit(partitions)
+        commit_finished(self._source, [self._partitions[one] for one in partitions if one in self._partitions])
         self._forget(partitions)
 
     def _may_wait(self) -> bool:
@@ -306,17 +254,4 @@ class Intake:
         for partition in gone:
             self._partitions.pop(partition, None)
         self._assignment_number += 1
-        with self._changed:
-            self._high.drop(gone)
-            self._normal.drop(gone)
-
-    def _has_news(self, normal: Room, high: Room) -> bool:
-        return bool((normal and self._normal) or (high and self._high))
-
-    def _is_urgent(self) -> bool:
-        return self._is_woken or self._failure is not None or self._closing.is_set()
-
-    def _fail(self, error: AlphaloopError) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
+        self._lanes.drop(gone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
@@ -30,22 +30,20 @@ class ReadyJob:
     prepared: PreparedJob
     payload_sha256: bytes
     lane: LaneKey
+    job: Job = field(init=False, compare=False)
+    #: About what it takes in memory: its message, the text that was read from it, and the prompt's tokens.
+    num_bytes: int = field(init=False, compare=False)
 
-    @property
-    def job(self) -> Job:
-        """The job."""
-        return self.prepared.job
+    def __post_init__(self) -> None:
+        text = len(self.delivery.record.value or b"")
+        num_bytes = self.delivery.num_bytes + text + _TOKEN_BYTES * len(self.prepared.token_ids)
+        object.__setattr__(self, "num_bytes", num_bytes)
+        object.__setattr__(self, "job", self.prepared.job)
 
     @property
     def is_high(self) -> bool:
         """Whether it goes before others of its task."""
         return self.delivery.is_high
-
-    @property
-    def num_bytes(self) -> int:
-        """About what it takes in memory: its message, the text that was read from it, and the prompt's tokens."""
-        text = len(self.delivery.record.value or b"")
-        return self.delivery.num_bytes + text + _TOKEN_BYTES * len(self.prepared.token_ids)
 
 
 class Validation:
@@ -155,7 +153,9 @@ def sampling_of(job: Job, task: TaskSettings) -> Sampling:
         repetition_penalty=_given(body.repetition_penalty, task.repetition_penalty),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
-        logit_bias=tuple(sorted((int(token), bias) for token, bias in (body.logit_bias or {}).items())),
+        logit_bias=tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items()))
+        if body.logit_bias
+        else (),
         seed=body.seed,
         stop=body.stop,
         stop_token_ids=body.stop_token_ids,

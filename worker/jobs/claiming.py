@@ -20,16 +20,14 @@ class ClaimedJob:
     attempt: int
     num_crashes: int = 0  #: earlier claims whose worker died or lost its lease
     num_failures: int = 0  #: times that the job itself failed and was to be tried again
+    job_id: str = field(init=False, compare=False)  #: the job's
     stream: JobStream | None = field(init=False, compare=False)  #: of a job whose text is streamed
 
     def __post_init__(self) -> None:
-        stream = JobStream(self.job_id, self.attempt, self.carried) if self.ready.job.body.stream else None
+        job = self.ready.job
+        object.__setattr__(self, "job_id", job.job_id)
+        stream = JobStream(job.job_id, self.attempt, self.carried) if job.body.stream else None
         object.__setattr__(self, "stream", stream)
-
-    @property
-    def job_id(self) -> str:
-        """The job's."""
-        return self.ready.job.job_id
 
     @property
     def carried(self) -> dict[str, str]:
@@ -140,7 +138,7 @@ def _request(ready: ReadyJob) -> ClaimRequest:
         job_id=job.job_id,
         payload_sha256=ready.payload_sha256,
         task=job.task,
-        segment=job.segment,
+        segment=job.segment or "",
         custom_id=job.custom_id,
         batch_id=job.batch_id,
         purpose=job.purpose.value,

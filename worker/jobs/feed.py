@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
-#: Jobs claimed in one transaction.
-MOST_CLAIMED_AT_ONCE: Final = 256
+MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
 
 
 class JobFeed:
@@ -83,7 +82,7 @@ class JobFeed:
         self._max_waiting_bytes = max_waiting_bytes
         self._clock = clock
         self._now = now
-        self._reading_high, self._reading = Reading(validation, clock), Reading(validation, clock)
+        self._readings = self._reading_high, self._reading = Reading(validation, clock), Reading(validation, clock)
         self._held: list[tuple[float, ReadyJob]] = []
         self._suspects = Suspects(claiming, leases, retry)
         self._assignment = -1
@@ -109,12 +108,10 @@ class JobFeed:
 
     def turn(self) -> None:
         """Take new deliveries, validate and order them, and claim the jobs that start next."""
-        may_read = any(
-            len(reading) and self._room(reading).num_bytes > 0 for reading in (self._reading_high, self._reading)
-        )
+        may_read = any(len(reading) and self._room(reading).num_bytes > 0 for reading in self._readings)
         wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
         self._take(wait_s)
-        for reading in (self._reading_high, self._reading):
+        for reading in self._readings:
             self._read(reading)
         self._retry_held()
         self._discard_revoked()
@@ -138,8 +135,7 @@ class JobFeed:
 
     @property
     def _num_unclaimed(self) -> int:
-        unread = len(self._reading_high) + len(self._reading)
-        return unread + len(self._queue) + len(self._held) + len(self._suspects)
+        return sum(map(len, self._readings)) + len(self._queue) + len(self._held) + len(self._suspects)
 
     @property
     def _num_bytes(self) -> int:
@@ -157,48 +153,48 @@ class JobFeed:
     def _take(self, wait_s: float) -> None:
         normal = self._room(self._reading).without(len(self._reading), self._reading.num_bytes)
         high = self._room(self._reading_high).without(len(self._reading_high), self._reading_high.num_bytes)
-        for delivery in self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high):
-            (self._reading_high if delivery.is_high else self._reading).add([delivery])
+        taken = self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high)
+        self._reading_high.add(delivery for delivery in taken if delivery.is_high)
+        self._reading.add(delivery for delivery in taken if not delivery.is_high)
 
     def _read(self, reading: Reading) -> None:
-        now = self._clock()
         ready, refused = reading.read(self._room(reading).num_bytes)
-        for job in ready:
-            self._wait_in_line(job, now)
+        self._wait_in_line(ready)
         self._refuse(refused)
 
-    def _wait_in_line(self, ready: ReadyJob, now: float) -> None:
-        beginnings = beginnings_of(ready.prepared.token_ids)
+    def _wait_in_line(self, jobs: Iterable[ReadyJob]) -> None:
+        now = self._clock()
         with self._lock:
-            self._queue.add(
-                ready.lane,
-                ready,
-                priority=ready.job.priority,
-                num_bytes=ready.num_bytes,
-                now=now,
-                beginnings=beginnings,
-                is_high=ready.is_high,
-            )
+            for job in jobs:
+                self._queue.add(
+                    job.lane,
+                    job,
+                    priority=job.job.priority,
+                    num_bytes=job.num_bytes,
+                    now=now,
+                    beginnings=beginnings_of(job.prepared.token_ids),
+                    is_high=job.is_high,
+                )
 
     def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
-        for delivery, error in refused:
-            self._forwarder.put(DeadMessage(delivery, error, self._intake))
+        self._forwarder.put(*(DeadMessage(delivery, error, self._intake) for delivery, error in refused))
 
     def _retry_held(self) -> None:
         now = self._clock()
-        held, self._held = self._held, []
+        held, self._held, due = self._held, [], list[ReadyJob]()
         for at, job in held:
             if at > now or self._leases.holds(job.job.job_id):
                 self._held.append((at, job))
             else:
-                self._wait_in_line(job, now)
+                due.append(job)
+        self._wait_in_line(due)
 
     def _discard_revoked(self) -> None:
         """Drop waiting jobs of partitions that went to another worker."""
         if self._intake.assignment_number == self._assignment:
             return
         self._assignment = self._intake.assignment_number
-        for reading in (self._reading_high, self._reading):
+        for reading in self._readings:
             reading.discard(lambda delivery: not self._intake.is_current(delivery))
         self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
         self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))

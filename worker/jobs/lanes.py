@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from alphaloop.messages import Job, Purpose
 from worker.engine import Sampling
@@ -13,9 +12,8 @@ CONTROL: Final = Purpose.CONTROL.value
 _MEASURED: Final = frozenset({PROBE, CONTROL})
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LaneKey:
-    """What the jobs of a lane have in common: they get the same decision."""
+class LaneKey(NamedTuple):
+    """What the jobs of a lane have in common: they get the same decision. A tuple, because lanes are compared often."""
 
     task: str
     sampling_bucket: str

@@ -38,8 +38,7 @@ class SelfTest:
 
     def worked(self, prepared: PreparedJob) -> None:
         """The engine decoded this job to its end."""
-        sampling = replace(prepared.sampling, max_tokens=min(NUM_TOKENS, prepared.sampling.max_tokens))
-        self._known = PreparedJob(self._job, prepared.token_ids, sampling)
+        self._known = prepared
         self._num_failed_in_a_row = 0
 
     def is_job_to_blame(self, job_id: str, setting: DraftSetting) -> bool:
@@ -70,9 +69,10 @@ class SelfTest:
         """What went wrong; None when the text came to its end."""
         mode = Mode.SPECULATIVE if setting.num_draft_tokens else Mode.VANILLA
         decision = Decision(mode, setting.drafter, None, setting.num_draft_tokens, Reason.CONTROL, "self-test")
+        sampling = replace(self._known.sampling, max_tokens=min(NUM_TOKENS, self._known.sampling.max_tokens))
         try:
             self._engine.abandon()
-            self._engine.admit(self._known, decision)
+            self._engine.admit(PreparedJob(self._job, self._known.token_ids, sampling), decision)
             while self._engine.load().num_running:
                 beat()
                 self._engine.step()

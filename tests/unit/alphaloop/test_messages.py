@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.messages import (
@@ -452,3 +453,10 @@ def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
     assert least is not None
     assert least.value == b""
     assert shortened(least) is None
+
+
+@given(JSON, st.booleans())
+def test_what_the_fast_parser_takes_the_other_reads_alike(value: Any, is_ascii: bool) -> None:
+    text = json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass")
+    with contextlib.suppress(ValueError):
+        assert repr(from_json(text, allow_inf_nan=False)) == repr(json.loads(text))

@@ -13,7 +13,9 @@ from pydantic import ValidationError
 
 from alphaloop.errors import ConfigError
 from alphaloop.probing.due import Why
+from alphaloop.store.drift_events import EventState
 from alphaloop.switchback.speedup import Verdict
+from scheduler.causes.cause import Cause
 from scheduler.report import Report, render_page, render_text, write_report
 from scheduler.report.data import DraftLine, DriftLine, Estimate, HistoryPoint, MeasuredLine, ProbeLine, TaskLine
 
@@ -68,7 +70,16 @@ def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), hea
         tasks=tuple(task_line(task) for task in tasks),
         drift=(
             DriftLine(
-                task="code", drafter="lookup", draft_revision="r", cause="draft_stale", verdict=NASTY, opened_at=AT
+                id=7,
+                task="code",
+                drafter="lookup",
+                draft_revision="r",
+                cause=Cause.DRAFT_STALE,
+                state=EventState.CONFIRMED,
+                verdict=NASTY,
+                action="Train it.",
+                lost_tokens_per_s=12.34,
+                opened_at=AT,
             ),
         ),
         probes=(

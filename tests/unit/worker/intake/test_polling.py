@@ -33,22 +33,32 @@ class ScriptedSource:
         self.changed = threading.Condition()
         self.refuse_commits = False
         self.is_closed = False
+        self._next: object = None
 
     def subscribe(self, patterns, *, on_assign, on_revoke, on_lost) -> None:
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
 
-    def poll(self, timeout_s: float) -> Record | None:
-        try:
-            act = self.script.get(timeout=min(timeout_s, 0.01) or 0.001)
-        except Empty:
-            return None
-        if callable(act):
-            act()
-            return None
-        if isinstance(act, Exception):
-            raise act
-        assert isinstance(act, Record)
-        return act
+    def poll_many(self, limit: int, timeout_s: float) -> list[Record]:
+        """The records that the script has now, up to an act, which the next poll runs."""
+        records: list[Record] = []
+        while len(records) < limit:
+            try:
+                act = self._next or self.script.get(timeout=0 if records else min(timeout_s, 0.01) or 0.001)
+            except Empty:
+                break
+            self._next = None
+            if isinstance(act, Record):
+                records.append(act)
+                continue
+            if records:
+                self._next = act
+            elif callable(act):
+                act()
+            else:
+                assert isinstance(act, Exception)
+                raise act
+            break
+        return records
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._note(lambda: self.paused.update(partitions))
@@ -91,7 +101,7 @@ def source() -> ScriptedSource:
 
 def started(source: ScriptedSource, **given: Any) -> Intake:
     """An intake of a few small messages that commits at once, but for what is given."""
-    limits = {"max_buffered": 4, "max_buffered_bytes": 1 << 20, "max_distance": 10}
+    limits = {"max_buffered": 4, "max_buffered_bytes": 1 << 20, "max_distance": 10, "most_message_bytes": 1 << 10}
     intake = Intake(source, ["^jobs"], **{**limits, "commit_interval_s": 0.0, "now": lambda: NOW, **given})
     intake.start()
     return intake
@@ -295,6 +305,25 @@ def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(sour
         source.wait_for(lambda: R0 not in source.paused)
         intake.finish([retried, normal])
         source.wait_for(lambda offset=offset: {R0: offset + 1}.items() <= latest(source.commits).items())
+    intake.close(WAIT_S)
+
+
+def test_messages_of_a_retry_topic_that_came_together_wait_each_for_its_time(source: ScriptedSource) -> None:
+    clock = [0.0]
+    intake = started(source, clock=lambda: clock[0], now=lambda: datetime.fromtimestamp(clock[0], UTC))
+    source.script.put(lambda: source.on_assign([P0, R0]))
+    for offset, not_before_s in ((0, 10), (1, 5), (2, 12)):
+        said = Retry("jobs.code", 0, 40 + offset, 7, 1000 * not_before_s, 1, "decode_failed")
+        source.script.put(Record(R0.topic, 0, offset, b"key", b"job", tuple(said.headers(())), None))
+    source.script.put(record(P0, 0))
+    (normal,) = intake.take(9, WAIT_S)
+    assert normal.record.topic == P0.topic
+    came: list[tuple[float, int]] = []
+    for clock[0] in (9.9, 10.0, 11.9, 12.0):
+        source.settle()
+        came += [(clock[0], delivery.record.offset) for delivery in intake.take(9, 0.0)]
+    assert came == [(10.0, 40), (10.0, 41), (12.0, 42)], "the head is due first, and no other overtakes"
+    source.wait_for(lambda: R0 not in source.paused)
     intake.close(WAIT_S)
 
 

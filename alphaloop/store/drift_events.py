@@ -1,0 +1,227 @@
+"""Drift events and their lives: opened, explained, confirmed, acknowledged, closed, reopened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, func, insert, or_, select, update
+
+from alphaloop.errors import AlphaloopError
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.database import Database
+from alphaloop.tables import drift_event_states, drift_events
+
+SCHEDULER: Final = "scheduler"
+
+
+class EventState(StrEnum):
+    """What became of an event. The values are those of `drift_event_states.state`."""
+
+    OPENED = "opened"
+    EXPLAINED = "explained"  #: a cause was found for it, or another one
+    CONFIRMED = "confirmed"  #: later evidence agreed
+    ACKNOWLEDGED = "acknowledged"  #: somebody took note of it
+    CLOSED = "closed"  #: evidence showed that it was over
+    REOPENED = "reopened"  #: it came back soon
+
+
+class NoSuchEvent(AlphaloopError, LookupError):
+    """No open drift event has this number."""
+
+    code = "no_such_event"
+
+
+@dataclass(frozen=True, slots=True)
+class EventContent:
+    """What a run says of an event."""
+
+    subject: DriftSubject
+    cause: str
+    verdict: str
+    action: str
+    evidence: Mapping[str, Any]
+    lost_tokens_per_s: float | None  #: None: not known
+    began_after: datetime | None
+    began_before: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftEvent:
+    """A stored event."""
+
+    id: int
+    content: EventContent
+    opened_at: datetime
+    raised_at: datetime  #: opened or reopened
+    confirmed_at: datetime | None
+    acknowledged_at: datetime | None
+    acknowledged_by: str | None
+    note: str | None
+    closed_at: datetime | None
+    closed_because: str | None
+    num_reopened: int
+
+    @property
+    def subject(self) -> DriftSubject:
+        """What it is about."""
+        return self.content.subject
+
+    @property
+    def cause(self) -> str:
+        """Its cause as far as known."""
+        return self.content.cause
+
+    @property
+    def state(self) -> EventState:
+        """The last thing that became of it, as the view open_drift tells it."""
+        if self.closed_at is not None:
+            return EventState.CLOSED
+        if self.acknowledged_at is not None:
+            return EventState.ACKNOWLEDGED
+        if self.confirmed_at is not None:
+            return EventState.CONFIRMED
+        return EventState.REOPENED if self.num_reopened else EventState.OPENED
+
+
+@dataclass(frozen=True, slots=True)
+class EventChange:
+    """What a run does to an event: a new state with its sentence, or only newer content (`state` None)."""
+
+    event_id: int | None  #: None: a new event
+    state: EventState | None
+    content: EventContent
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastState:
+    """One row of an event's history."""
+
+    event_id: int
+    at: datetime
+    state: EventState
+    cause: str
+    sentence: str
+    actor: str
+    evidence: Mapping[str, Any] | None
+
+
+class DriftEventStore:
+    """Keeps drift events and the history of each."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open_events(self) -> list[DriftEvent]:
+        """Events that are not over, oldest first."""
+        return self._events(drift_events.c.closed_at.is_(None))
+
+    def since(self, moment: datetime) -> list[DriftEvent]:
+        """Events that are open, and those that were closed after `moment`; oldest first."""
+        return self._events(or_(drift_events.c.closed_at.is_(None), drift_events.c.closed_at > moment))
+
+    def find(self, event_id: int) -> DriftEvent | None:
+        """The event with this number."""
+        return next(iter(self._events(drift_events.c.id == event_id)), None)
+
+    def history(self, event_id: int) -> list[PastState]:
+        """What became of an event, oldest first."""
+        states = drift_event_states.c
+        names = [field.name for field in fields(PastState)]
+        query = select(*(states[name] for name in names)).where(states.event_id == event_id).order_by(states.id)
+        with self._database.begin() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [PastState(**{**row, "state": EventState(row["state"])}) for row in rows]
+
+    def write(self, changes: Sequence[EventChange], now: datetime) -> None:
+        """Carry out the changes of a run, all or none."""
+        if not changes:
+            return
+        with self._database.begin() as connection:
+            for change in changes:
+                event_id = _carry_out(connection, change, now)
+                if change.state is not None:
+                    _note(connection, event_id, change.state, change.content, change.sentence, SCHEDULER, now)
+
+    def acknowledge(self, event_id: int, by: str, note: str, now: datetime) -> DriftEvent:
+        """Record that somebody took note of an open event; again replaces who and what. Raises NoSuchEvent."""
+        events = drift_events.c
+        statement = (
+            update(drift_events)
+            .where(events.id == event_id, events.closed_at.is_(None))
+            .values(acknowledged_at=now, acknowledged_by=by, note=note)
+            .returning(drift_events)
+        )
+        with self._database.begin() as connection:
+            row = connection.execute(statement).first()
+            if row is None:
+                raise NoSuchEvent(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+            event = _event(row)
+            _note(connection, event_id, EventState.ACKNOWLEDGED, event.content, note, by, now)
+        return event
+
+    def _events(self, condition: Any) -> list[DriftEvent]:
+        query = select(drift_events).where(condition).order_by(drift_events.c.opened_at, drift_events.c.id)
+        with self._database.begin() as connection:
+            return [_event(row) for row in connection.execute(query)]
+
+
+_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
+_CONTENT: Final = tuple(field.name for field in fields(EventContent) if field.name != "subject")
+_LIFE: Final = tuple(field.name for field in fields(DriftEvent) if field.name != "content")
+
+
+def _event(row: Row[Any]) -> DriftEvent:
+    subject = DriftSubject(**{name: getattr(row, name) for name in _SUBJECT})
+    content = EventContent(subject, **{name: getattr(row, name) for name in _CONTENT})
+    return DriftEvent(content=content, **{name: getattr(row, name) for name in _LIFE})
+
+
+def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int:
+    values: dict[str, Any] = {
+        **asdict(change.content.subject),
+        **{name: getattr(change.content, name) for name in _CONTENT},
+        "evidence": dict(change.content.evidence),
+    }
+    events = drift_events.c
+    if change.event_id is None:
+        statement = insert(drift_events).values(**values, opened_at=now, raised_at=now).returning(events.id)
+        return int(connection.execute(statement).scalar_one())
+    if change.state is EventState.CLOSED:
+        values = {"closed_at": func.greatest(now, events.opened_at), "closed_because": change.sentence}
+    elif change.state is EventState.CONFIRMED:
+        values["confirmed_at"] = now
+    elif change.state is EventState.EXPLAINED:
+        values |= {"raised_at": now, "confirmed_at": None}
+    elif change.state is EventState.REOPENED:
+        values |= {"closed_at": None, "closed_because": None, "raised_at": now, "confirmed_at": None}
+        # Whoever took note of it took it for over.
+        values |= {"acknowledged_at": None, "num_reopened": events.num_reopened + 1}
+    connection.execute(update(drift_events).where(events.id == change.event_id).values(**values))
+    return change.event_id
+
+
+def _note(
+    connection: Connection,
+    event_id: int,
+    state: EventState,
+    content: EventContent,
+    sentence: str,
+    actor: str,
+    now: datetime,
+) -> None:
+    connection.execute(
+        insert(drift_event_states).values(
+            event_id=event_id,
+            at=now,
+            state=state,
+            cause=content.cause,
+            sentence=sentence,
+            actor=actor,
+            evidence=None if state is EventState.ACKNOWLEDGED else dict(content.evidence),
+        )
+    )

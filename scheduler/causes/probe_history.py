@@ -1,0 +1,177 @@
+"""All probes of a drafter in a task, as a chain of comparisons between neighbours.
+
+Every setup is compared with itself, its first measurement with its last, and with the setup that it replaced, right at
+the replacement. So each fall stands where it happened: a change of the target on one day is not blamed for a fault that
+began on a later day under the same target. Prompts are matched by their text, so that another version of a probe set
+goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Final, Self
+
+from alphaloop.measurements import ProbeResult
+from scheduler.causes.comparing import PromptKey, Side, compare, has_recovered
+from scheduler.verdicts import ProbeVerdict, Setup, State
+
+#: Measurements on each side of a change of traffic that are added up.
+_ADDED_UP: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One link of the chain. Where `across.before` and `across.after` are the same setup, nothing changed on record."""
+
+    across: ProbeVerdict
+    left: ProbeVerdict  #: from before the step until the newest measurement
+    began_after: datetime  #: the fall lies between these two measurements
+    began_before: datetime
+    before: Side
+    newest: Side
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeHistory:
+    """The measurements of a (task, drafter), oldest first: the results of a scheduled run under one setup each."""
+
+    task: str
+    drafter: str
+    measurements: tuple[Side, ...]
+    margin: float
+    parents: Mapping[str, str]  #: by draft revision, what it was trained from
+
+    @classmethod
+    def of(
+        cls, task: str, drafter: str, results: Iterable[ProbeResult], margin: float, parents: Mapping[str, str]
+    ) -> Self:
+        """The history that these results of one task and drafter make, in any order."""
+
+        def key(result: ProbeResult) -> tuple[datetime, str, str, str]:
+            return result.scheduled_for, result.target_revision, result.draft_revision, result.engine
+
+        measurements = [
+            Side(at, Setup(target, draft, engine), {_prompt(r): (r.trials[0], r.accepts[0]) for r in group if r.trials})
+            for (at, target, draft, engine), group in groupby(sorted(results, key=key), key=key)
+        ]
+        return cls(task, drafter, tuple(m for m in measurements if m.counts), margin, parents)
+
+    @property
+    def newest(self) -> Side | None:
+        """The last measurement."""
+        return self.measurements[-1] if self.measurements else None
+
+    def steps(self) -> list[Step]:
+        """Every link, in the order of the setups."""
+        found = []
+        for setup in dict.fromkeys(m.setup for m in self.measurements):
+            own = [m for m in self.measurements if m.setup == setup]
+            earlier = [m for m in self.measurements if m.measured_at < own[0].measured_at]
+            if earlier:
+                before = _newest_of(earlier, self._predecessor(setup, earlier))
+                found.append(self._step(before, own[0], (before.measured_at, own[0].measured_at)))
+            if len(own) > 1:
+                before = _oldest_of(own[:-1])
+                found.append(self._step(before, own[-1], self._onset(before, own)))
+        return found
+
+    def falls(self) -> list[Step]:
+        """Steps that fell, and of which the newest measurement does not show that they are over."""
+        return [s for s in self.steps() if s.across.state is State.FELL and not has_recovered(s.left, self.margin)]
+
+    def across(self, after: datetime, before: datetime) -> ProbeVerdict | None:
+        """What was measured since `before`, against what was measured until `after`; None where either is missing.
+
+        The nearest measurements of the last setup on each side are added up, because texts differ at near-ties.
+        """
+        earlier = [m for m in self.measurements if m.measured_at <= after]
+        later = [m for m in self.measurements if m.measured_at >= before]
+        if not earlier or not later:
+            return None
+        return self._compare(
+            _sum([m for m in earlier if m.setup == earlier[-1].setup][-_ADDED_UP:]),
+            _sum([m for m in later if m.setup == later[-1].setup][-_ADDED_UP:]),
+        )
+
+    def _predecessor(self, setup: Setup, earlier: Sequence[Side]) -> Setup:
+        """The setup to compare a new one with: one that differs in as little as possible, the newest of these.
+
+        Among drafts, the one that this draft was trained from comes first.
+        """
+        parent = self.parents.get(setup.draft_revision)
+        return min(
+            reversed(earlier), key=lambda m: (len(differences(m.setup, setup)), m.setup.draft_revision != parent)
+        ).setup
+
+    def _onset(self, reference: Side, own: Sequence[Side]) -> tuple[datetime, datetime]:
+        """The last measurement that had not fallen, and the one behind it."""
+        for sound, fallen in zip(own[-2::-1], own[:0:-1], strict=True):
+            if sound is own[0] or self._compare(reference, sound).state is not State.FELL:
+                return sound.measured_at, fallen.measured_at
+        return own[0].measured_at, own[-1].measured_at
+
+    def _step(self, before: Side, after: Side, began: tuple[datetime, datetime]) -> Step:
+        newest = self.measurements[-1]
+        return Step(self._compare(before, after), self._compare(before, newest), *began, before, newest)
+
+    def _compare(self, before: Side, after: Side) -> ProbeVerdict:
+        return compare(self.task, self.drafter, before, after, self.margin)
+
+
+def probe_histories(
+    results: Iterable[ProbeResult], margin: float, parents: Mapping[tuple[str, str], str]
+) -> list[ProbeHistory]:
+    """The histories of every (task, drafter). `parents` is by (drafter, draft revision)."""
+    by_subject: dict[tuple[str, str], list[ProbeResult]] = {}
+    for result in results:
+        by_subject.setdefault((result.task, result.drafter), []).append(result)
+    return [
+        ProbeHistory.of(
+            task,
+            drafter,
+            found,
+            margin,
+            {draft: parent for (name, draft), parent in parents.items() if name == drafter},
+        )
+        for (task, drafter), found in sorted(by_subject.items())
+    ]
+
+
+def differences(before: Setup, after: Setup) -> tuple[str, ...]:
+    """What changed between two setups: of target, draft and engine."""
+    changed = {
+        "target": before.target_revision != after.target_revision,
+        "draft": before.draft_revision != after.draft_revision,
+        "engine": before.engine != after.engine,
+    }
+    return tuple(name for name, is_other in changed.items() if is_other)
+
+
+def _newest_of(measurements: Sequence[Side], setup: Setup) -> Side:
+    """The newest result of every prompt under a setup."""
+    own = [m for m in measurements if m.setup == setup]
+    return Side(own[-1].measured_at, setup, {key: counts for m in own for key, counts in m.counts.items()})
+
+
+def _sum(measurements: Sequence[Side]) -> Side:
+    """The counts of several measurements of one setup, by prompt; as old as the last one."""
+    counts: dict[PromptKey, tuple[int, int]] = {}
+    for measurement in measurements:
+        for key, (trials, accepts) in measurement.counts.items():
+            known = counts.get(key, (0, 0))
+            counts[key] = (known[0] + trials, known[1] + accepts)
+    return Side(measurements[-1].measured_at, measurements[-1].setup, counts)
+
+
+def _oldest_of(own: Sequence[Side]) -> Side:
+    """The oldest result of every prompt."""
+    return Side(
+        own[0].measured_at, own[0].setup, {key: counts for m in reversed(own) for key, counts in m.counts.items()}
+    )
+
+
+def _prompt(result: ProbeResult) -> PromptKey:
+    return result.prompt_id, result.num_draft_tokens

@@ -1,0 +1,141 @@
+"""The memory of a stream's test: arrays of fixed size, so that no history of jobs makes the memory larger.
+
+The functions of this room that read and change a memory are plain loops over arrays. The benchmark compiles these
+same functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alphaloop.errors import StoreError
+
+#: Stored memories of another version are not read: the stream is learned anew.
+VERSION: Final = 1
+
+ROWS: Final = 16  # draft lengths told apart; all further ones share the last row
+POSITIONS: Final = 16  # draft positions counted; few rounds reach deeper ones
+SEGMENTS: Final = 32  # segments told apart; all further ones share the last row
+SCALES: Final = 13  # blocks of 1, 2, 4 … 4096 jobs
+LEVELS: Final = 10  # windows of 5 to 4096 jobs: those of level j are 4·2ʲ to 8·2ʲ jobs long
+RING: Final = 9  # marks kept a level: a window of level j begins at most 8 marks ago
+FEATURES: Final = 4  # cosine and sine of a day and of half a day
+
+Floats = NDArray[np.float64]
+
+# Indices into Memory.clock
+NUM_WINDOWED, PHASE, NUM_ALARMS, NUM_JOBS = 0, 1, 2, 3
+# Phases
+LEARNING, WATCHING, ALARMED = 0, 1, 2
+# Indices into Tally.first: jobs, and of position 1 trials, accepts, residuals and squared residuals
+JOBS, TRIALS, ACCEPTS, RESIDUALS, SQUARES = 0, 1, 2, 3, 4
+# Indices into Memory.alarm
+DIRECTION, RAISED_AT, CHANGED_AFTER, CHANGED_BEFORE = 0, 1, 2, 3
+
+
+class Tally(NamedTuple):
+    """Counts of a stretch of jobs."""
+
+    trials: Floats  #: [ROWS, POSITIONS]
+    accepts: Floats  #: [ROWS, POSITIONS]
+    mass: Floats  #: [ROWS, 2]: tokens and information
+    features: Floats  #: [FEATURES]: Σ information · feature
+    first: Floats  #: [5]: of position 1
+    segments: Floats  #: [SEGMENTS, 3]: jobs, trials and residuals of position 1
+
+
+class Memory(NamedTuple):
+    """What the test remembers of a stream."""
+
+    clock: NDArray[np.int64]  #: [4]: jobs in the windows, phase, alarms so far, jobs so far
+    sums: Floats  #: [3]: running sums of residuals, information and reference error
+    marks: Floats  #: [SCALES, RING, 4]: the sums and the time (s) at multiples of 2ʲ jobs
+    spread: Floats  #: [SCALES, 2]: number of blocks of the reference, and sum of their squared sums over information
+    pending_spread: Floats  #: the same of the last whole period
+    current_spread: Floats  #: the same of the running period
+    base: Floats  #: [1]: variance of one job a unit of information, before its own says
+    variance: Floats  #: [SCALES]: variance of sums over 2ʲ jobs, a unit of information
+    reference: Tally  #: the level that jobs are compared with
+    pending: Tally  #: watching: the last whole period, not yet in the reference; in alarm: all whole periods since
+    current: Tally  #: the running period
+    alpha: Floats  #: [ROWS, POSITIONS]: expected α
+    shape: Floats  #: [ROWS, 2]: trials a token, and variance of the row's level in the reference
+    gram: Floats  #: [1 + FEATURES, 1 + FEATURES]: Σ information · feature · feature
+    moment: Floats  #: [1 + FEATURES]: Σ feature · residual
+    rhythm: Floats  #: [FEATURES]: the day's rhythm, in α
+    centre: Floats  #: [FEATURES]: mean feature of the reference
+    doubt: Floats  #: [FEATURES, FEATURES]: covariance of `rhythm`
+    alarm: Floats  #: [4]: direction, and times (s) of the alarm and around the change
+
+
+def empty_tally() -> Tally:
+    """No jobs."""
+    return Tally(
+        np.zeros((ROWS, POSITIONS)),
+        np.zeros((ROWS, POSITIONS)),
+        np.zeros((ROWS, 2)),
+        np.zeros(FEATURES),
+        np.zeros(5),
+        np.zeros((SEGMENTS, 3)),
+    )
+
+
+def empty_memory() -> Memory:
+    """A stream of which nothing was read."""
+    return Memory(
+        clock=np.zeros(4, dtype=np.int64),
+        sums=np.zeros(3),
+        marks=np.zeros((SCALES, RING, 4)),
+        spread=np.zeros((SCALES, 2)),
+        pending_spread=np.zeros((SCALES, 2)),
+        current_spread=np.zeros((SCALES, 2)),
+        base=np.zeros(1),
+        variance=np.zeros(SCALES),
+        reference=empty_tally(),
+        pending=empty_tally(),
+        current=empty_tally(),
+        alpha=np.zeros((ROWS, POSITIONS)),
+        shape=np.zeros((ROWS, 2)),
+        gram=np.zeros((1 + FEATURES, 1 + FEATURES)),
+        moment=np.zeros(1 + FEATURES),
+        rhythm=np.zeros(FEATURES),
+        centre=np.zeros(FEATURES),
+        doubt=np.zeros((FEATURES, FEATURES)),
+        alarm=np.zeros(4),
+    )
+
+
+def to_document(memory: Memory | Tally) -> dict[str, Any]:
+    """As JSON keeps it: numbers in nested lists."""
+    return {
+        name: to_document(part) if isinstance(part, Tally) else part.tolist() for name, part in memory._asdict().items()
+    }
+
+
+def from_document(document: Any) -> Memory:
+    """The inverse of `to_document`. Raises StoreError for anything else."""
+    return Memory._make(
+        Tally._make(_array(_part(document, name), its, like) for its, like in part._asdict().items())
+        if isinstance(part, Tally)
+        else _array(document, name, part)
+        for name, part in empty_memory()._asdict().items()
+    )
+
+
+def _part(document: Any, name: str) -> Any:
+    if not isinstance(document, dict) or name not in document:
+        raise StoreError(f"memory of a drift test: expected `{name}`, found none")
+    return document[name]
+
+
+def _array(document: Any, name: str, like: NDArray[Any]) -> NDArray[Any]:
+    try:
+        found = np.array(_part(document, name), dtype=like.dtype)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"memory of a drift test, `{name}`: expected numbers, found others") from error
+    if found.shape != like.shape or not np.isfinite(found).all():
+        raise StoreError(f"memory of a drift test, `{name}`: expected {like.shape} finite numbers, found {found.shape}")
+    return found

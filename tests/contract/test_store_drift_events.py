@@ -1,0 +1,102 @@
+"""Drift events in a real Postgres: their states, their history, and what one may not do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from alphaloop.errors import StoreError
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.database import Database
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventContent, EventState, NoSuchEvent
+from alphaloop.store.retention import RetentionStore
+from alphaloop.tables.drift import CAUSES, STATES
+from scheduler.causes.cause import Cause
+from tests.fixtures.drift_events import content
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+SUBJECT = DriftSubject("code", "small", "draft-1", "target-1")
+THIN = content(SUBJECT, "too_little_evidence", began=(NOW - DAY, NOW), lost_tokens_per_s=3.5)
+
+
+@pytest.fixture
+def store(database: Database) -> DriftEventStore:
+    return DriftEventStore(database)
+
+
+def change(store: DriftEventStore, state: EventState | None, said: EventContent, at: datetime) -> None:
+    (event,) = store.since(NOW - DAY)
+    store.write([EventChange(event.id, state, said, said.verdict)], at)
+
+
+def test_the_words_of_the_database_are_those_of_the_code() -> None:
+    assert set(CAUSES) == {cause.value for cause in Cause}
+    assert set(STATES) == {state.value for state in EventState}
+
+
+def test_a_life(store: DriftEventStore) -> None:
+    store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW)
+    (event,) = store.open_events()
+    assert (event.content, event.state, event.raised_at) == (THIN, EventState.OPENED, NOW)
+    fault = replace(THIN, cause="fault", verdict="It is the engine.", subject=replace(SUBJECT, target_revision="t2"))
+    change(store, EventState.EXPLAINED, fault, NOW + HOUR)
+    change(store, None, replace(fault, lost_tokens_per_s=None), NOW + 2 * HOUR)
+    change(store, EventState.CONFIRMED, fault, NOW + 3 * HOUR)
+    (event,) = store.open_events()
+    assert (event.state, event.confirmed_at, event.subject) == (EventState.CONFIRMED, NOW + 3 * HOUR, fault.subject)
+    assert store.acknowledge(event.id, "Ada", "on it", NOW + 4 * HOUR).state is EventState.ACKNOWLEDGED
+    change(store, EventState.CLOSED, replace(fault, verdict="It is back."), NOW + 5 * HOUR)
+    assert store.open_events() == []
+    (closed,) = store.since(NOW)
+    assert (closed.state, closed.closed_because) == (EventState.CLOSED, "It is back.")
+    assert store.since(NOW + 6 * HOUR) == []
+    change(store, EventState.REOPENED, fault, NOW + 7 * HOUR)
+    (again,) = store.open_events()
+    assert (again.state, again.num_reopened, again.raised_at) == (EventState.REOPENED, 1, NOW + 7 * HOUR)
+    assert (again.opened_at, again.acknowledged_at, again.closed_because) == (NOW, None, None)
+    history = store.history(again.id)
+    assert [(past.state, past.cause, past.actor) for past in history] == [
+        ("opened", "too_little_evidence", "scheduler"),
+        ("explained", "fault", "scheduler"),
+        ("confirmed", "fault", "scheduler"),
+        ("acknowledged", "fault", "Ada"),
+        ("closed", "fault", "scheduler"),
+        ("reopened", "fault", "scheduler"),
+    ]
+    assert history[0].evidence == THIN.evidence
+    assert (history[3].sentence, history[3].evidence) == ("on it", None)
+
+
+def test_one_open_event_a_cause_and_none_of_a_run_that_failed(store: DriftEventStore) -> None:
+    opened = EventChange(None, EventState.OPENED, THIN, "It fell.")
+    other = EventChange(None, EventState.OPENED, content(SUBJECT, "fault"), "It fell.")
+    store.write([opened], NOW)
+    with pytest.raises(StoreError):
+        store.write([other, opened], NOW)
+    assert [event.cause for event in store.open_events()] == ["too_little_evidence"]
+    store.write([], NOW)
+
+
+def test_what_is_over_or_unknown_is_not_acknowledged(store: DriftEventStore) -> None:
+    with pytest.raises(NoSuchEvent):
+        store.acknowledge(1, "Ada", "", NOW)
+    store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW)
+    change(store, EventState.CLOSED, THIN, NOW + HOUR)
+    (event,) = store.since(NOW)
+    with pytest.raises(NoSuchEvent):
+        store.acknowledge(event.id, "Ada", "", NOW)
+    assert store.find(event.id) == event
+    assert store.find(event.id + 1) is None
+
+
+def test_the_history_of_an_event_is_deleted_with_it(store: DriftEventStore, database: Database) -> None:
+    store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW)
+    (event,) = store.open_events()
+    change(store, EventState.CLOSED, THIN, NOW + HOUR)
+    assert RetentionStore(database).drop("drift_events", NOW + DAY, lambda: False).num_rows == 1
+    assert store.history(event.id) == []

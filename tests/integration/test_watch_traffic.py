@@ -1,0 +1,116 @@
+"""The drift test over a real database: what a run reads, stores and says."""
+
+from __future__ import annotations
+
+import logging
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
+
+from alphaloop.errors import StoreUnavailable
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drift_memory import DriftMemoryStore, Position, TaskMemory
+from alphaloop.tables import drift_memories
+from scheduler.drift import watch_traffic
+from scheduler.drift.memory import NUM_JOBS
+from scheduler.drift.stream import WatchedStream
+from scheduler.verdicts import State, TrafficVerdict
+from tests.fixtures.history import History
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+START, STEP = NOW - timedelta(days=5), timedelta(minutes=10)
+SETTINGS = SchedulerSettings(drift_reference_jobs=32)
+
+
+class Dies(DriftMemoryStore):
+    """The process ends after reading and before storing."""
+
+    def save(self, *given: object) -> None:
+        raise StoreUnavailable("gone")
+
+
+@pytest.fixture
+def store(database: Database) -> DriftMemoryStore:
+    return DriftMemoryStore(database)
+
+
+@pytest.fixture
+def history(database: Database, rng: random.Random) -> History:
+    return History(database, rng)
+
+
+def only(verdicts: list[TrafficVerdict]) -> TrafficVerdict:
+    (verdict,) = verdicts
+    return verdict
+
+
+def num_read(memory: TaskMemory) -> int:
+    return sum(int(WatchedStream.of(its.document).memory.clock[NUM_JOBS]) for its in memory.memories.values())
+
+
+def test_a_fall_and_the_recovery(store: DriftMemoryStore, history: History) -> None:
+    assert watch_traffic(store, SETTINGS, NOW) == []
+    fallen = history.traffic("code", 0.8, 300, START, STEP)
+    before = only(watch_traffic(store, SETTINGS, fallen))
+    assert before.state is State.STEADY
+    lower = history.traffic("code", 0.6, 80, fallen, STEP)
+    verdict = only(watch_traffic(store, SETTINGS, lower))
+    assert verdict.state is State.FELL
+    assert verdict.change is not None
+    assert verdict.change.low < -0.2 < verdict.change.high
+    assert verdict.changed_after is not None
+    assert verdict.changed_before is not None
+    assert verdict.changed_after - 10 * STEP <= fallen <= verdict.changed_before + 10 * STEP
+    assert verdict.accepts_before / verdict.trials_before == pytest.approx(0.8, abs=0.05)
+    assert verdict.accepts_after / verdict.trials_after == pytest.approx(0.6, abs=0.05)
+    recovered = history.traffic("code", 0.8, 250, lower, STEP)
+    assert only(watch_traffic(store, SETTINGS, recovered)).state is not State.FELL
+
+
+def test_a_run_reads_what_is_new(store: DriftMemoryStore, history: History) -> None:
+    for number in range(3):
+        end = history.traffic("code", 0.8, 20, START + 20 * number * STEP, STEP)
+        watch_traffic(store, SETTINGS, end)
+        assert num_read(store.load("code")) == 20 * (number + 1)
+    watch_traffic(store, SETTINGS, end)
+    assert num_read(store.load("code")) == 60
+
+
+def test_a_run_that_dies_before_it_stores_is_repeated_exactly(
+    database: Database, store: DriftMemoryStore, history: History
+) -> None:
+    end = history.traffic("code", 0.8, 50, START, STEP)
+    watch_traffic(store, SETTINGS, end)
+    later = history.traffic("code", 0.6, 50, end, STEP)
+    with pytest.raises(StoreUnavailable):
+        watch_traffic(Dies(database), SETTINGS, later)
+    verdicts = watch_traffic(store, SETTINGS, later)
+    assert num_read(store.load("code")) == 100
+    assert watch_traffic(store, SETTINGS, later) == verdicts
+
+
+def test_a_memory_of_another_version_is_learned_anew(
+    database: Database, store: DriftMemoryStore, history: History, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = history.traffic("code", 0.8, 50, START, STEP)
+    watch_traffic(store, SETTINGS, end)
+    with database.begin() as connection:
+        connection.execute(update(drift_memories).values(version=0, document={}))
+    later = history.traffic("code", 0.8, 10, end, STEP)
+    with caplog.at_level(logging.WARNING):
+        assert only(watch_traffic(store, SETTINGS, later)).state is State.TOO_LITTLE
+    assert "begins anew" in caplog.text
+    assert num_read(store.load("code")) == 10
+
+
+def test_the_first_run_begins_with_the_window(store: DriftMemoryStore, history: History) -> None:
+    history.traffic("code", 0.8, 30, NOW - timedelta(hours=6), STEP)
+    watch_traffic(store, SchedulerSettings(drift_window_days=0.125), NOW)
+    memory = store.load("code")
+    assert isinstance(memory.position, Position)
+    assert num_read(memory) == 12

@@ -1,0 +1,92 @@
+"""The chain of comparisons: every fall stands where it happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.causes.probe_history import differences
+from scheduler.verdicts import Setup, State
+from tests.fixtures.causes import FIRST, day, history, measured
+
+TARGET_2 = replace(FIRST, target_revision="target-2")
+HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
+
+
+def test_a_target_change_is_not_blamed_for_a_later_fault() -> None:
+    found = history(
+        measured(0, HIGH), measured(2, HIGH), measured(3, HIGH, TARGET_2), measured(8, HIGH, TARGET_2),
+        measured(9, LOW, TARGET_2), measured(10, LOW, TARGET_2),
+    )  # fmt: skip
+    (step,) = found.falls()
+    assert differences(step.across.before, step.across.after) == ()
+    assert (step.began_after, step.began_before) == (day(8), day(9))
+    assert step.left.state is State.FELL
+
+
+def test_both_falls_are_found() -> None:
+    lowest = [2] * 6
+    found = history(
+        measured(0, HIGH), measured(3, LOW, TARGET_2), measured(8, LOW, TARGET_2), measured(9, lowest, TARGET_2)
+    )
+    target, fault = found.falls()
+    assert differences(target.across.before, target.across.after) == ("target",)
+    assert differences(fault.across.before, fault.across.after) == ()
+
+
+def test_a_set_that_is_registered_again_does_not_heal() -> None:
+    found = history(measured(0, HIGH), measured(3, LOW, TARGET_2), measured(5, LOW, TARGET_2, first_prompt=2))
+    (step,) = found.falls()
+    assert step.left.num_prompts == 4, "the prompts that both versions have"
+
+
+def test_what_recovered_is_no_fall() -> None:
+    found = history(measured(0, HIGH), measured(3, LOW, TARGET_2), measured(5, HIGH, TARGET_2))
+    assert found.falls() == []
+    assert [step.across.state for step in found.steps()] == [State.FELL, State.ROSE]
+    assert all(step.left.state in (State.STEADY, State.ROSE) for step in found.steps())
+
+
+def test_a_setup_that_comes_back_is_compared_with_itself() -> None:
+    found = history(measured(0, HIGH), measured(3, LOW, TARGET_2), measured(5, HIGH))
+    (step,) = [s for s in found.steps() if s.across.before == s.across.after]
+    assert (step.across.before, step.across.state) == (FIRST, State.STEADY)
+    assert found.falls() == []
+
+
+def test_a_fall_under_a_former_setup_lasts_until_it_is_healed() -> None:
+    engine = replace(FIRST, engine="engine-2")
+    runs = [measured(0, HIGH), measured(4, LOW), measured(6, LOW, engine)]
+    (step,) = history(*runs).falls()
+    assert step.across.before == step.across.after == FIRST
+    assert history(*runs, measured(8, HIGH, engine)).falls() == []
+
+
+def test_a_new_draft_is_compared_with_its_predecessor_under_the_same_target() -> None:
+    old, new = TARGET_2, Setup("target-2", "draft-2", "engine-1")
+    found = history(measured(0, HIGH), measured(3, LOW, old), measured(5, LOW, new))
+    step = found.steps()[-1]
+    assert (step.across.before, step.across.state) == (old, State.STEADY)
+    (stale,) = found.falls()
+    assert stale.across.after == old, "the new draft is as low, so the first fall lasts"
+
+
+def test_a_parent_comes_before_a_newer_draft() -> None:
+    other, child = replace(FIRST, draft_revision="draft-x"), replace(FIRST, draft_revision="draft-2")
+    runs = [measured(0, HIGH), measured(2, LOW, other), measured(4, LOW, child)]
+    assert history(*runs).steps()[-1].across.before == other
+    assert history(*runs, parents={"draft-2": "draft-1"}).steps()[-1].across.before == FIRST
+
+
+def test_across_needs_a_measurement_on_both_sides() -> None:
+    found = history(measured(1, HIGH), measured(2, HIGH), measured(9, LOW))
+    assert found.across(day(0), day(3)) is None
+    assert found.across(day(3), day(10)) is None
+    verdict = found.across(day(3), day(4))
+    assert verdict is not None
+    assert (verdict.state, verdict.trials_before, verdict.trials_after) == (State.FELL, 240, 120)
+
+
+def test_nothing_tested_is_no_measurement() -> None:
+    silent = [replace(result, trials=(), accepts=()) for result in measured(3, HIGH)]
+    assert len(history(measured(0, HIGH), silent).measurements) == 1
+    assert history(silent).newest is None

@@ -1,0 +1,145 @@
+"""Events open, are explained and confirmed, close by evidence, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.drift_events import DriftEvent, EventChange, EventState
+from scheduler.causes.naming import Evidence, explain
+from scheduler.causes.probe_history import ProbeHistory
+from scheduler.event_life import changes
+from scheduler.judging import Judged
+from scheduler.verdicts import State, TrafficVerdict
+from tests.fixtures.causes import FIRST, day, evidence, history, jobs, measured
+
+HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
+TARGET_2 = replace(FIRST, target_revision="target-2")
+FORGET = timedelta(days=90)
+
+
+@dataclass
+class Ledger:
+    """Events as the database would keep them from run to run."""
+
+    events: list[DriftEvent] = field(default_factory=list)
+
+    def run(self, found: Evidence, now: datetime) -> list[EventState]:
+        """One run; the states that it gave."""
+        judged = Judged(found, tuple(found.probes.steps()), tuple(explain(found)))
+        about = found.subject.task, found.subject.drafter
+        made = changes({about: judged}, self.events, lambda finding: 5.0, now, forget_after=FORGET)
+        for change in made:
+            self._apply(change, now)
+        return [change.state for change in made if change.state is not None]
+
+    def _apply(self, change: EventChange, now: datetime) -> None:
+        if change.event_id is None:
+            number = len(self.events) + 1
+            self.events.append(DriftEvent(number, change.content, now, now, None, None, None, None, None, None, 0))
+            return
+        old = self.events[change.event_id - 1]
+        new = replace(old, content=change.content)
+        if change.state is EventState.CLOSED:
+            new = replace(new, closed_at=now, closed_because=change.sentence)
+        elif change.state is EventState.CONFIRMED:
+            new = replace(new, confirmed_at=now)
+        elif change.state is EventState.EXPLAINED:
+            new = replace(new, raised_at=now, confirmed_at=None)
+        elif change.state is EventState.REOPENED:
+            new = replace(new, closed_at=None, closed_because=None, raised_at=now, num_reopened=old.num_reopened + 1)
+        self.events[change.event_id - 1] = new
+
+
+def probed(*runs: Sequence[int]) -> ProbeHistory:
+    """A run a day."""
+    return history(*(measured(number, run) for number, run in enumerate(runs)))
+
+
+def steady(segment: str = "") -> TrafficVerdict:
+    return jobs(State.STEADY, (0.0, -0.02, 0.02), segment=segment)
+
+
+def test_a_lasting_fall_is_one_event_until_probes_show_that_it_is_over() -> None:
+    ledger = Ledger()
+    assert ledger.run(evidence(probes=probed(HIGH, LOW)), day(1.1)) == [EventState.OPENED]
+    assert ledger.run(evidence(probes=probed(HIGH, LOW)), day(1.2)) == [], "nothing new was measured"
+    assert ledger.run(evidence(probes=probed(HIGH, LOW, LOW)), day(2.1)) == [EventState.CONFIRMED]
+    assert ledger.run(evidence(probes=probed(HIGH, LOW, LOW, LOW)), day(3.1)) == []
+    half = [14, 11, 16, 13, 12, 14]
+    assert ledger.run(evidence(probes=probed(HIGH, LOW, LOW, LOW, half)), day(4.1)) == [], "better, but not shown over"
+    assert ledger.run(evidence(probes=probed(HIGH, LOW, LOW, LOW, half, HIGH)), day(5.1)) == [EventState.CLOSED]
+    (event,) = ledger.events
+    assert event.closed_because is not None
+    assert "back where it was before the fall: change +0.00" in event.closed_because
+
+
+def test_what_comes_back_is_the_same_event() -> None:
+    ledger = Ledger()
+    ledger.run(evidence(probes=probed(HIGH, LOW)), day(1.1))
+    ledger.run(evidence(probes=probed(HIGH, LOW, HIGH)), day(2.1))
+    assert ledger.run(evidence(probes=probed(HIGH, LOW, HIGH, LOW)), day(3.1)) == [EventState.REOPENED]
+    (event,) = ledger.events
+    assert (event.num_reopened, event.closed_at, event.raised_at) == (1, None, day(3.1))
+
+
+def test_too_little_evidence_becomes_a_cause_within_the_same_event() -> None:
+    ledger = Ledger()
+    assert ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 8)), day(8.7)) == [EventState.OPENED]
+    assert ledger.events[0].cause == "too_little_evidence"
+    fallen = history(*(measured(n, HIGH) for n in range(8)), measured(8.7, LOW))
+    assert ledger.run(evidence(jobs(), probes=fallen), day(8.8)) == [EventState.EXPLAINED]
+    (event,) = ledger.events
+    assert (event.cause, event.state) == ("fault", EventState.OPENED)
+
+
+def test_a_cause_is_not_given_up_for_too_little_evidence() -> None:
+    ledger = Ledger()
+    ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 11)), day(10.1))
+    assert ledger.events[0].cause == "traffic_changed"
+    assert ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 8)), day(10.2)) == []
+    assert ledger.events[0].cause == "traffic_changed"
+
+
+def test_traffic_closes_its_event_when_it_is_steady_not_when_it_is_silent() -> None:
+    ledger = Ledger()
+    ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 11)), day(10.1))
+    assert ledger.run(evidence(probes=probed(*[HIGH] * 11)), day(10.2)) == []
+    unsure = jobs(State.TOO_LITTLE, (-0.04, -0.1, 0.02))
+    assert ledger.run(evidence(unsure, probes=probed(*[HIGH] * 11)), day(10.3)) == []
+    assert ledger.run(evidence(steady(), probes=probed(*[HIGH] * 11)), day(10.4)) == [EventState.CLOSED]
+
+
+def test_twice_as_many_jobs_confirm_an_event_of_traffic() -> None:
+    ledger = Ledger()
+    ledger.run(evidence(jobs(num_after=60)), day(8.7))
+    assert ledger.run(evidence(jobs(num_after=110)), day(8.9)) == []
+    assert ledger.run(evidence(jobs(num_after=120)), day(9.1)) == [EventState.CONFIRMED]
+
+
+def test_another_draft_ends_an_event_of_traffic() -> None:
+    ledger = Ledger()
+    ledger.run(evidence(jobs()), day(8.7))
+    another = replace(evidence(), subject=DriftSubject("code", "small", "draft-2", "target-1"))
+    assert ledger.run(another, day(9)) == [EventState.CLOSED]
+
+
+def test_two_causes_are_two_events() -> None:
+    ledger = Ledger()
+    runs = [measured(0, HIGH), measured(3, LOW, TARGET_2), measured(8, LOW, TARGET_2), measured(9, [2] * 6, TARGET_2)]
+    ledger.run(evidence(probes=history(*runs[:3])), day(8.1))
+    assert ledger.run(evidence(probes=history(*runs)), day(9.1)) == [EventState.CONFIRMED, EventState.OPENED]
+    assert [event.cause for event in ledger.events] == ["draft_stale", "fault"]
+    healed = history(*runs, measured(10, LOW, TARGET_2))
+    assert ledger.run(evidence(probes=healed), day(10.1)) == [EventState.CLOSED]
+    assert [event.closed_at is None for event in ledger.events] == [True, False]
+
+
+def test_an_event_older_than_all_measurements_ends() -> None:
+    ledger = Ledger()
+    ledger.run(evidence(probes=probed(HIGH, LOW)), day(1.1))
+    later = evidence(probes=history(measured(91, LOW), measured(92, LOW)))
+    assert ledger.run(later, day(90)) == []
+    assert ledger.run(later, day(92)) == [EventState.CLOSED]

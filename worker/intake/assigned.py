@@ -1,0 +1,84 @@
+"""One partition that is ours: what its messages are delivered as, and how far it may be committed."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from alphaloop.errors import BrokerError
+from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.messages.topics import is_high, retry_delay_s
+from worker.intake.delays import as_sent, due_in_s
+from worker.intake.delivery import Delivery, RecordSource
+from worker.intake.watermark import Watermark
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class AssignedPartition:
+    """A partition during one assignment, whose number is `epoch`.
+
+    The messages of a retry topic become due in their order. The first that is not due and all behind it wait in
+    `not_due`, each with its time by the intake's clock.
+    """
+
+    partition: TopicPartition
+    epoch: int
+    watermark: Watermark = field(default_factory=Watermark)
+    committed: int | None = None
+    is_paused: bool = False
+    not_due: deque[tuple[float, Delivery]] = field(default_factory=deque)
+    is_high: bool = field(init=False)
+    is_retry: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_high = is_high(self.partition.topic)
+        self.is_retry = retry_delay_s(self.partition.topic) is not None
+
+    def deliver(self, record: Record, now: Callable[[], datetime], at_s: float) -> Delivery | None:
+        """The delivery of a message, unless it has to wait; `at_s` is the intake's clock."""
+        number, went_back = self.watermark.deliver(record.offset)
+        if went_back:
+            where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+            log.warning("offsets went back: the topic was made anew or cut", extra={"action": "log_went_back", **where})
+        if not self.is_retry:
+            return Delivery(record, self.epoch, number)
+        sent = as_sent(record)
+        delivery = Delivery(sent, self.epoch, number, None if sent is record else self.partition)
+        wait_s = due_in_s(record, now())
+        if wait_s > 0 or self.not_due:
+            self.not_due.append((at_s + wait_s, delivery))
+            return None
+        return delivery
+
+    def take_due(self, at_s: float) -> list[Delivery]:
+        """Take out the deliveries that are due now."""
+        due = []
+        while self.not_due and self.not_due[0][0] <= at_s:
+            due.append(self.not_due.popleft()[1])
+        return due
+
+    @property
+    def to_commit(self) -> int | None:
+        """The next offset to read after a restart, unless that is committed."""
+        offset = self.watermark.committable
+        return None if offset == self.committed else offset
+
+
+def commit_finished(source: RecordSource, partitions: Iterable[AssignedPartition]) -> None:
+    """Commit how far each of these is finished. A commit that fails is logged: the next one says the same or more."""
+    wanted = [(held, offset) for held in partitions if (offset := held.to_commit) is not None]
+    if not wanted:
+        return
+    try:
+        source.commit({held.partition: offset for held, offset in wanted})
+    except BrokerError as error:
+        # What is not committed is read again and answered from the record: late, never wrong.
+        log.warning("offsets not committed: %s", error, extra={"action": "commit_failed"})
+        return
+    for held, offset in wanted:
+        held.committed = offset
