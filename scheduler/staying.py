@@ -26,6 +26,7 @@ from scheduler.leadership import LeaderLock, Leadership
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.ticking import Ticker
+from scheduler.timetable import timetable
 
 log = logging.getLogger("scheduler")
 
@@ -97,7 +98,8 @@ def _lead_in_turn(
     ticker: Ticker | None = None
     checks = liveness.watch(Pulse("the check of the leader's lock"), MAX_CHECK_AGE_S + dials.leader_check_s)
     runs = liveness.watch(Pulse("the measurement run"), dials.max_run_s)
-    longest_pause_s = dials.interval_s + dials.misfire_grace_s + dials.max_run_s
+    table = timetable(dials)
+    longest_pause_s = table.longest_pause_s(clock.measure()) + dials.misfire_grace_s + dials.max_run_s
     ticks = liveness.watch(Pulse("the timer of measurement runs"), longest_pause_s)
 
     def fatal() -> None:
@@ -109,7 +111,7 @@ def _lead_in_turn(
         metrics.set_leader(True)
         ticker = Ticker(
             lead(term).run_once,
-            interval_s=dials.interval_s,
+            table=table,
             misfire_grace_s=dials.misfire_grace_s,
             clock=clock.measure,
             metrics=metrics,

@@ -1,4 +1,4 @@
-"""Calls the run at every interval, while this process leads: APScheduler, in memory, UTC."""
+"""Calls the run when it is due, while this process leads: APScheduler, in memory, UTC."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from datetime import UTC, datetime
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, EVENT_JOB_MISSED, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.interval import IntervalTrigger
 
 from alphaloop.errors import AlphaloopError, FatalBrokerError
 from alphaloop.liveness import Pulse
 from scheduler.metrics import SchedulerMetrics
+from scheduler.timetable import Beginnings, Timetable
 
 log = logging.getLogger(__name__)
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 class Ticker:
-    """Runs `run(now, scheduled_for)` at once and then at every multiple of the interval since 1970, UTC.
+    """Runs `run(now, scheduled_for)` at once and then as its timetable says.
 
-    Every leader computes the same times, so the next leader does not repeat a claimed run. Waiting ticks are merged
-    into one; a tick later than the grace is dropped and counted. `fatal` is called when the process cannot go on.
+    Every leader computes the same times, so the next leader does not repeat a claimed run. At once: what was missed
+    while nobody led is caught up once, by the last run that was due. So is what came due while a run went on. A tick
+    later than the grace is dropped and counted. `fatal` is called when the process cannot go on.
     """
 
     def __init__(
         self,
         run: Callable[[datetime, datetime], object],
         *,
-        interval_s: float,
+        table: Timetable,
         misfire_grace_s: int,
         clock: Callable[[], datetime],
         metrics: SchedulerMetrics,
@@ -40,7 +39,7 @@ class Ticker:
         tick_pulse: Pulse | None = None,
     ) -> None:
         self._run, self._clock, self._metrics, self._fatal = run, clock, metrics, fatal
-        self._interval_s, self._misfire_grace_s = interval_s, misfire_grace_s
+        self._table, self._misfire_grace_s = table, misfire_grace_s
         self._scheduler: BackgroundScheduler | None = None
         self._run_pulse = run_pulse or Pulse("the measurement run")  # beats when a run begins
         self._tick_pulse = tick_pulse or Pulse("the timer of measurement runs")  # beats at each tick
@@ -61,9 +60,8 @@ class Ticker:
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": self._misfire_grace_s},
         )
         self._scheduler.add_listener(self._heard, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
-        every = AlignedInterval(seconds=self._interval_s, start_date=EPOCH, timezone=UTC)
         self._tick_pulse.beat()
-        self._scheduler.add_job(self.tick, every, id="interval", next_run_time=datetime.now(UTC))
+        self._scheduler.add_job(self.tick, Beginnings(self._table), id="timetable", next_run_time=datetime.now(UTC))
         self._scheduler.start()
 
     def stop(self, *, wait: bool) -> None:
@@ -78,14 +76,22 @@ class Ticker:
         if self.is_running:
             self._tick_pulse.beat()
         try:
-            now = self._clock()
-            with self._run_pulse.expected():
-                self._run(now, due_at(now, self._interval_s))
+            due = self._run_due()
+            if self._table.due_at(self._clock()) > due:
+                self._run_due()
         except FatalBrokerError as error:
             log.error("%s", error.message, extra={"action": "run_failed", "code": error.code})
             self._fatal()
         except AlphaloopError as error:
             log.error("%s", error.message, extra={"action": "run_failed", "code": error.code, "hint": error.hint or ""})
+
+    def _run_due(self) -> datetime:
+        """Run what is due now; returns what that was."""
+        now = self._clock()
+        due = self._table.due_at(now)
+        with self._run_pulse.expected():
+            self._run(now, due)
+        return due
 
     def _heard(self, event: JobExecutionEvent) -> None:
         if event.code == EVENT_JOB_ERROR:
@@ -95,22 +101,3 @@ class Ticker:
             self._metrics.tick_missed()
             if self.is_running:
                 self._tick_pulse.beat()
-
-
-class AlignedInterval(IntervalTrigger):  # type: ignore[misc]
-    """Multiples of the interval since the start date, also after a run at another time.
-
-    The trigger never ends, because APScheduler 3.11.3 may fail at shutdown on a job whose trigger has ended.
-    """
-
-    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        """The first multiple from `now` on, and after `previous_fire_time`."""
-        following: datetime = super().get_next_fire_time(None, now)
-        is_repeat = previous_fire_time is not None and following <= previous_fire_time
-        return following + self.interval if is_repeat else following
-
-
-def due_at(now: datetime, interval_s: float) -> datetime:
-    """The last multiple of the interval since 1970 that is not after `now`, to the microsecond."""
-    since = (now - EPOCH).total_seconds()
-    return datetime.fromtimestamp(since // interval_s * interval_s, UTC)

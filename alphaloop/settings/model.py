@@ -203,6 +203,8 @@ class SchedulerSettings(Section):
     """configs/scheduler.toml."""
 
     interval_s: float = Field(3600.0, gt=0)  #: between measurement runs
+    cron: str | None = None  #: five fields, UTC: when measurement runs are due, in place of interval_s
+    jitter_s: float = Field(0.0, ge=0)  #: a run is begun up to so much later, by lot; less than between two runs
     misfire_grace_s: int = Field(600, ge=1)  #: a run that is later than this is skipped
     leader_check_s: float = Field(5.0, gt=0)  #: between two attempts to become, or to stay, the leader
     probe_max_age_s: float = Field(86_400.0, gt=0)  #: a drafter whose newest probe is older is measured again

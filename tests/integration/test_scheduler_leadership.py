@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.store.schedule import AdvisoryLock
+from alphaloop.store.database import Database
+from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
 from scheduler.leadership import Leadership
+from scheduler.timetable import every
 
 pytestmark = pytest.mark.postgres
 
@@ -63,3 +68,24 @@ def test_an_unreachable_database_elects_nobody() -> None:
     alone = Process(SecretStr("postgresql://nobody@127.0.0.1:1/none"))
     assert not alone.leadership.check()
     assert alone.told == []
+
+
+def test_three_schedulers_fire_each_due_time_once(database_url: SecretStr) -> None:
+    """Each with its own connections, all of them sure that they lead, at the same times of one timetable."""
+    table, begin = every(60.0, jitter_s=20.0), datetime(2026, 1, 5, tzinfo=UTC)
+    dues = [table.due_at(begin + timedelta(seconds=60 * i)) for i in range(10)]
+    claimed: list[tuple[str, datetime]] = []
+    barrier = threading.Barrier(3)
+
+    def schedule(owner: str) -> None:
+        with Database(database_url, pool_size=1) as database:
+            store = ScheduleStore(database)
+            for due in dues:
+                barrier.wait(30)
+                if store.claim("measure", due, owner, table.begins_at(due)):
+                    claimed.append((owner, due))
+
+    with ThreadPoolExecutor(3) as pool:
+        for future in [pool.submit(schedule, owner) for owner in ("a", "b", "c")]:
+            future.result(60)
+    assert sorted(due for _, due in claimed) == dues

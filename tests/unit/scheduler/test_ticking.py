@@ -7,13 +7,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alphaloop.errors import FatalBrokerError, StoreUnavailable
 from alphaloop.liveness import Pulse
 from scheduler.metrics import SchedulerMetrics
-from scheduler.ticking import EPOCH, AlignedInterval, Ticker, due_at
+from scheduler.ticking import Ticker
+from scheduler.timetable import every
 
 NOW = datetime(2026, 1, 5, 12, 34, 56, tzinfo=UTC)
 WAIT_S = 10.0
@@ -26,28 +25,9 @@ def ticker(
     fatal: Callable[[], None] = lambda: None,
     clock: Callable[[], datetime] = lambda: NOW,
 ) -> Ticker:
-    return Ticker(run, interval_s=interval_s, misfire_grace_s=60, clock=clock, metrics=SchedulerMetrics(), fatal=fatal)
-
-
-@given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)), st.integers(1, 10**6))
-def test_due_times_are_multiples_of_the_interval(now: datetime, interval_s: int) -> None:
-    at = now.replace(tzinfo=UTC)
-    due = due_at(at, interval_s)
-    assert due <= at < due + timedelta(seconds=interval_s)
-    assert (due - EPOCH) % timedelta(seconds=interval_s) == timedelta(0)
-    assert due_at(due, interval_s) == due
-
-
-@given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)), st.integers(1, 10**6), st.integers(0, 10**7))
-def test_ticks_are_multiples_of_the_interval_and_move_on(now: datetime, interval_s: int, ago_us: int) -> None:
-    at = now.replace(tzinfo=UTC)
-    every = AlignedInterval(seconds=interval_s, start_date=EPOCH, timezone=UTC)
-    for previous in (None, at, due_at(at, interval_s), at - timedelta(microseconds=ago_us)):
-        following = every.get_next_fire_time(previous, at)
-        assert following >= at
-        assert previous is None or following > previous
-        assert (following - EPOCH) % timedelta(seconds=interval_s) == timedelta(0)
-        assert following - at <= timedelta(seconds=2 * interval_s)
+    return Ticker(
+        run, table=every(interval_s), misfire_grace_s=60, clock=clock, metrics=SchedulerMetrics(), fatal=fatal
+    )
 
 
 def test_the_first_run_comes_at_once_and_knows_what_it_was_due_for() -> None:
@@ -145,7 +125,7 @@ def test_a_run_that_hangs_and_a_timer_that_stands_still_are_seen_while_this_proc
     runs, ticks = (Pulse(name, lambda: seconds[0]) for name in ("run", "ticks"))
     ticking = Ticker(
         run,
-        interval_s=3600.0,
+        table=every(3600.0),
         misfire_grace_s=60,
         clock=lambda: NOW,
         metrics=SchedulerMetrics(),
@@ -162,3 +142,11 @@ def test_a_run_that_hangs_and_a_timer_that_stands_still_are_seen_while_this_proc
     assert ended.wait(WAIT_S)
     ticking.stop(wait=True)
     assert (runs.silence_s, ticks.silence_s) == (0.0, 0.0), "a standby runs nothing"
+
+
+def test_what_came_due_during_a_long_run_is_caught_up_once() -> None:
+    """The run at noon takes three hours: the one due at three follows, those of one and two are left out."""
+    moments = iter([NOW, NOW + timedelta(hours=3), NOW + timedelta(hours=3), NOW + timedelta(hours=9)])
+    ran: list[datetime] = []
+    ticker(lambda now, due: ran.append(due), clock=lambda: next(moments)).tick()
+    assert [due.hour for due in ran] == [12, 15]

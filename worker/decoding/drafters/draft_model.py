@@ -59,7 +59,7 @@ class DraftModelDrafter:
         self.shared_weights = tuple(shared_weights)  #: drafters with the same model, for which its rounds count too
         # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
         self._is_weighing = min_probability > 0 or any(one.min_probability for one in shared_weights)
-        self._num_branches = num_branches
+        self.num_branches = num_branches  #: tokens beside each other at most; 1: a chain
         self._cache = model.new_cache(num_slots)
         self._held: dict[str, Held] = {}
 
@@ -105,12 +105,47 @@ class DraftModelDrafter:
             proposals[row.index] = row.proposal()
         return proposals
 
-    def _row(self, index: int, ask: Ask) -> Row | None:
+    def ends_draft(self, token: int, together: float) -> bool:
+        """Whether a draft ends behind `token`; `together` is the probability of the draft up to and with it."""
+        return together < self.min_probability or token in self._tokens.end_tokens
+
+    @torch.inference_mode()
+    def choices(self, prompt: Sequence[int], output: Sequence[int]) -> list[tuple[int, float]]:
+        """Its greedy choice, and the choice's probability, where each token of `output` stands: one pass over the text.
+
+        The prompt is read as when the draft decodes: of a long one an excerpt. Where its context ends, the choices end.
+        """
+        whole = list(prompt)
+        text = excerpt(whole, self.state.max_prompt_tokens)
+        first = len(text) - 1
+        whole += output[:-1]
+        read = text[: self.context_length]
+        slot = self._cache.acquire()
+        found: list[tuple[int, float]] = []
+        try:
+            for begin in range(0, len(read), CHUNK):
+                tokens = read[begin : begin + CHUNK]
+                num_wanted = min(len(tokens), begin + len(tokens) - first)
+                logits = self._read([Read(slot, tokens, num_logits=max(num_wanted, 1))])
+                if num_wanted > 0:
+                    best = self._tokens.best(logits, 1)[:, 0].tolist()
+                    found += zip(best, self._tokens.best_probability(logits).tolist(), strict=True)
+        finally:
+            self._cache.release(slot)
+        return found
+
+    def num_left(self, num_prompt: int, num_output: int) -> int:
+        """Tokens that it can still draft behind a text of so many tokens, of a long prompt behind an excerpt."""
+        return self._num_left(int(self.state.num_read(num_prompt)) + num_output)
+
+    def _num_left(self, num_held: int) -> int:
         # The last draft is never read, so the context has room for one more than it has positions.
+        return self.context_length + 1 - num_held
+
+    def _row(self, index: int, ask: Ask) -> Row | None:
         held = self._held[ask.job_id]
-        room = self.context_length + 1 - len(held.text)
-        num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room)
-        num_branches = self._num_branches if ask.choice.is_greedy else 1
+        num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, self._num_left(len(held.text)))
+        num_branches = self.num_branches if ask.choice.is_greedy else 1
         return Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
 
     def _read_texts(self, rows: list[Row]) -> tuple[list[Row], Tensor]:
@@ -155,8 +190,7 @@ class DraftModelDrafter:
     def _wants_more(self, row: Row) -> bool:
         if len(row.tokens) >= row.depth:
             return False
-        is_closed = bool(row.together) and row.together[-1] < self.min_probability
-        return row.ask.is_timed or not (is_closed or row.tokens[-1] in self._tokens.end_tokens)
+        return row.ask.is_timed or not self.ends_draft(row.tokens[-1], row.together[-1] if row.together else 1.0)
 
     def _draft(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Append one token to every row, chosen as its job chooses, from `logits` [rows, columns]."""
@@ -184,7 +218,7 @@ class DraftModelDrafter:
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
     def _draft_plain(self, rows: Sequence[Row], logits: Tensor) -> None:
-        found = self._tokens.best(logits, self._num_branches)
+        found = self._tokens.best(logits, self.num_branches)
         if self._is_weighing:
             # Read together, because each read waits for a GPU: a float64 holds any token id exactly.
             found = torch.cat((self._tokens.best_probability(logits)[:, None].double(), found), dim=1)

@@ -1,0 +1,111 @@
+"""When runs are due: at every interval, or by a cron expression. UTC, the same times for every scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.cron import CronTrigger
+
+from alphaloop.errors import ConfigError
+from alphaloop.settings import SchedulerSettings
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_INSTANT: Final = timedelta(microseconds=1)
+#: How far back the last time of a cron expression is looked for; 29 February on a Monday comes every 28 years.
+_SPANS: Final = tuple(timedelta(days=days) for days in (1 / 24, 1, 31, 366, 30 * 366))
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """Due times, and when a run for each is begun: up to `jitter_s` later, so that not everything runs on the hour.
+
+    The delay follows from the due time, so all schedulers of a database have the same one.
+    """
+
+    due_at: Callable[[datetime], datetime]  #: the last due time that is not after a moment
+    next_due: Callable[[datetime], datetime]  #: the first due time after a moment
+    jitter_s: float = 0.0
+
+    def begins_at(self, due: datetime) -> datetime:
+        """When the run that is due then is begun."""
+        drawn = int.from_bytes(hashlib.sha256(due.isoformat().encode()).digest()[:8]) / 2**64
+        return due + timedelta(seconds=self.jitter_s * drawn)
+
+    def longest_pause_s(self, now: datetime) -> float:
+        """The longest time between two of the next hundred beginnings."""
+        longest, due = 0.0, self.due_at(now)
+        for _ in range(100):
+            following = self.next_due(due)
+            longest, due = max(longest, (following - due).total_seconds()), following
+        return longest + self.jitter_s
+
+
+def timetable(settings: SchedulerSettings) -> Timetable:
+    """What the settings say. Raises ConfigError for a cron expression that is none, or has no time in 30 years."""
+    if settings.cron is None:
+        return every(settings.interval_s, settings.jitter_s)
+    return by_cron(settings.cron, settings.jitter_s)
+
+
+def every(interval_s: float, jitter_s: float = 0.0) -> Timetable:
+    """Every multiple of the interval since 1970, to the microsecond."""
+    interval = max(timedelta(seconds=interval_s), _INSTANT)
+
+    def due_at(now: datetime) -> datetime:
+        return now - (now - EPOCH) % interval
+
+    return Timetable(due_at, lambda after: due_at(after) + interval, jitter_s)
+
+
+def by_cron(expression: str, jitter_s: float = 0.0) -> Timetable:
+    """The times of a cron expression of five fields. Weekdays have names: numbers mean other days to APScheduler."""
+    if any(character.isdigit() for field in expression.split()[4:] for character in field):
+        raise ConfigError(
+            f"scheduler.cron: expected a weekday by its name, found {expression!r}", hint="write mon-fri instead of 1-5"
+        )
+    try:
+        trigger = CronTrigger.from_crontab(expression, timezone=UTC)
+    except ValueError as error:
+        raise ConfigError(
+            f"scheduler.cron: expected five fields, minute hour day month weekday, found {expression!r}: {error}",
+            hint='"30 * * * *" is half past every hour',
+        ) from None
+
+    def next_due(after: datetime) -> datetime:
+        found: datetime | None = trigger.get_next_fire_time(None, after + _INSTANT)
+        if found is None:
+            raise ConfigError(f"scheduler.cron: {expression!r} has no time after {after}")
+        return found
+
+    def due_at(now: datetime) -> datetime:
+        for span in _SPANS:
+            found = next_due(now - span)
+            if found <= now:
+                while (following := next_due(found)) <= now:
+                    found = following
+                return found
+        raise ConfigError(f"scheduler.cron: {expression!r} had no time in the 30 years before {now}")
+
+    due_at(datetime.now(UTC))
+    return Timetable(due_at, next_due, jitter_s)
+
+
+class Beginnings(BaseTrigger):  # type: ignore[misc]
+    """The beginnings of a timetable, for APScheduler. It never ends: 3.11.3 may fail at shutdown on one that has."""
+
+    def __init__(self, table: Timetable) -> None:
+        self._table = table
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        """The first beginning from `now` on, and after `previous_fire_time`."""
+        due = self._table.due_at(now)
+        while True:
+            begins = self._table.begins_at(due)
+            if begins >= now and (previous_fire_time is None or begins > previous_fire_time):
+                return begins
+            due = self._table.next_due(due)

@@ -1,0 +1,84 @@
+"""A drafter's counts from one pass over the target's text are those of decoding that text with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.policy import Decision
+from tests.fixtures.drafting import draft_model
+from tests.fixtures.models import VANILLA, decision, make_job
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.scoring import score
+from worker.engine import Generation, PreparedJob, Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+WORDS = ("one", "two", "cd", "ab")
+SAMPLING = Sampling(max_tokens=40, temperature=0.0)
+
+
+@pytest.fixture
+def engine(tiny_engine: Callable[..., TransformersEngine], tiny_models: dict[str, Path]) -> TransformersEngine:
+    """The target's own weights draft well, another family's badly; each with a gate too."""
+    drafters = {}
+    for name, family, gate in (("good", "llama", 0.0), ("bad", "qwen2", 0.0), ("gated", "llama", 0.02)):
+        drafters[name] = draft_model(name, tiny_models[family], num_slots=2)
+        drafters[name].min_probability = gate
+        drafters[name]._is_weighing = gate > 0
+    return tiny_engine("llama", num_slots=2, drafters=drafters)
+
+
+def decode(engine: TransformersEngine, prepared: PreparedJob, decided: Decision) -> Generation:
+    engine.admit(prepared, decided)
+    while not (finished := engine.step().finished):
+        pass
+    return finished[0]
+
+
+def of_trials(counts: AcceptanceCounts) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Rounds, cropped tokens, trials and accepts; positions that were never tested are left out."""
+    width = max((i + 1 for i, number in enumerate(counts.trials) if number), default=0)
+    return counts.rounds, counts.num_cropped, counts.trials[:width], counts.accepts[:width]
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("name", ["lookup", "good", "bad", "gated"])
+def test_a_score_is_what_decoding_would_count(
+    engine: TransformersEngine, name: str, k: int, rng: random.Random
+) -> None:
+    total = AcceptanceCounts()
+    for number in range(12):
+        prompt = " ".join(rng.choices(WORDS, k=rng.randint(2, 8)))
+        prepared = engine.prepare(make_job(prompt, 10 * number), SAMPLING)
+        truth = decode(engine, prepared, VANILLA)
+        real = decode(engine, engine.prepare(make_job(prompt, 10 * number + 1), SAMPLING), decision(name, k))
+        assert real.token_ids == truth.token_ids
+        scored = score(engine._drafters[name], prepared.token_ids, truth.token_ids, k, max_tokens=SAMPLING.max_tokens)
+        assert scored is not None
+        assert of_trials(scored) == of_trials(real.counts)
+        assert scored.num_tokens == len(truth.token_ids)
+        assert all(ours >= theirs for ours, theirs in zip(scored.proposed, real.counts.proposed, strict=False))
+        total += scored
+    assert total.num_trials > 0
+
+
+def test_a_draft_that_ends_nowhere_early_proposes_as_often_too(engine: TransformersEngine) -> None:
+    prepared = engine.prepare(make_job("one two one two ab"), SAMPLING)
+    truth = decode(engine, prepared, VANILLA)
+    real = decode(engine, engine.prepare(make_job("one two one two ab", 1), SAMPLING), decision("good", 3))
+    assert score(engine._drafters["good"], prepared.token_ids, truth.token_ids, 3, max_tokens=40) == real.counts
+    assert real.counts.num_accepted > 0
+
+
+def test_a_drafter_of_trees_is_not_scored(engine: TransformersEngine) -> None:
+    drafter = engine._drafters["good"]
+    assert isinstance(drafter, DraftModelDrafter)
+    drafter.num_branches = 2
+    assert score(drafter, [1, 2], [3], 2, max_tokens=4) is None

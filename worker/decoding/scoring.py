@@ -1,0 +1,71 @@
+"""Scores a drafter on a greedy text of the target, without speculative decoding (teacher forcing).
+
+A greedy draft is accepted where its token is the target's own next one. Up to its first wrong token, a draft is thus
+the text itself, and what the drafter would say behind every beginning of the text follows from one pass over it. The
+rounds are walked over that text (virtual_rounds.py), so trials and accepts by position are those of a real run at the
+same k, round by round. What a draft would say behind its first wrong token is not known, and never tested in a real run
+either. Such a draft counts as k tokens long; a real one may have ended earlier there, at a token that ends a text or at
+its gate. So `proposed` may be larger than in a real run. In a dtype that rounds, passes of another width may swap two
+tokens that are almost equal, as in two real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from alphaloop.acceptance import AcceptanceCounts
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.proposal import Drafter, Proposal
+from worker.decoding.virtual_rounds import VirtualRounds
+
+#: Stands where a token is not known; no token has this id.
+_UNKNOWN: Final = -1
+
+
+def score(
+    drafter: Drafter, prompt: Sequence[int], output: Sequence[int], num_draft_tokens: int, *, max_tokens: int
+) -> AcceptanceCounts | None:
+    """The counts of decoding this text at k = `num_draft_tokens`, the prefill's round among them.
+
+    `output` is what the target answered greedily, whole; `max_tokens` is the job's limit. Look-up uses this text alone,
+    no earlier results. None for a drafter whose drafts do not follow from the text: a draft model that proposes trees.
+    """
+    seen = list(prompt)
+    if isinstance(drafter, LookupDrafter):
+        propose = drafter.rereading(seen, "", 0)
+    elif isinstance(drafter, DraftModelDrafter) and drafter.num_branches == 1:
+        propose = _rereading(drafter, seen, output)
+    else:
+        return None
+    k = min(num_draft_tokens, drafter.state.max_draft_tokens)
+    rounds = VirtualRounds(propose, seen, k, max_tokens)
+    text = [*prompt, *output]
+    while rounds.take_round(text, has_ended=True):
+        pass
+    return rounds.counts
+
+
+def _rereading(drafter: DraftModelDrafter, seen: Sequence[int], output: Sequence[int]) -> Callable[[int], Proposal]:
+    """What a draft model would propose behind `seen`, a beginning of the text that grows."""
+    num_prompt = len(seen)
+    choices = drafter.choices(seen, output)
+
+    def propose(num_tokens: int) -> Proposal:
+        tokens: list[int] = []
+        together = 1.0
+        while len(tokens) < min(num_tokens, drafter.num_left(num_prompt, len(seen) - num_prompt)):
+            place = len(seen) - num_prompt + len(tokens)
+            is_known = place < len(output) and (not tokens or tokens[-1] == output[place - 1])
+            if not is_known:
+                tokens.append(_UNKNOWN)
+                continue
+            token, probability = choices[place]
+            tokens.append(token)
+            together *= probability
+            if drafter.ends_draft(token, together):
+                break
+        return Proposal(tuple(tokens))
+
+    return propose
