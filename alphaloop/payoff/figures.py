@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from alphaloop.acceptance import AcceptanceCounts, Interval, design_effect, wilson
+from alphaloop.acceptance import AcceptanceCounts, Interval
+from alphaloop.clustered_share import share_interval
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode
 from alphaloop.payoff.bounds import Bounds, percentile
@@ -93,28 +94,12 @@ class Acceptance:
     @property
     def alpha(self) -> Interval | None:
         """Pooled α with its 95 % bounds; None where nothing was tested."""
-        return self._interval([(c.num_accepted, c.num_trials) for c in self.by_prompt])
+        return share_interval([(c.num_accepted, c.num_trials) for c in self.by_prompt])
 
     def alpha_at(self, position: int) -> Interval | None:
         """α_i for `position` i ≥ 1."""
         i = position - 1
-        return self._interval([(c.accepts[i], c.trials[i]) for c in self.by_prompt if i < len(c.trials)])
-
-    @staticmethod
-    def _interval(pairs: Sequence[tuple[int, int]]) -> Interval | None:
-        tested = [(a, n) for a, n in pairs if n]
-        if not tested:
-            return None
-        accepts, trials = (sum(column) for column in zip(*tested, strict=True))
-        effect = design_effect(
-            len(tested),
-            accepts,
-            trials,
-            sum(a * a for a, _ in tested),
-            sum(n * n for _, n in tested),
-            sum(a * n for a, n in tested),
-        )
-        return wilson(accepts, trials, effect)
+        return share_interval([(c.accepts[i], c.trials[i]) for c in self.by_prompt if i < len(c.trials)])
 
 
 @dataclass(frozen=True, slots=True)
