@@ -11,7 +11,7 @@ from alphaloop.acceptance import AcceptanceCounts, Interval
 from alphaloop.clustered_share import share_interval
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode
-from alphaloop.payoff.bounds import Bounds, percentile
+from alphaloop.payoff.bounds import Block, Bounds, percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +152,11 @@ class Figures:
     """What was seen of one candidate."""
 
     candidate: Candidate
-    tokens_per_s: float  #: median over blocks
+    tokens_per_s: float  #: of all blocks together
+    blocks: tuple[Block, ...]  #: the same prompts in the same order for every candidate
     ratios: tuple[float, ...]  #: of each block's tokens a second to vanilla's, in the order of the blocks
-    ratio: Bounds  #: their median
-    ratio_of_totals: float  #: of all tokens over all seconds: a prompt weighs as much as its time
+    ratio: Bounds  #: of all tokens over all seconds, to vanilla's: a prompt weighs as much as its time
+    median: Bounds  #: of `ratios`
     first_token_s: Tails
     token_s: Tails | None  #: between the first token and the end, a token; None where every text has one token
     response_s: Tails
