@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alphaloop.acceptance import Interval
 from alphaloop.switchback.slices import Phase, Slice, Stratum
@@ -127,14 +128,8 @@ class _Parts:
         """Linearised: see `time_ratios` for the blocks, Cochran 1977, §6.4, for a ratio over stretches."""
         vanilla_s = texts.tokens * texts.round_s / times.ratio  # [stretches, groups]
         moved = -(times.influence @ vanilla_s.sum(axis=0))  # [blocks]
-        by_group = [
-            float(own @ own) * len(own) / (len(own) - 1)
-            for index in sorted(set(groups))
-            for own in [moved[np.asarray(groups) == index]]
-        ]
-        sizes = [groups.count(index) for index in sorted(set(groups))]
-        of_times = sum(by_group)
-        uncertain = sum(v * v / (n - 1) for v, n in zip(by_group, sizes, strict=True))
+        of_times = float(moved @ moved)
+        degrees_of_times = _degrees_of_freedom(moved, times.weight, np.asarray(groups))
         # More proposals than usual make longer rounds too: what they yield is set against what they take.
         extra = texts.proposed - texts.plain_rounds * texts.mean_proposed
         treatment_s = (texts.rounds + times.token_cost / times.ratio * extra) * texts.round_s
@@ -146,7 +141,7 @@ class _Parts:
             treatment_s=float(treatment_s.sum()),
             variance_of_times=of_times,
             variance_of_texts=_serial_variance(residual) * num / max(num - 1, 1),
-            degrees_of_times=of_times**2 / uncertain if uncertain else math.inf,
+            degrees_of_times=degrees_of_times,
             degrees_of_texts=float(max(num - 1, 1)),
         )
 
@@ -160,6 +155,17 @@ class _Parts:
         degrees_of_freedom = variance**2 / uncertain if uncertain else math.inf
         margin = t95(degrees_of_freedom) * math.sqrt(variance) / (self.vanilla_s + prompt_s)
         return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin)), degrees_of_freedom
+
+
+def _degrees_of_freedom(moved: Floats, weight: Floats, group: NDArray[np.int_]) -> float:
+    """Satterthwaite's, of a sum over groups; each has its effective number of blocks (Kish 1965), less one."""
+    whole = uncertain = 0.0
+    for index in set(group.tolist()):
+        own, its = moved[group == index], weight[group == index]
+        variance, num_effective = float(own @ own), float(its.sum() ** 2 / (its @ its))
+        whole += variance
+        uncertain += variance**2 / max(num_effective - 1, 0.25)
+    return whole**2 / uncertain if uncertain else math.inf
 
 
 def _serial_variance(residual: Floats) -> float:
