@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-pipeline bench-whole lock up down chaos fuzz clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-truth bench-pipeline bench-whole lock up down chaos fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -65,6 +65,9 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 
 bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (about 90 minutes; 10 with ARGS='--seeds 20'; Ctrl-C shows what was played)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
+
+bench-truth: $(INSTALLED) ## how often shown intervals hold the truth, simulated: alpha, measure, the speed-up (10 minutes)
+	@$(BIN)/python -m benchmarks.truth $(ARGS)
 
 bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside three peers: make bench-pipeline PEERS=folder (10 minutes)
 	@$(BIN)/python -m benchmarks.pipeline --peers "$(PEERS)" $(ARGS)
