@@ -14,6 +14,17 @@ from scheduler.facts import SentProbes
 from scheduler.report.data import Report
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+#: Of the measured speed-up of a task; the first three are missing until there is one.
+SPEEDUP: Final = {
+    "ratio": "Measured speed-up over vanilla",
+    "low": "Its lower 95 % bound",
+    "high": "Its upper 95 % bound",
+    "blocks": "Blocks behind it; the least for an estimate are 8",
+    "min_draft_tokens": "Smallest k that was used",
+    "max_draft_tokens": "Largest k that was used",
+    "mean_running": "Sequences of all tasks in a round",
+    "control_share": "Of seconds times sequences, those in control slices",
+}
 CAUSES: Final = ("traffic_changed", "draft_stale", "unexplained")
 
 
@@ -35,6 +46,10 @@ class SchedulerMetrics:
         self._drift = Gauge(f"{prefix}_open_drift_events", "Drift that is not over", ["cause"], registry=registry)
         self._stale = Gauge(f"{prefix}_stale_drafts", "Draft revisions flagged stale", registry=registry)
         self._reports = Counter(f"{prefix}_reports", "Reports made", registry=registry)
+        labels = ["task", "drafter"]
+        self._speedup = {
+            name: Gauge(f"{prefix}_speedup_{name}", text, labels, registry=registry) for name, text in SPEEDUP.items()
+        }
         for outcome in ("succeeded", "failed"):
             self._runs.labels(outcome)
 
@@ -58,8 +73,28 @@ class SchedulerMetrics:
         open_by_cause = Tally(line.cause for line in report.drift)
         for cause in CAUSES:
             self._drift.labels(cause).set(open_by_cause[cause])
+        self._set_speedups(report)
         for task, number in sent.num_jobs_by_task.items():
             self._probes.labels(task).inc(number)
+
+    def _set_speedups(self, report: Report) -> None:
+        for gauge in self._speedup.values():
+            gauge.clear()
+        for line in report.tasks:
+            its = line.measured
+            if its is None:
+                continue
+            found = {
+                "blocks": its.num_blocks,
+                "min_draft_tokens": its.min_num_draft_tokens,
+                "max_draft_tokens": its.max_num_draft_tokens,
+                "mean_running": its.mean_running,
+                "control_share": its.control_share,
+            }
+            if its.speedup is not None:
+                found |= {"ratio": its.speedup.mean, "low": its.speedup.low, "high": its.speedup.high}
+            for name, value in found.items():
+                self._speedup[name].labels(line.task, its.drafter).set(value)
 
     def tick_missed(self) -> None:
         """Count a tick that came too late."""

@@ -34,7 +34,7 @@ from alphaloop.switchback.student import t95
 from alphaloop.switchback.time_ratio import Floats, TimeRatios, time_ratios
 
 #: Blocks below which nothing is estimated, and below which a group of strata does not stand alone.
-_LEAST_BLOCKS: Final = 8
+LEAST_BLOCKS: Final = 8
 #: A difference that nobody would act on.
 _NEGLIGIBLE: Final = 0.02
 
@@ -69,10 +69,10 @@ def measured_speedup(slices: Iterable[Slice]) -> MeasuredSpeedup:
     found = list(slices)
     blocks = compared_blocks(found)
     num_control_rounds = sum(block.control.num_rounds for block in blocks)
-    if len(blocks) < _LEAST_BLOCKS:
+    if len(blocks) < LEAST_BLOCKS:
         return MeasuredSpeedup(None, None, len(blocks), num_control_rounds, 0.0, Verdict.NO_VERDICT_YET)
     treated = [one for one in found if one.phase is not Phase.CONTROL]
-    group_of = collapsed(blocks, (one.stratum for one in treated), least_blocks=_LEAST_BLOCKS)
+    group_of = collapsed(blocks, (one.stratum for one in treated), least_blocks=LEAST_BLOCKS)
     groups = [group_of[block.stratum] for block in blocks]
     texts = _Texts(treated, group_of)
     times = time_ratios(blocks, groups, texts.mean_proposed.tolist())

@@ -8,7 +8,7 @@ from typing import Final
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from alphaloop.switchback.wording import figure, load
+from alphaloop.switchback.wording import control, figure, load, reason_word
 from scheduler.report.data import Report
 from scheduler.report.plots import alpha_plot, history_plot
 from scheduler.report.text import estimate, how
@@ -27,6 +27,8 @@ def render_page(report: Report) -> str:
         estimate=estimate,
         figure=figure,
         load=load,
+        control=control,
+        reason_word=reason_word,
         causes=CAUSES,
     )
 
