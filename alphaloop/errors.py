@@ -11,6 +11,7 @@
     │   └── JobConflict           a known job_id with another payload
     ├── BrokerError               Kafka refused or is gone
     │   ├── BrokerUnavailable     no broker answers at bootstrap.servers
+    │   │   └── BrokerLoginRefused a broker answers, but refuses the login or the TLS connection
     │   ├── DeliveryFailed        a message was not acknowledged in time
     │   ├── TopicUnavailable      no message reaches the topic: it is missing, or this user may not write to it
     │   ├── MessageRefused        Kafka refuses this one message, however often it is sent
@@ -19,7 +20,8 @@
     │   └── FatalBrokerError      the client cannot continue and must be replaced: the process exits
     ├── StoreError                Postgres refused
     │   ├── StoreUnavailable      Postgres is away or cannot do this now: the same statement works later
-    │   │   └── StoreBusy         another transaction holds what the statement needs
+    │   │   ├── StoreBusy         another transaction holds what the statement needs
+    │   │   └── StoreLoginRefused Postgres answers, but refuses the login, the database or the TLS connection
     │   ├── StoreValueRefused     a row that Postgres never takes, whoever sends it
     │   ├── LeadershipLost        another scheduler leads: what this one would write is refused
     │   └── SchemaMismatch        the database's revision is outside the range this code runs on
@@ -138,6 +140,12 @@ class BrokerUnavailable(BrokerError):
     code = "broker_unavailable"
 
 
+class BrokerLoginRefused(BrokerUnavailable):
+    """A Kafka broker answers, but refuses the login or the TLS connection."""
+
+    code = "broker_login_refused"
+
+
 class DeliveryFailed(BrokerError):
     """A message was not acknowledged by the broker."""
 
@@ -197,6 +205,12 @@ class StoreBusy(StoreUnavailable):
     """Another transaction holds what the statement needs: the same statement works once that one has ended."""
 
     code = "store_busy"
+
+
+class StoreLoginRefused(StoreUnavailable):
+    """Postgres answers, but refuses the login, the database or the TLS connection."""
+
+    code = "store_login_refused"
 
 
 class StoreValueRefused(StoreError):

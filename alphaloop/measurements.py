@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,6 +43,7 @@ class ProbeResult:
     task: str
     probe_set: str
     position: int
+    prompt_id: str  #: the same in every version of the probe set that has this prompt
     drafter: str
     draft_revision: str
     target_revision: str
@@ -66,12 +65,3 @@ class DriftSubject:
     drafter: str
     draft_revision: str
     target_revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSet:
-    """The fixed prompts of a task; `bodies` by position, in OpenAI's form."""
-
-    task: str
-    version: str
-    bodies: Mapping[int, Mapping[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.probes import Due
+from alphaloop.probing.plan import ProbePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,9 @@ class SettingInForce:
 class SentProbes:
     """The probes that were due and those that were sent."""
 
-    chosen: tuple[Due, ...] = ()
+    plan: ProbePlan = field(default_factory=ProbePlan)
     num_probes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     num_jobs_by_task: Mapping[str, int] = field(default_factory=dict)  #: probes and controls
-    num_due: int = 0
-    num_probe_sets: int = 0
-    budget_device_s: float = 0.0
 
     @property
     def num_jobs(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -12,14 +12,17 @@ from typing import Any, Final
 
 from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.kafka.topics import DRIFT_REPORTS
-from alphaloop.settings import SchedulerSettings
+from alphaloop.probing.planning import ProbePlanner
+from alphaloop.settings import SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftStore, OpenEvent
+from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
@@ -31,9 +34,10 @@ from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flags import Verdicts, events_to_close, judge, status_changes
 from scheduler.housekeeping import Housekeeper
 from scheduler.metrics import SchedulerMetrics
+from scheduler.probing.sending import HEADERS, ProbeSender, Sender
+from scheduler.probing.watch import ExactnessWatch, Watched
 from scheduler.report import Report, build_report, render_page, render_text, write_report
 from scheduler.retention import MessageRetention, Retention
-from scheduler.sending import HEADERS, ProbeSender, Sender
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +74,16 @@ class Scheduler:
         sender: Sender,
         settings: SchedulerSettings,
         *,
-        tasks: Collection[str],
+        tasks: Mapping[str, TaskSettings],
         report_folder: Path,
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
-        probe_num_draft_tokens: int = 3,
         flush_timeout_s: float = 30.0,
+        change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
     ) -> None:
-        """`tasks` are those that workers know; `probe_num_draft_tokens` is k where no choice is in force.
+        """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
 
         `message_retention` asks the broker how long a message of a jobs topic may still be read.
         """
@@ -94,6 +98,8 @@ class Scheduler:
         )
         self._probes, self._reports = ProbeStore(database), ReportStore(database)
         self._switchback = SwitchbackStore(database)
+        self._incidents = IncidentStore(database)
+        self._watch = ExactnessWatch(ProbeTextStore(database), self._incidents)
         self._housekeeper = Housekeeper(
             PartitionKeeper(database),
             RollupStore(database),
@@ -103,13 +109,15 @@ class Scheduler:
             Retention(RetentionStore(database), settings, report_folder, message_retention),
             settings,
         )
-        self._probe_sender = ProbeSender(self._probes, sender, settings, tasks, probe_num_draft_tokens, flush_timeout_s)
+        self._probe_sender = ProbeSender(
+            ProbePlanner(database, settings, tasks, change_jobs), self._probes, sender, settings, flush_timeout_s
+        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
 
         1. claim the run   2. housekeeping, speed-ups   3. read counts   4. test for drift   5. set or clear flags
-        6. send due probes   7. report
+        6. compare texts of probes   7. send due probes   8. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
         run and raised (StoreError, BrokerError, ConfigError); the next run does the remaining work.
@@ -125,10 +133,9 @@ class Scheduler:
                 verdicts = judge(counts, self._drift.open_events(), self._settings)
                 opened, closed, changed = self._flag(verdicts, now)
                 choices = self._choices(counts)
-                sent = self._probe_sender.send_due(
-                    self._drafts.all(), choices, schedule_id=self._schedule_id, scheduled_for=due, now=now
-                )
-                report, page = self._report(counts, choices, sent, opened=opened, closed=closed)
+                watched = self._watch.compare_new(now)
+                sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
+                report, page = self._report(counts, choices, sent, watched, opened=opened, closed=closed)
         except Exception as error:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
@@ -180,13 +187,29 @@ class Scheduler:
         return found
 
     def _report(
-        self, counts: Counts, choices: dict[str, SettingInForce], sent: SentProbes, *, opened: int, closed: int
+        self,
+        counts: Counts,
+        choices: dict[str, SettingInForce],
+        sent: SentProbes,
+        watched: Watched,
+        *,
+        opened: int,
+        closed: int,
     ) -> tuple[Report, Path]:
         """Write the report to Postgres, to the folder and to the topic."""
         drafts: Sequence[DraftRevision] = self._drafts.all()
         events: Sequence[OpenEvent] = self._drift.open_events()
         report = build_report(
-            counts, choices, drafts, events, sent, self._switchback.shown(counts.now), opened=opened, closed=closed
+            counts,
+            choices,
+            drafts,
+            events,
+            sent,
+            self._switchback.shown(counts.now),
+            self._incidents.open_incidents(),
+            watched,
+            opened=opened,
+            closed=closed,
         )
         text, html = render_text(report), render_page(report)
         self._reports.save(

@@ -10,6 +10,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from alphaloop.store.incidents import IncidentKind
 from scheduler.facts import SentProbes
 from scheduler.report.data import Report
 
@@ -45,6 +46,13 @@ class SchedulerMetrics:
         self._budget = Gauge(f"{prefix}_probe_budget_seconds", "Device time a run's probes may take", registry=registry)
         self._drift = Gauge(f"{prefix}_open_drift_events", "Drift that is not over", ["cause"], registry=registry)
         self._stale = Gauge(f"{prefix}_stale_drafts", "Draft revisions flagged stale", registry=registry)
+        self._incidents = Gauge(f"{prefix}_open_incidents", "Incidents that are not over", ["kind"], registry=registry)
+        self._compared = Counter(
+            f"{prefix}_compared_probes",
+            "Probes compared with their controls, by outcome",
+            ["outcome"],
+            registry=registry,
+        )
         self._reports = Counter(f"{prefix}_reports", "Reports made", registry=registry)
         labels = ["task", "drafter"]
         self._speedup = {
@@ -68,12 +76,23 @@ class SchedulerMetrics:
         self._runs.labels("succeeded").inc()
         self._reports.inc()
         self._last.set(now.timestamp())
-        self._budget.set(sent.budget_device_s)
+        self._budget.set(sent.plan.budget_device_s)
         self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
         open_by_cause = Tally(line.cause for line in report.drift)
         for cause in CAUSES:
             self._drift.labels(cause).set(open_by_cause[cause])
         self._set_speedups(report)
+        incidents_by_kind = Tally(line.kind for line in report.incidents)
+        for kind in IncidentKind:
+            self._incidents.labels(kind.value).set(incidents_by_kind[kind])
+        exactness = report.exactness
+        num_wrong = exactness.num_pairs - exactness.num_equal - exactness.num_near_ties
+        for outcome, number in (
+            ("equal", exactness.num_equal),
+            ("near_tie", exactness.num_near_ties),
+            ("wrong", num_wrong),
+        ):
+            self._compared.labels(outcome).inc(number)
         for task, number in sent.num_jobs_by_task.items():
             self._probes.labels(task).inc(number)
 

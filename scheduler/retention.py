@@ -44,10 +44,10 @@ class Retention:
         hours = now - timedelta(days=self.settings.hourly_retention_days)
         days = now - timedelta(days=self.settings.daily_retention_days)
         drop_reports(self.report_folder, history)
-        for table in ("decisions", "probe_runs", "schedule_runs", "reports"):
+        for table in ("decisions", "probe_runs", "probe_texts", "schedule_runs", "reports"):
             _tell(table, self.store.drop(table, history, time_is_up))
         _tell("acceptance_hourly", self.store.drop("acceptance_hourly", hours, time_is_up))
-        for table in ("acceptance_daily", "drift_events"):
+        for table in ("acceptance_daily", "drift_events", "incidents"):
             _tell(table, self.store.drop(table, days, time_is_up))
         ended = self._jobs_before(now)
         if ended is not None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -21,12 +22,16 @@ from alphaloop.endpoint import Endpoint
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
 from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.producer import Producer
-from alphaloop.settings import Settings, load_settings
+from alphaloop.settings import Settings, WorkerSettings, load_settings
+from alphaloop.start_wait import StartStopped, StartWait
+from alphaloop.starting import await_servers
 from alphaloop.store.database import Database
 from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
-from worker.health import WorkerHealth
+from worker.components import Components
+from worker.health import ProcessHealth, WorkerHealth
 from worker.loop import Worker
+from worker.metrics import WorkerMetrics
 
 log = logging.getLogger("worker")
 
@@ -44,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AlphaloopError as error:
         log.error("%s", error.message, extra={"action": "worker_failed", "code": error.code, "hint": error.hint or ""})
         return ExitCode.ENGINE_SICK if isinstance(error, EngineSick) else ExitCode.FAILED
+    except StartStopped:
+        log.info("stopped while it waited for a server", extra={"action": "worker_stopped"})
     return ExitCode.STOPPED
 
 
@@ -52,52 +59,73 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
     _on_signals(stop, hurry, settings.worker.drain_s)
     if settings.postgres.url is None:
         raise ConfigError("postgres.url: not set", hint="set DATABASE_URL, or start `alphaloop up`")
-    database = Database(
-        settings.postgres.url,
-        pool_size=settings.postgres.pool_size,
-        connect_timeout_s=settings.postgres.connect_timeout_s,
-        limits=settings.postgres.limits(),
-    )
-    database.check_revision()
-    producer = Producer(settings.kafka)
-    # Loaded here, so that everything that can be checked without a model is checked before one is read.
-    from worker.decoding.load import load_engine
+    with ExitStack() as exits:
+        database = Database(
+            settings.postgres.url,
+            pool_size=settings.postgres.pool_size,
+            connect_timeout_s=settings.postgres.connect_timeout_s,
+            limits=settings.postgres.limits(),
+        )
+        exits.callback(database.close)
+        start_wait = StartWait(stop, settings.startup.server_wait_s)
+        health, metrics = ProcessHealth(start_wait), WorkerMetrics()
+        endpoint = Endpoint(
+            settings.worker.http_host,
+            settings.worker.http_port,
+            metrics.registry,
+            healthy=health.unhealthy,
+            ready=health.unready,
+            username=settings.worker.metrics_username,
+            password=settings.worker.metrics_password,
+        )
+        exits.callback(endpoint.close)
+        log.info("starting", extra={"action": "worker_starting", "metrics": endpoint.url})
+        await_servers(settings, database, start_wait)
+        producer = Producer(settings.kafka)
+        exits.callback(producer.close)
+        # Loaded here, so that everything that can be checked without a model is checked before one is read.
+        from worker.decoding.load import load_engine
 
-    engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
-    owner = owner_name()
-    components = assemble(settings, configs, engine, database, producer, owner=owner, stop=stop, hurry=hurry, rng=rng)
+        engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
+        # Loading takes long enough for a server to go away meanwhile.
+        await_servers(settings, database, start_wait)
+        components = assemble(
+            settings,
+            configs,
+            engine,
+            database,
+            producer,
+            owner=owner_name(),
+            stop=stop,
+            hurry=hurry,
+            rng=rng,
+            metrics=metrics,
+        )
+        _consume(components, health, settings.worker, metrics_url=endpoint.url)
+
+
+def _consume(components: Components, health: ProcessHealth, limits: WorkerSettings, *, metrics_url: str) -> None:
+    """Run the worker until it ends; whatever it was assembled from is closed then."""
     worker = Worker(components)
-    health = WorkerHealth(worker, components)
+    running = WorkerHealth(worker, components)
+    health.started(running)
     components.metrics.watch(components.intake, lambda: worker.num_waiting)
     components.metrics.watch_pulses(components.liveness.pulses)
-    endpoint = Endpoint(
-        settings.worker.http_host,
-        settings.worker.http_port,
-        components.metrics.registry,
-        healthy=health.unhealthy,
-        ready=health.unready,
-        username=settings.worker.metrics_username,
-        password=settings.worker.metrics_password,
-    )
     watchdog = Watchdog(
-        components.liveness,
-        last_orders=health.give_back_unstarted,
-        backstop_s=settings.worker.max_step_s + _BACKSTOP_S,
+        components.liveness, last_orders=running.give_back_unstarted, backstop_s=limits.max_step_s + _BACKSTOP_S
     )
     # Models, kernels and modules stay as long as the process: a full collection that looks at them takes .3 s.
     gc.collect()
     gc.freeze()
+    told = {"owner": components.owner}
     try:
-        log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": endpoint.url})
+        log.info("consuming", extra={"action": "worker_ready", **told, "metrics": metrics_url})
         watchdog.start()
         components.loop_pulse.around(worker.run)()
     finally:
         watchdog.close()
-        components.close(settings.worker.drain_s)
-        producer.close()
-        endpoint.close()
-        database.close()
-    log.info("drained", extra={"action": "worker_stopped", "owner": owner})
+        components.close(limits.drain_s)
+    log.info("drained", extra={"action": "worker_stopped", **told})
 
 
 def _on_signals(stop: threading.Event, hurry: threading.Event, drain_s: float) -> None:

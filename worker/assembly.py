@@ -51,6 +51,7 @@ from worker.jobs.steering import Steering
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
+from worker.tracing import open_tracing
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ def assemble(
     stop: threading.Event,
     hurry: threading.Event,
     rng: random.Random,
+    metrics: WorkerMetrics | None = None,
 ) -> Components:
     """Build every component of a worker.
 
@@ -89,7 +91,7 @@ def assemble(
     deciding = open_deciding(settings, engine, database, clock, owner=owner, write=background.put)
     jobs = JobStore(database)
     retry = Retry(hurry)
-    metrics = WorkerMetrics()
+    metrics = metrics or WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
     probes = ProbeStore(database)
@@ -125,6 +127,7 @@ def assemble(
         gives_up=gives_up,
     )
     forwarder = publishing.forwarder
+    tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
     recorder = Recorder(
         OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take),
         intake,
@@ -138,6 +141,7 @@ def assemble(
         is_hurried=gives_up,
         now=clock.now,
         pause=hurry.wait,
+        tracing=tracing,
     )
     retries = JobRetries(
         settings.kafka.retry_delays_s,
@@ -252,6 +256,7 @@ def assemble(
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
         now=clock.now,
+        tracing=tracing,
         drain_s=limits.drain_s,
     )
     for pulse in components.thread_pulses:

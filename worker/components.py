@@ -33,6 +33,7 @@ from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.retry import Retry
+from worker.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Components:
     hurry: threading.Event  #: give back what runs, between two rounds
     liveness: Liveness  #: of every thread, and of the loop's steps
     loop_pulse: Pulse
+    tracing: Tracing | None  #: None where no traces are made
     drain_s: float  #: most time for what is left to do at the end
     now: Callable[[], datetime]  #: the time of day by the database
     clock: Callable[[], float] = time.monotonic
@@ -153,3 +155,5 @@ class Components:
         self.forwarder.close()
         self.leases.close()
         self.watch.close()
+        if self.tracing is not None:
+            self.tracing.close()

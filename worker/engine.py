@@ -100,6 +100,14 @@ class DrafterCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondChoice:
+    """The target's second choice where it chose a token greedily, and how far its logit lies behind."""
+
+    token_id: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished text, its counts and its times in seconds."""
 
@@ -117,6 +125,8 @@ class Generation:
     shadows: tuple[ShadowCounts, ...] = ()  #: of drafters that did not decode it and can be scored for nothing
     drafted: tuple[DrafterCounts, ...] = ()  #: of each drafter that had a round; they may change within a job
     num_vanilla_rounds: int = 0  #: rounds that belong to no drafter, the prefill's among them
+    #: Of a greedy probe or control, by token of its text; empty for others, and where the engine does not tell.
+    second_choices: tuple[SecondChoice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from alphaloop.kafka.topics import RESULTS
+from alphaloop.start_wait import StartWait
 from worker.components import Components
 from worker.ending import release
 from worker.loop import Worker
+
+
+class ProcessHealth:
+    """The two checks of a worker's process: of its start first, of its threads from `started` on."""
+
+    def __init__(self, start_wait: StartWait) -> None:
+        self._start_wait = start_wait
+        self._running: WorkerHealth | None = None
+
+    def started(self, running: WorkerHealth) -> None:
+        """From now on ask the worker that runs."""
+        self._running = running
+
+    def unhealthy(self) -> str | None:
+        """Why this process should be replaced. While it waits for a server it is well: a new one would wait too."""
+        return None if self._running is None else self._running.unhealthy()
+
+    def unready(self) -> str | None:
+        """Why this process takes no jobs: which server it waits for, or what its worker says."""
+        if self._running is not None:
+            return self._running.unready()
+        return self._start_wait.reason or "starting"
 
 
 class WorkerHealth:

@@ -17,13 +17,15 @@ from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from alphaloop.liveness import Pulse
-from alphaloop.store.outcomes import Outcome
+from alphaloop.store.outcomes import DecodeRun, Outcome
 from worker.costs.live import LiveCosts
 from worker.engine import EngineIdentity, Step
 from worker.intake.polling import Intake
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+#: Between two tokens: fractions of a millisecond on a fast device, a second on a slow one.
+TOKEN_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 3)
 LATENCY_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
@@ -69,11 +71,26 @@ class WorkerMetrics:
         self._queue = Histogram(
             "alphaloop_request_queue_time_seconds", "Waiting", ["task"], buckets=LATENCY_S, registry=r
         )
+        by_mode = ["task", "mode"]
         self._first = Histogram(
-            "alphaloop_time_to_first_token_seconds", "First token", ["task"], buckets=LATENCY_S, registry=r
+            "alphaloop_time_to_first_token_seconds", "First token", by_mode, buckets=LATENCY_S, registry=r
+        )
+        self._per_token = Histogram(
+            "alphaloop_time_per_output_token_seconds",
+            "Between two tokens after the first, mean of a job",
+            by_mode,
+            buckets=TOKEN_S,
+            registry=r,
         )
         self._decode = Histogram(
-            "alphaloop_request_decode_time_seconds", "Decoding", ["task"], buckets=LATENCY_S, registry=r
+            "alphaloop_request_decode_time_seconds", "Decoding", by_mode, buckets=LATENCY_S, registry=r
+        )
+        self._whole = Histogram(
+            "alphaloop_e2e_request_latency_seconds",
+            "From a job's arrival at the worker to its last token",
+            by_mode,
+            buckets=LATENCY_S,
+            registry=r,
         )
         self._steps = Histogram(
             "alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3), registry=r
@@ -158,18 +175,28 @@ class WorkerMetrics:
         if not runs:
             return
         self._prompt_tokens.labels(task).inc(sum(run.num_prompt_tokens for run in runs))
-        queue, decode, first = self._queue.labels(task), self._decode.labels(task), self._first.labels(task)
+        queue = self._queue.labels(task)
         for run in runs:
             queue.observe(run.queue_s)
-            decode.observe(run.wall_s)
-            if run.time_to_first_token_s is not None:
-                first.observe(run.time_to_first_token_s)
         for mode in {run.mode for run in runs}:
             its = [run for run in runs if run.mode == mode]
+            self._took(task, mode, its)
             self._tokens.labels(task, mode).inc(sum(run.num_tokens for run in its))
             self._device_s.labels(task, mode).inc(sum(run.device_s for run in its))
         for drafter in {run.key.drafter for run in runs} - {""}:
             self._drafted(task, drafter, [run.counts for run in runs if run.key.drafter == drafter])
+
+    def _took(self, task: str, mode: str, runs: Sequence[DecodeRun]) -> None:
+        decode, whole = self._decode.labels(task, mode), self._whole.labels(task, mode)
+        first, per_token = self._first.labels(task, mode), self._per_token.labels(task, mode)
+        for run in runs:
+            decode.observe(run.wall_s)
+            whole.observe(run.queue_s + run.wall_s)
+            if run.time_to_first_token_s is None:
+                continue
+            first.observe(run.time_to_first_token_s)
+            if run.num_tokens > 1:
+                per_token.observe((run.wall_s - run.time_to_first_token_s) / (run.num_tokens - 1))
 
     def _drafted(self, task: str, drafter: str, counts: Sequence[AcceptanceCounts]) -> None:
         self._rounds.labels(task, drafter).inc(sum(one.rounds for one in counts))

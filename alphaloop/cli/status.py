@@ -20,6 +20,7 @@ from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
 from alphaloop.settings import Settings
+from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.overview import Overview, TaskNow
 from alphaloop.switchback.wording import control, figure, load, reason_word
 
@@ -37,6 +38,7 @@ def status(
     settings = connected_settings(context)
     with open_database(settings) as database:
         tasks = Overview(database).tasks_now(timedelta(hours=hours))
+        incidents = IncidentStore(database).open_incidents()
         addresses = _addresses(settings, database.redacted_url)
     waiting: dict[str, int] | None = None
     try:
@@ -46,12 +48,16 @@ def status(
     known = {now.task for now in tasks}
     tasks += [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
     if as_json:
-        print_json({"tasks": [task_as_json(now, waiting) for now in tasks], **addresses})
+        told = [_incident_as_json(one) for one in incidents]
+        print_json({"tasks": [task_as_json(now, waiting) for now in tasks], "incidents": told, **addresses})
         return
     if tasks:
         out().print(task_table(tasks, waiting))
     else:
         note(f"no job in the last {hours:g} hours")
+    for one in incidents:
+        kind = one.found.kind.replace("_", " ")
+        note(f"incident since {one.opened_at:%Y-%m-%d %H:%M} UTC, {kind}: {one.found.sentence}")
     out().print()
     for name, address in addresses.items():
         out().print(f"{name:<13}{address}", markup=False, soft_wrap=True)
@@ -99,6 +105,10 @@ def task_as_json(now: TaskNow, waiting: dict[str, int] | None) -> dict[str, Any]
         "tokens_per_s": now.measured.tokens_per_s if now.measured else None,
         "vanilla_tokens_per_s": now.measured.vanilla_tokens_per_s if now.measured else None,
     }
+
+
+def _incident_as_json(one: OpenIncident) -> dict[str, Any]:
+    return {"opened_at": one.opened_at.isoformat(), **asdict(one.found)}
 
 
 def _addresses(settings: Settings, database: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,8 @@ from alphaloop.cli.screen import err, note, out
 from alphaloop.cli.supervision import Supervised
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.process import ChildProcess
-from alphaloop.embedded.stack import EmbeddedStack, running_stack
-from alphaloop.errors import StartFailed
+from alphaloop.embedded.stack import EmbeddedStack, StackServer, running_stack
+from alphaloop.errors import BrokerError, StartFailed
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import Settings
 from alphaloop.store import schema
@@ -41,22 +41,23 @@ def up(
 ) -> None:
     """Start everything on this machine, and stay.
 
-    Broker, database, worker and scheduler run until Ctrl-C or `alphaloop down`. A worker or scheduler that ends by
-    itself is started again, up to five times in ten minutes.
+    Broker, database, worker and scheduler run until Ctrl-C or `alphaloop down`. Each of them that ends by itself is
+    started again, up to five times in ten minutes.
 
     Uses the broker of KAFKA_BOOTSTRAP_SERVERS and the database of DATABASE_URL if set. The data is kept.
     """
     options = global_options(context, data_dir)
     options = replace(options, profile=options.profile or "local")
     stop = threading.Event()
-    with stopped_by_signals(stop), EmbeddedStack(options.settings(), on_event=note) as settings:
+    stack = EmbeddedStack(options.settings(), on_event=note)
+    with stopped_by_signals(stop), stack as settings:
         prepare(settings)
         children: list[ChildProcess] = []
         try:
             metrics = _start(options, settings, children, stop, with_worker=worker, with_scheduler=scheduler)
             if not stop.is_set():
                 _show_addresses(settings, metrics)
-                _stay(children, stop)
+                _stay(stack.servers, children, settings, stop)
         finally:
             for child in children:  # the worker first: it still needs the servers to drain
                 note(f"stopping the {child.name}")
@@ -158,8 +159,19 @@ def _show_addresses(settings: Settings, metrics: dict[str, str]) -> None:
     note("up; Ctrl-C stops it")
 
 
-def _stay(children: list[ChildProcess], stop: threading.Event) -> None:
-    supervised = [Supervised(child, note) for child in children]
+def _stay(
+    servers: Sequence[StackServer], children: Sequence[ChildProcess], settings: Settings, stop: threading.Event
+) -> None:
+    def make_topics() -> None:
+        try:
+            ensure_topics(settings.kafka, settings.tasks)
+        except BrokerError as error:
+            note(f"topics are missing: {error.message}")
+
+    supervised = [Supervised(server, note) for server in servers if server.part != "broker"]
+    # A broker that keeps its messages in memory has lost its topics too.
+    supervised += [Supervised(server, note, then=make_topics) for server in servers if server.part == "broker"]
+    supervised += [Supervised(child, note) for child in children]
     while not stop.wait(_WATCH_S):
         for one in supervised:
             one.look()

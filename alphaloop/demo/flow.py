@@ -28,10 +28,11 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, encode_job
 from alphaloop.messages.topics import jobs_topic
+from alphaloop.probe_sets import new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.integrity import check
-from alphaloop.store.probes import ProbeStore
+from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.progress import probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
@@ -103,9 +104,15 @@ class Demo:
             worker.stop()
 
     def _register_probe_sets(self, database: Database, prompts: DemoPrompts) -> None:
-        store, now = ProbeStore(database), datetime.now(UTC)
+        store, now, pinned = ProbeSetStore(database), datetime.now(UTC), self.settings.scheduler
         for task, found in prompts.probes.items():
-            store.register(task, [_body(prompt) for prompt in found], now)
+            made = new_probe_set(
+                task,
+                [_body(prompt) for prompt in found],
+                num_draft_tokens=pinned.probe_num_draft_tokens,
+                max_tokens=pinned.probe_max_tokens,
+            )
+            store.register(made, now)
 
     def _measure(self, running: Settings, database: Database, worker: ChildProcess) -> None:
         """A scheduler run, and every probe and control that it sent."""

@@ -73,6 +73,8 @@ class EmbeddedKafka:
     one cluster are given its `cluster_id`; None makes up a new one.
     """
 
+    name: Final = "Apache Kafka"
+
     def __init__(
         self,
         home: Path,
@@ -93,7 +95,7 @@ class EmbeddedKafka:
         self._port = port
         self._heap_mb = heap_mb
         self._java = java
-        self._log = (log_dir or self._folder) / "kafka.log"
+        self.log = (log_dir or self._folder) / "kafka.log"
         self._start_timeout_s = start_timeout_s
         self._process: ChildProcess | None = None
 
@@ -101,6 +103,10 @@ class EmbeddedKafka:
     def pid(self) -> int | None:
         """The broker's process id while it runs."""
         return self._process.pid if self._process and self._process.is_running else None
+
+    def ended_with(self) -> int | None:
+        """Its exit code if it ended by itself, 128 and the number for a signal; then `start` starts it again."""
+        return self._process.ended_with() if self._process is not None else None
 
     def start(self) -> str:
         """Format the folder on its first start, start the node, and return HOST:PORT. Raises StartFailed."""
@@ -131,10 +137,11 @@ class EmbeddedKafka:
         (self._folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
         if not (self._folder / "data" / "meta.properties").exists():
             self._format(java, properties)
-        self._process = self._child("Apache Kafka", java, "kafka.Kafka", [str(properties)], lock)
+        self._process = self._child(self.name, java, "kafka.Kafka", [str(properties)], lock)
         self._process.start()
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
         self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
+        self._port = port  # a new start of this node must not move it
         return f"127.0.0.1:{port}"
 
     def stop(self) -> None:
@@ -208,7 +215,7 @@ class EmbeddedKafka:
             *arguments,
         ]
         env = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
-        return ChildProcess(name, command, log=self._log, env=env, lock=lock)
+        return ChildProcess(name, command, log=self.log, env=env, lock=lock)
 
 
 def new_cluster_id() -> str:

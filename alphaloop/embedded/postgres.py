@@ -39,6 +39,8 @@ class EmbeddedPostgres:
     `durable=False` is for tests: nothing is forced to disk, so a power cut may destroy the database.
     """
 
+    name: Final = "PostgreSQL"
+
     def __init__(
         self,
         data_dir: Path,
@@ -52,7 +54,7 @@ class EmbeddedPostgres:
         self._cluster = self._folder / "data"
         self._port = port
         self._durable = durable
-        self._log = (log_dir or self._folder) / "postgres.log"
+        self.log = (log_dir or self._folder) / "postgres.log"
         self._start_timeout_s = start_timeout_s
         self._process: ChildProcess | None = None
 
@@ -60,6 +62,10 @@ class EmbeddedPostgres:
     def pid(self) -> int | None:
         """The postmaster's process id while it runs."""
         return self._process.pid if self._process and self._process.is_running else None
+
+    def ended_with(self) -> int | None:
+        """Its exit code if it ended by itself, 128 and the number for a signal; then `start` starts it again."""
+        return self._process.ended_with() if self._process is not None else None
 
     def start(self) -> str:
         """Create the cluster if need be, start it, and return `postgresql://…`. Raises StartFailed."""
@@ -89,9 +95,9 @@ class EmbeddedPostgres:
         for option in options:
             command += ["-c", option]
         self._process = ChildProcess(
-            "PostgreSQL",
+            self.name,
             command,
-            log=self._log,
+            log=self.log,
             stop_signal=signal.SIGINT,
             grace_s=20.0,
             run_as=account,
@@ -102,6 +108,7 @@ class EmbeddedPostgres:
         self._process.wait_until(
             lambda: _answers(_url(password, port, "postgres")), self._start_timeout_s, hint=_hint(account)
         )
+        self._port = port  # a new start of this server must not move it
         _write_private(self._folder / "port", str(port))
         try:
             _ensure_database(_url(password, port, "postgres"))
@@ -167,7 +174,7 @@ class EmbeddedPostgres:
                 "--locale=C",
                 *([] if self._durable else ["--no-sync"]),
             ],
-            log=self._log,
+            log=self.log,
             run_as=account,
             keep_search=keep_search,
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
@@ -41,6 +41,47 @@ class RunningStack(BaseModel):
     pids: dict[str, int]
 
 
+class Server(Protocol):
+    """What is needed of EmbeddedPostgres, EmbeddedKafka and EmbeddedTansu."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log(self) -> Path: ...
+    @property
+    def pid(self) -> int | None: ...
+    def start(self) -> str: ...
+    def stop(self) -> None: ...
+    def ended_with(self) -> int | None: ...
+
+
+class StackServer:
+    """A server of a running stack, which a supervisor may start again at its old address."""
+
+    def __init__(self, part: str, server: Server, moved: Callable[[], object]) -> None:
+        """`part` is its name in `stack.json`; `moved` is called when its process id has changed."""
+        self.name, self.part = server.name, part
+        self._server, self._moved = server, moved
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 while it does not run."""
+        return self._server.pid or 0
+
+    def start(self) -> None:
+        """Start it again after its end, and wait until it answers. Raises StartFailed."""
+        self._server.start()
+        self._moved()
+
+    def ended_with(self) -> int | None:
+        """Its exit code if it ended by itself; None while it runs."""
+        return self._server.ended_with()
+
+    def failed(self, what: str, *, hint: str | None = None) -> StartFailed:
+        """What went wrong, for a person."""
+        return StartFailed(f"{self.name} {what}", hint=hint or f"its log is {self._server.log}")
+
+
 class EmbeddedStack:
     """A context manager that starts what `settings` do not name and yields settings that name everything.
 
@@ -53,6 +94,8 @@ class EmbeddedStack:
         self._on_event = on_event
         self._folder = settings.data_dir.expanduser().absolute()
         self._exits = ExitStack()
+        self._servers: list[StackServer] = []
+        self._running: RunningStack | None = None
 
     def __enter__(self) -> Settings:
         """Raises StartFailed when a part does not come up or the folder is in use; nothing is left running then."""
@@ -66,41 +109,59 @@ class EmbeddedStack:
     ) -> None:
         self._exits.__exit__(kind, error, trace)
 
+    @property
+    def servers(self) -> tuple[StackServer, ...]:
+        """What this stack has started, for a supervisor."""
+        return tuple(self._servers)
+
     def _start(self, exits: ExitStack) -> Settings:
         settings = self._settings
         needs_broker, needs_database = settings.kafka.bootstrap_servers is None, settings.postgres.url is None
         if not (needs_broker or needs_database):
             return settings
         exits.enter_context(FolderLock(self._folder / "stack.lock", what="an embedded stack", wait_s=_OWNER_WAIT_S))
-        pids = {"alphaloop": os.getpid()}
         url: str | None = None
         servers: str | None = None
-        broker: EmbeddedKafka | EmbeddedTansu | None = None
+        kind: Literal["kafka", "tansu"] | None = None
         if needs_database:
-            postgres = EmbeddedPostgres(
-                self._folder / "postgres",
-                log_dir=self._folder / "logs",
-                start_timeout_s=settings.embedded.start_timeout_s,
+            url = self._started(
+                EmbeddedPostgres(
+                    self._folder / "postgres",
+                    log_dir=self._folder / "logs",
+                    start_timeout_s=settings.embedded.start_timeout_s,
+                ),
+                "postgres",
+                "PostgreSQL 18",
+                exits,
             )
-            exits.callback(postgres.stop)
-            with self._told("PostgreSQL 18"):
-                url = postgres.start()
-            pids["postgres"] = postgres.pid or 0
         if needs_broker:
             broker = self._broker()
-            exits.callback(broker.stop)
-            with self._told("Apache Kafka" if isinstance(broker, EmbeddedKafka) else "the fallback broker (Tansu)"):
-                servers = broker.start()
-            pids["broker"] = broker.pid or 0
-        kind: Literal["kafka", "tansu"] | None = None
-        if broker is not None:
-            kind = "kafka" if isinstance(broker, EmbeddedKafka) else "tansu"
+            is_kafka = isinstance(broker, EmbeddedKafka)
+            kind = "kafka" if is_kafka else "tansu"
+            servers = self._started(
+                broker, "broker", "Apache Kafka" if is_kafka else "the fallback broker (Tansu)", exits
+            )
         exits.callback(_state_file(self._folder).unlink, missing_ok=True)
-        stack = RunningStack(
-            bootstrap_servers=servers, database_url=SecretStr(url) if url else None, broker=kind, pids=pids
+        self._running = RunningStack(
+            bootstrap_servers=servers, database_url=SecretStr(url) if url else None, broker=kind, pids={}
         )
+        return _completed(settings, self._write_state())
+
+    def _started(self, server: Server, part: str, name: str, exits: ExitStack) -> str:
+        """Start a server that ends with this stack; returns its address."""
+        exits.callback(server.stop)
+        with self._told(name):
+            address = server.start()
+        self._servers.append(StackServer(part, server, self._write_state))
+        return address
+
+    def _write_state(self) -> RunningStack:
+        """Write down where everything runs now, for other processes of this user."""
+        assert self._running is not None  # noqa: S101 - a server is only started again after the first start of all
+        pids = {one.part: one.pid for one in self._servers}
+        stack = self._running.model_copy(update={"pids": {"alphaloop": os.getpid(), **pids}})
         _write_state(self._folder, stack)
-        return _completed(settings, stack)
+        return stack
 
     def _broker(self) -> EmbeddedKafka | EmbeddedTansu:
         embedded, logs = self._settings.embedded, self._folder / "logs"
@@ -146,7 +207,8 @@ def running_stack(data_dir: Path) -> RunningStack | None:
         raise ConfigError(
             f"{_state_file(folder)} cannot be read: {error}", hint="stop the stack and delete it"
         ) from error
-    return stack if all(_is_alive(pid) for pid in stack.pids.values()) else None
+    # The owner starts a server that ended again, so a dead server does not end the stack.
+    return stack if _is_alive(stack.pids["alphaloop"]) else None
 
 
 def with_running_stack(settings: Settings) -> Settings:

@@ -23,12 +23,14 @@ SESSION_TIMEOUT_MS: Final = 6000
 class EmbeddedTansu:
     """One broker in memory: `start()` gives `bootstrap.servers`, `stop()` loses every message."""
 
+    name: Final = "Tansu"
+
     def __init__(
         self, data_dir: Path, *, port: int = 0, log_dir: Path | None = None, start_timeout_s: float = 30.0
     ) -> None:
         self._folder = data_dir.expanduser().absolute()
         self._port = port
-        self._log = (log_dir or self._folder) / "tansu.log"
+        self.log = (log_dir or self._folder) / "tansu.log"
         self._start_timeout_s = start_timeout_s
         self._process: ChildProcess | None = None
 
@@ -36,6 +38,10 @@ class EmbeddedTansu:
     def pid(self) -> int | None:
         """The broker's process id while it runs."""
         return self._process.pid if self._process and self._process.is_running else None
+
+    def ended_with(self) -> int | None:
+        """Its exit code if it ended by itself, 128 and the number for a signal; then `start` starts it again."""
+        return self._process.ended_with() if self._process is not None else None
 
     def start(self) -> str:
         """Start it and return HOST:PORT. Raises StartFailed."""
@@ -47,7 +53,7 @@ class EmbeddedTansu:
         port = self._port or free_ports(1)[0]
         address = f"tcp://127.0.0.1:{port}"
         self._process = ChildProcess(
-            "Tansu",
+            self.name,
             [
                 program,
                 "broker",
@@ -59,12 +65,13 @@ class EmbeddedTansu:
                 "--storage-engine",
                 "memory://tansu/",
             ],
-            log=self._log,
+            log=self.log,
             grace_s=5.0,
         )
         self._process.start()
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
         self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
+        self._port = port  # a new start of this broker must not move it
         return f"127.0.0.1:{port}"
 
     def stop(self) -> None:

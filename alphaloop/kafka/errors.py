@@ -7,13 +7,14 @@ a message not stored? Everything else is a BrokerError.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import (
     BrokerError,
+    BrokerLoginRefused,
     BrokerUnavailable,
     DeliveryFailed,
     FatalBrokerError,
@@ -86,11 +87,9 @@ REFUSED: Final = frozenset(
         KafkaError._INVALID_ARG,
     }
 )
-DENIED: Final = frozenset(
+LOGIN_REFUSED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._SSL})
+DENIED: Final = LOGIN_REFUSED | frozenset(
     {
-        KafkaError._AUTHENTICATION,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError._SSL,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -115,6 +114,14 @@ def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
     if code in NOT_STORED:
         return DeliveryFailed(text)
     return BrokerError(text, hint=_hint(code))
+
+
+def login_refused(told: Iterable[KafkaError], doing: str) -> BrokerLoginRefused | None:
+    """The error for a broker that answers and refuses the login, from what a client's `error_cb` was told."""
+    for error in told:
+        if error.code() in LOGIN_REFUSED:
+            return BrokerLoginRefused(f"{doing}: {error.str()} ({error.name()})", hint=_hint(error.code()))
+    return None
 
 
 def delivery_error(error: KafkaError | KafkaException, topic: str) -> BrokerError:

@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, client_config
-from alphaloop.kafka.errors import broker_error, mapped
+from alphaloop.kafka.errors import broker_error, login_refused, mapped
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic, retry_topic
 from alphaloop.settings import KafkaSettings
 
@@ -65,9 +65,16 @@ def cluster_id(kafka: KafkaSettings) -> str:
 def is_reachable(kafka: KafkaSettings, timeout_s: float) -> bool:
     """Whether a broker answers within `timeout_s`."""
     try:
-        return bool(_metadata(kafka, timeout_s).brokers)
+        check_reachable(kafka, timeout_s)
     except BrokerUnavailable:
         return False
+    return True
+
+
+def check_reachable(kafka: KafkaSettings, timeout_s: float) -> None:
+    """Raises BrokerUnavailable unless a broker answers within `timeout_s`; BrokerLoginRefused if it lets nobody in."""
+    if not _metadata(kafka, timeout_s).brokers:
+        raise BrokerUnavailable(f"{kafka.bootstrap_servers} answers, but names no broker yet")
 
 
 def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[str]:
@@ -135,8 +142,20 @@ def _topic(
 
 
 def _metadata(kafka: KafkaSettings, timeout_s: float) -> ClusterMetadata:
-    with mapped(f"asking {kafka.bootstrap_servers} for its topics"):
-        return admin_client(kafka).list_topics(timeout=timeout_s)
+    """Raises BrokerLoginRefused, BrokerUnavailable."""
+    told: list[KafkaError] = []
+    doing = f"asking {kafka.bootstrap_servers} for its topics"
+    with mapped(doing):
+        admin = AdminClient(client_config(kafka, {"error_cb": told.append}))
+    try:
+        with mapped(doing):
+            return admin.list_topics(timeout=timeout_s)
+    except BrokerUnavailable:
+        # The answer tells only that none came in time; why the broker hung up is told to the callback.
+        admin.poll(0)
+        if (refused := login_refused(told, doing)) is not None:
+            raise refused from None
+        raise
 
 
 def admin_client(kafka: KafkaSettings) -> AdminClient:

@@ -10,6 +10,7 @@ from alphaloop.settings.model import (
     PolicySettings,
     PostgresSettings,
     SchedulerSettings,
+    StartupSettings,
     TaskSettings,
     WorkerSettings,
 )
@@ -21,6 +22,7 @@ from alphaloop.settings.models import (
     TargetSettings,
 )
 from alphaloop.settings.override import overridden
+from alphaloop.settings.tracing import TracingSettings
 
 __all__ = [
     "DraftModelDrafterSettings",
@@ -34,8 +36,10 @@ __all__ = [
     "PostgresSettings",
     "SchedulerSettings",
     "Settings",
+    "StartupSettings",
     "TargetSettings",
     "TaskSettings",
+    "TracingSettings",
     "WorkerSettings",
     "default_data_dir",
     "find_configs",

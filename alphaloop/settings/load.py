@@ -26,10 +26,12 @@ from alphaloop.settings.model import (
     PolicySettings,
     PostgresSettings,
     SchedulerSettings,
+    StartupSettings,
     TaskSettings,
     WorkerSettings,
 )
 from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.tracing import TracingSettings
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"
@@ -61,7 +63,9 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     policy: PolicySettings = PolicySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    startup: StartupSettings = StartupSettings()
     logs: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
     embedded: EmbeddedSettings = EmbeddedSettings()
     data_dir: Path = Field(default_factory=default_data_dir)  #: embedded servers and reports keep their files here
 

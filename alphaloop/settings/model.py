@@ -100,6 +100,10 @@ class TaskSettings(Section):
     vanilla_patterns: tuple[PromptPattern, ...] = Field(
         (), max_length=100
     )  #: a job whose prompt, or one of whose messages, is covered by one of them is decoded vanilla; * is any text
+    probe_max_age_s: float | None = Field(
+        None, gt=0
+    )  #: a drafter whose newest probe of this task is older is measured again; unset: the scheduler's
+    probes_from_traffic: bool = False  #: whether `alphaloop probes draw` may store prompts of jobs as probes
     target_time_per_token_ms: float | None = Field(
         None, gt=0
     )  #: after the first token; the target has precedence over throughput
@@ -199,8 +203,10 @@ class SchedulerSettings(Section):
     leader_check_s: float = Field(5.0, gt=0)  #: between two attempts to become, or to stay, the leader
     probe_max_age_s: float = Field(86_400.0, gt=0)  #: a drafter whose newest probe is older is measured again
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
-    probe_max_tokens: int = Field(48, ge=8)  #: output limit of a probe
-    probe_num_draft_tokens: int = Field(3, ge=1)  #: k of a probe, no more than its drafter's longest
+    probe_max_tokens: int = Field(48, ge=8)  #: output limit of the prompts of a probe set that is registered
+    probe_num_draft_tokens: int = Field(
+        3, ge=1, le=64
+    )  #: k of a probe set that is registered; a drafter with shorter drafts is measured at its longest
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
     probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not ended by then expires
@@ -217,7 +223,9 @@ class SchedulerSettings(Section):
         30, ge=1
     )  #: age at which ended jobs are deleted with their texts; longer where the jobs topics keep their messages longer
     hourly_retention_days: int = Field(400, ge=30)  #: age at which hourly sums are deleted; the daily ones stay
-    daily_retention_days: int = Field(1825, ge=30)  #: age at which daily sums and closed drift events are deleted
+    daily_retention_days: int = Field(
+        1825, ge=30
+    )  #: age at which daily sums, closed drift events and incidents are deleted
     retention_max_s: float = Field(120.0, gt=0)  #: most time that a run spends on deleting; the next run goes on
     report_folder: Path | None = None  #: unset: data_dir/reports
     max_run_s: float = Field(1800.0, gt=0)  #: a longer measurement run hangs: the process ends, and another one leads
@@ -225,6 +233,14 @@ class SchedulerSettings(Section):
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
     metrics_username: str = "metrics"  #: for /metrics, where metrics_password is set
     metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
+
+
+class StartupSettings(Section):
+    """What a worker or a scheduler does while Kafka or PostgreSQL does not answer at its start."""
+
+    server_wait_s: float | None = Field(
+        None, ge=0
+    )  #: longest wait for one server, then the process ends with code 1; unset: for ever; 0: no wait
 
 
 class LogSettings(Section):

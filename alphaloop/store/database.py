@@ -43,7 +43,8 @@ class Database:
     ) -> None:
         """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
         parsed = parse_url(url)
-        self.redacted_url: Final = parsed.render_as_string(hide_password=True)
+        # Options of libpq stand behind the question mark; passwords may be among them.
+        self.redacted_url: Final = parsed.set(query={}).render_as_string(hide_password=True)
         self._url = parsed
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
@@ -105,6 +106,12 @@ class Database:
                 yield connection
         except (SQLAlchemyError, psycopg.Error) as error:
             raise store_error(error, self.redacted_url) from None
+
+    @property
+    def address(self) -> str:
+        """Host, port and name of the database, for a person; nothing of the login."""
+        host, port = self._url.host or "local socket", f":{self._url.port}" if self._url.port else ""
+        return f"{host}{port}/{self._url.database or ''}"
 
     @property
     def keeps_sessions(self) -> bool:

@@ -29,6 +29,19 @@ class EngineStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def first_measured(self, until: datetime) -> datetime | None:
+        """When the newest pair of an engine and a target was calibrated first, of those before `until`."""
+        costs = cost_profiles.c
+        first = (
+            select(func.min(costs.measured_at).label("at"))
+            .where(costs.drafter == "", costs.measured_at <= until)
+            .group_by(costs.engine, costs.target_revision)
+            .subquery()
+        )
+        with self._database.begin() as connection:
+            found: datetime | None = connection.execute(select(func.max(first.c.at))).scalar_one()
+        return found
+
     def measured(self) -> list[MeasuredEngine]:
         """Every engine that was calibrated, the newest calibration first."""
         costs = cost_profiles.c

@@ -13,11 +13,13 @@ from sqlalchemy import Connection
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.probe_texts import ProbeText
 from alphaloop.store.acceptance_state import StateRow
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.exchange import driver_of, one_exchange
 from alphaloop.store.outbox import OutboxMessage, enqueue
+from alphaloop.store.probe_texts import record_texts
 from alphaloop.store.recording import record_counts
 
 __all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
@@ -38,6 +40,7 @@ class Outcome:
     headers: Mapping[str, str]
     run: DecodeRun | None = None
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
+    probe_text: ProbeText | None = None  #: of a probe or control that was decoded greedily
 
     @cached_property
     def counted(self) -> JobCounts:
@@ -86,6 +89,9 @@ class OutcomeStore:
             winners = _end_jobs(connection, outcomes, owner)
             if winners:
                 rows = record_counts(connection, [won.counted for won in winners], self._half_life)
+                record_texts(
+                    connection, [(w.job_id, w.run.decoded_at, w.probe_text) for w in winners if w.run and w.probe_text]
+                )
             if len(winners) < len(outcomes):
                 winners += _recorded_before(connection, outcomes, {won.job_id for won in winners})
             messages = _enqueue(connection, winners, owner) if winners else []

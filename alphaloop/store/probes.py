@@ -1,22 +1,24 @@
-"""Probe sets, the probes and controls that were sent, and their results."""
+"""The probes and controls that were sent, and their results."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import ColumnElement, FromClause, and_, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.measurements import ProbeResult, ProbeSet
+from alphaloop.measurements import ProbeResult
+from alphaloop.messages import Purpose
+from alphaloop.probing.due import TaskHour
 from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import SHADOW
 from alphaloop.tables import acceptance_hourly, decode_runs, probe_runs, probe_sets
 
+MEASURED: Final = (Purpose.PROBE.value, Purpose.CONTROL.value)
+EVERY_PURPOSE: Final = tuple(purpose.value for purpose in Purpose)
 #: No probe is decoded so long after the run that sent it; nor before it, by clocks that differ.
 LONGEST_LIFE: Final = timedelta(days=2)
 
@@ -31,6 +33,7 @@ class ProbeRun:
     task: str
     probe_set: str
     position: int
+    prompt_id: str
     purpose: str
     drafter: str | None
     num_draft_tokens: int | None
@@ -42,40 +45,6 @@ class ProbeStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    def register(self, task: str, bodies: Sequence[Mapping[str, Any]], now: datetime) -> str:
-        """Make `bodies` (OpenAI's form) the task's probe set; returns its version, a hash of them.
-
-        The same bodies again change nothing. A replaced set is kept for its history.
-        """
-        canonical = json.dumps([dict(body) for body in bodies], sort_keys=True, separators=(",", ":"))
-        version = hashlib.sha256(canonical.encode()).hexdigest()[:16]
-        sets = probe_sets.c
-        rows = [
-            {"task": task, "version": version, "position": i, "body": dict(b), "is_active": True, "created_at": now}
-            for i, b in enumerate(bodies)
-        ]
-        with self._database.begin() as connection:
-            connection.execute(
-                update(probe_sets).where(sets.task == task, sets.version != version).values(is_active=False)
-            )
-            if rows:
-                statement = insert(probe_sets).values(rows)
-                connection.execute(
-                    statement.on_conflict_do_update(
-                        index_elements=[sets.task, sets.version, sets.position], set_={"is_active": True}
-                    )
-                )
-        return version
-
-    def active_sets(self) -> dict[str, ProbeSet]:
-        """The probe set in use of each task that has one."""
-        query = select(probe_sets).where(probe_sets.c.is_active).order_by(probe_sets.c.task, probe_sets.c.position)
-        bodies: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
-        with self._database.begin() as connection:
-            for row in connection.execute(query):
-                bodies.setdefault((row.task, row.version), {})[row.position] = row.body
-        return {task: ProbeSet(task, version, found) for (task, version), found in bodies.items()}
 
     def last_probed(self, now: datetime, deadline: timedelta, *, since: datetime) -> dict[tuple[str, str], datetime]:
         """When each (task, drafter) was last measured with the set in use, or is being measured.
@@ -100,16 +69,31 @@ class ProbeStore:
         hours = acceptance_hourly.c
         query = (
             select(hours.task, func.sum(hours.device_s) / func.sum(hours.num_jobs))
-            .where(hours.bucket > since, hours.purpose.in_(("probe", "control")), hours.mode != SHADOW)
+            .where(hours.bucket > since, hours.purpose.in_(MEASURED), hours.mode != SHADOW)
             .group_by(hours.task)
         )
         with self._database.begin() as connection:
             return {task: seconds for task, seconds in connection.execute(query)}
 
-    def device_s(self, since: datetime, until: datetime) -> float:
-        """Device seconds of everything decoded in the hours that began in (since, until]."""
+    def traffic(self, since: datetime) -> list[TaskHour]:
+        """Traffic by task and hour, of the hours that began after `since`."""
         hours = acceptance_hourly.c
-        query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(hours.bucket > since, hours.bucket <= until)
+        query = (
+            select(hours.task, hours.bucket, func.sum(hours.num_jobs), func.sum(hours.device_s))
+            .where(hours.bucket > since, hours.purpose == "traffic", hours.mode != SHADOW)
+            .group_by(hours.task, hours.bucket)
+        )
+        with self._database.begin() as connection:
+            return [
+                TaskHour(task, hour, int(number), seconds) for task, hour, number, seconds in connection.execute(query)
+            ]
+
+    def device_s(self, since: datetime, until: datetime, purposes: Collection[str] = EVERY_PURPOSE) -> float:
+        """Device seconds of what was decoded for these purposes in the hours that began in (since, until]."""
+        hours = acceptance_hourly.c
+        query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(
+            hours.bucket > since, hours.bucket <= until, hours.purpose.in_(purposes)
+        )
         with self._database.begin() as connection:
             return float(connection.execute(query).scalar_one())
 
@@ -157,6 +141,7 @@ class ProbeStore:
                 probe.c.task,
                 probe.c.probe_set,
                 probe.c.position,
+                probe.c.prompt_id,
                 run.c.drafter,
                 run.c.draft_revision,
                 run.c.target_revision,

@@ -1,8 +1,10 @@
 """What Postgres refused, as an error of our tree: what passes by itself is told apart from what is our own fault.
 
 `StoreUnavailable` means: wait, and do the same again. The connection is gone, the disk is full, another transaction
-holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreValueRefused` means: leave this row out
-and go on, because Postgres never takes it. Every other `StoreError` needs a person: a right or a table is missing.
+holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreLoginRefused` is among these errors,
+because somebody may mend the login while a worker runs; a process that starts ends with it. `StoreValueRefused` means:
+leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a right or a
+table is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from alphaloop.errors import StoreBusy, StoreError, StoreUnavailable, StoreValueRefused
+from alphaloop.errors import StoreBusy, StoreError, StoreLoginRefused, StoreUnavailable, StoreValueRefused
 
 #: SQLSTATEs, or their first two characters, that pass by themselves, with what an operator can do meanwhile.
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -42,6 +44,20 @@ _BUSY: Final = ("40001", "40P01", "55006", "55P03")
 _VALUES: Final = ("22", "23", "54")
 #: The connection is gone with these, so nothing is known of the statement.
 _GONE: Final = ("08", "57P", "25P03")
+#: Parts of what the server or libpq says when it refuses a login, in lower case, because libpq tells no SQLSTATE of a
+#: connection that failed. A server in another language than English is not understood: its refusal is an outage.
+_LOGIN_REFUSED: Final = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "permission denied for database",
+    "does not exist",  # a database, a role, a file of certificates
+    "certificate",
+    "tlsv1 alert",
+    "wrong version number",  # TLS to a server that speaks none
+    "ssl was required",
+)
 
 
 def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreError:
@@ -55,6 +71,11 @@ def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreErro
     told = original.diag.message_primary
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
+        if not state and any(part in str(original).lower() for part in _LOGIN_REFUSED):
+            return StoreLoginRefused(
+                f"no connection to {where}: {_first_line(original)}",
+                hint="check user, password, database and sslmode of postgres.url",
+            )
         hint = _hint(state) or _PASSING["08"]
         return StoreUnavailable(f"no connection to {where}: {told or _first_line(original)}", hint=hint)
     refusal = f"{where} refused a statement: {told or type(original).__name__} (SQLSTATE {state or 'unknown'})"

@@ -53,6 +53,8 @@ _TOO_OLD: Final = {
             )
         )""",
     "probe_runs": "scheduled_for < :before",
+    "probe_texts": "decoded_at < :before",
+    "incidents": "closed_at < :before",
     "schedule_runs": "scheduled_for < :before",
     "reports": "created_at < :before",
     "redrives": "redriven_at < :before",

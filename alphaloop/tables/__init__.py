@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from alphaloop.tables.decided import decision_inputs, decision_records
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
+from alphaloop.tables.exactness import incidents, probe_texts
 from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives
 from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
-from alphaloop.tables.measuring import draft_revisions, drift_events, probe_runs, probe_sets, reports, schedule_runs
+from alphaloop.tables.measuring import (
+    draft_revisions,
+    drift_events,
+    probe_prompts,
+    probe_runs,
+    probe_sets,
+    reports,
+    schedule_runs,
+)
 from alphaloop.tables.metadata import metadata
 from alphaloop.tables.running import code_revisions, leader_leases, leader_terms
 from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
@@ -28,14 +37,17 @@ __all__ = [
     "drift_events",
     "evidence_rows",
     "exploration_budgets",
+    "incidents",
     "jobs",
     "leader_leases",
     "leader_terms",
     "ledger_ids",
     "metadata",
     "outbox",
+    "probe_prompts",
     "probe_runs",
     "probe_sets",
+    "probe_texts",
     "redrives",
     "reports",
     "schedule_runs",

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -26,14 +27,27 @@ probe_sets: Final = Table(
     "probe_sets",
     metadata,
     Column("task", Text, primary_key=True, comment="Kind of prompt"),
-    Column("version", Text, primary_key=True, comment="Hash of the prompts: a changed set is another set"),
-    Column("position", Integer, primary_key=True, comment="Number of the prompt, from 0"),
+    Column("version", Text, primary_key=True, comment="Hash of its prompts and k: a changed set is another set"),
+    Column("num_draft_tokens", Integer, nullable=False, comment="k of its probes, whatever k is in force"),
+    Column("source", Text, nullable=False, comment="file, or traffic: drawn from jobs with the task's consent"),
+    Column("is_active", Boolean, nullable=False, comment="Whether it is the set in use"),
+    instant("created_at", "When it was registered first", server_default=NOW),
+    CheckConstraint("source IN ('file','traffic')", name="source"),
+    CheckConstraint("num_draft_tokens > 0", name="num_draft_tokens"),
+    Index("uq_probe_sets_active", "task", unique=True, postgresql_where=text("is_active")),
+    comment="Versions of a task's fixed prompts, on which α is measured again",
+)
+
+probe_prompts: Final = Table(
+    "probe_prompts",
+    metadata,
+    Column("task", Text, primary_key=True, comment="Kind of prompt"),
+    Column("version", Text, primary_key=True, comment="Version of the probe set"),
+    Column("position", Integer, primary_key=True, autoincrement=False, comment="Number of the prompt, from 0"),
+    Column("prompt_id", Text, nullable=False, comment="Hash of the body: the same prompt in another version"),
     Column("body", JSONB, nullable=False, comment="Body of the probe job, in OpenAI's form"),
-    Column(
-        "is_active", Boolean, nullable=False, server_default=text("true"), comment="The set in use; one version a task"
-    ),
-    instant("created_at", "When it was registered", server_default=NOW),
-    comment="Fixed prompts on which α is measured again; never traffic",
+    ForeignKeyConstraint(["task", "version"], ["probe_sets.task", "probe_sets.version"], ondelete="CASCADE"),
+    comment="The prompts of a probe set",
 )
 
 probe_runs: Final = Table(
@@ -45,6 +59,7 @@ probe_runs: Final = Table(
     Column("task", Text, nullable=False, comment="Kind of prompt"),
     Column("probe_set", Text, nullable=False, comment="Version of the probe set"),
     Column("position", Integer, nullable=False, comment="Number of the prompt in it"),
+    Column("prompt_id", Text, nullable=False, comment="Hash of the prompt's body, by which versions are compared"),
     Column("purpose", Text, nullable=False, comment="probe or control"),
     Column("drafter", Text, comment="What a probe measures; null for a control"),
     Column("num_draft_tokens", Integer, comment="k of a probe"),
@@ -55,6 +70,7 @@ probe_runs: Final = Table(
         comment="SHA-256 of what was sent: a job with another payload is no probe",
     ),
     instant("sent_at", "When it was handed to Kafka", nullable=True),
+    instant("compared_at", "When a probe's text was compared with its control's; null before", nullable=True),
     Index("ix_probe_runs_scheduled_for_task", "scheduled_for", "task"),
     comment="Every probe and control sent; joins decode_runs by job_id",
 )

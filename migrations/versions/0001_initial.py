@@ -56,7 +56,10 @@ TABLES = (
     "decisions",
     "exploration_budgets",
     "probe_sets",
+    "probe_prompts",
     "probe_runs",
+    "probe_texts",
+    "incidents",
     "drift_events",
     "draft_revisions",
     "schedule_runs",
@@ -85,6 +88,7 @@ def upgrade() -> None:
     create_evidence()
     create_choices()
     run_script("0001_measuring.sql")
+    run_script("0001_exactness.sql")
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")
     run_script("0001_running.sql")

@@ -3,20 +3,41 @@
 CREATE TABLE probe_sets (
     task TEXT NOT NULL,
     version TEXT NOT NULL,
-    position INTEGER NOT NULL,
-    body JSONB NOT NULL,
-    is_active BOOLEAN DEFAULT true NOT NULL,
+    num_draft_tokens INTEGER NOT NULL,
+    source TEXT NOT NULL,
+    is_active BOOLEAN NOT NULL,
     created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
-    CONSTRAINT pk_probe_sets PRIMARY KEY (task, version, position)
+    CONSTRAINT pk_probe_sets PRIMARY KEY (task, version),
+    CONSTRAINT ck_probe_sets_source CHECK (source IN ('file','traffic')),
+    CONSTRAINT ck_probe_sets_num_draft_tokens CHECK (num_draft_tokens > 0)
 );
+CREATE UNIQUE INDEX uq_probe_sets_active ON probe_sets (task) WHERE is_active;
 COMMENT ON TABLE probe_sets IS
-    'Fixed prompts on which α is measured again; never traffic';
+    'Versions of a task''s fixed prompts, on which α is measured again';
 COMMENT ON COLUMN probe_sets.task IS 'Kind of prompt';
-COMMENT ON COLUMN probe_sets.version IS 'Hash of the prompts: a changed set is another set';
-COMMENT ON COLUMN probe_sets.position IS 'Number of the prompt, from 0';
-COMMENT ON COLUMN probe_sets.body IS 'Body of the probe job, in OpenAI''s form';
-COMMENT ON COLUMN probe_sets.is_active IS 'The set in use; one version a task';
-COMMENT ON COLUMN probe_sets.created_at IS 'When it was registered';
+COMMENT ON COLUMN probe_sets.version IS 'Hash of its prompts and k: a changed set is another set';
+COMMENT ON COLUMN probe_sets.num_draft_tokens IS 'k of its probes, whatever k is in force';
+COMMENT ON COLUMN probe_sets.source IS 'file, or traffic: drawn from jobs with the task''s consent';
+COMMENT ON COLUMN probe_sets.is_active IS 'Whether it is the set in use';
+COMMENT ON COLUMN probe_sets.created_at IS 'When it was registered first';
+
+CREATE TABLE probe_prompts (
+    task TEXT NOT NULL,
+    version TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    prompt_id TEXT NOT NULL,
+    body JSONB NOT NULL,
+    CONSTRAINT pk_probe_prompts PRIMARY KEY (task, version, position),
+    CONSTRAINT fk_probe_prompts_task_version_probe_sets FOREIGN KEY (task, version)
+        REFERENCES probe_sets (task, version) ON DELETE CASCADE
+);
+COMMENT ON TABLE probe_prompts IS
+    'The prompts of a probe set';
+COMMENT ON COLUMN probe_prompts.task IS 'Kind of prompt';
+COMMENT ON COLUMN probe_prompts.version IS 'Version of the probe set';
+COMMENT ON COLUMN probe_prompts.position IS 'Number of the prompt, from 0';
+COMMENT ON COLUMN probe_prompts.prompt_id IS 'Hash of the body: the same prompt in another version';
+COMMENT ON COLUMN probe_prompts.body IS 'Body of the probe job, in OpenAI''s form';
 
 CREATE TABLE probe_runs (
     job_id TEXT NOT NULL,
@@ -25,11 +46,13 @@ CREATE TABLE probe_runs (
     task TEXT NOT NULL,
     probe_set TEXT NOT NULL,
     position INTEGER NOT NULL,
+    prompt_id TEXT NOT NULL,
     purpose TEXT NOT NULL,
     drafter TEXT,
     num_draft_tokens INTEGER,
     payload_sha256 BYTEA NOT NULL,
     sent_at TIMESTAMP WITH TIME ZONE,
+    compared_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_probe_runs PRIMARY KEY (job_id)
 );
 CREATE INDEX ix_probe_runs_scheduled_for_task ON probe_runs (scheduled_for, task);
@@ -41,11 +64,13 @@ COMMENT ON COLUMN probe_runs.scheduled_for IS 'That run''s time';
 COMMENT ON COLUMN probe_runs.task IS 'Kind of prompt';
 COMMENT ON COLUMN probe_runs.probe_set IS 'Version of the probe set';
 COMMENT ON COLUMN probe_runs.position IS 'Number of the prompt in it';
+COMMENT ON COLUMN probe_runs.prompt_id IS 'Hash of the prompt''s body, by which versions are compared';
 COMMENT ON COLUMN probe_runs.purpose IS 'probe or control';
 COMMENT ON COLUMN probe_runs.drafter IS 'What a probe measures; null for a control';
 COMMENT ON COLUMN probe_runs.num_draft_tokens IS 'k of a probe';
 COMMENT ON COLUMN probe_runs.payload_sha256 IS 'SHA-256 of what was sent: a job with another payload is no probe';
 COMMENT ON COLUMN probe_runs.sent_at IS 'When it was handed to Kafka';
+COMMENT ON COLUMN probe_runs.compared_at IS 'When a probe''s text was compared with its control''s; null before';
 
 CREATE TABLE drift_events (
     id BIGINT GENERATED ALWAYS AS IDENTITY,

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Final
 
 from alphaloop.deciding.decision import NOT_A_CHOICE
+from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import OpenEvent
+from alphaloop.store.incidents import OpenIncident
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
 from scheduler.estimates import Acceptance, acceptance, alpha_over_time
 from scheduler.facts import SentProbes, SettingInForce
+from scheduler.probing.watch import Watched
 from scheduler.report.data import (
     DraftLine,
     DriftLine,
     Estimate,
+    ExactnessLine,
     HistoryPoint,
+    IncidentLine,
     MeasuredLine,
     ProbeLine,
     Report,
@@ -36,6 +42,8 @@ def build_report(
     events: Sequence[OpenEvent],
     sent: SentProbes,
     measured: Mapping[str, TaskSpeedup],
+    incidents: Sequence[OpenIncident],
+    watched: Watched,
     *,
     opened: int,
     closed: int,
@@ -70,26 +78,50 @@ def build_report(
         created_at=counts.now,
         covers_from=counts.since,
         covers_to=counts.now,
-        headline=_headline(tasks, drift, draft_lines, counts.num_jobs),
+        headline=_headline(tasks, drift, draft_lines, incidents, counts.num_jobs),
         tasks=tasks,
         drift=drift,
         opened=opened,
         closed=closed,
         probes=tuple(
-            ProbeLine(
-                task=due.task,
-                drafter=due.drafter,
-                num_draft_tokens=due.num_draft_tokens,
-                num_probes=sent.num_probes[due.task, due.drafter],
-                last_probed=due.last_probed,
-            )
-            for due in sent.chosen
+            _probe_line(one, sent.num_probes[one.due.task, one.due.drafter])
+            for one in sent.plan.measurements
+            if one.is_sent
         ),
-        probe_budget_device_s=round(sent.budget_device_s, 3),
-        num_due=sent.num_due,
-        num_probe_sets=sent.num_probe_sets,
+        probes_waiting=tuple(_probe_line(one, one.num_prompts) for one in sent.plan.waiting),
+        probe_budget_device_s=round(sent.plan.budget_device_s, 3),
+        num_due=len(sent.plan.measurements),
+        num_probe_sets=sent.plan.num_probe_sets,
+        incidents=tuple(_incident_line(one) for one in incidents),
+        exactness=ExactnessLine(**asdict(watched)),
         drafts=draft_lines,
         history=_history(counts),
+    )
+
+
+def _incident_line(one: OpenIncident) -> IncidentLine:
+    found = one.found
+    return IncidentLine(
+        kind=found.kind,
+        task=found.task,
+        drafter=found.drafter,
+        engine=found.engine,
+        sentence=found.sentence,
+        num_jobs=len(found.job_ids),
+        opened_at=one.opened_at,
+    )
+
+
+def _probe_line(one: Measurement, num_probes: int) -> ProbeLine:
+    return ProbeLine(
+        task=one.due.task,
+        drafter=one.due.drafter,
+        num_draft_tokens=one.due.num_draft_tokens,
+        num_probes=num_probes,
+        last_probed=one.due.last_probed,
+        why=one.due.why,
+        device_s=round(one.device_s, 3),
+        at_stake_device_s=round(one.due.at_stake_device_s, 3),
     )
 
 
@@ -173,7 +205,13 @@ def _history(counts: Counts) -> dict[str, tuple[HistoryPoint, ...]]:
     return found
 
 
-def _headline(tasks: Sequence[TaskLine], drift: Sequence[DriftLine], drafts: Sequence[DraftLine], num_jobs: int) -> str:
+def _headline(
+    tasks: Sequence[TaskLine],
+    drift: Sequence[DriftLine],
+    drafts: Sequence[DraftLine],
+    incidents: Sequence[OpenIncident],
+    num_jobs: int,
+) -> str:
     if not tasks:
         return "Nothing was decoded in this window: no acceptance to report yet."
     on = sum(1 for line in tasks if line.mode == "speculative")
@@ -182,6 +220,8 @@ def _headline(tasks: Sequence[TaskLine], drift: Sequence[DriftLine], drafts: Seq
     stale = sorted({d.drafter for d in drafts if d.status == "stale"})
     if stale:
         sentence += f"; {', '.join(stale)} {'is' if len(stale) == 1 else 'are'} stale and not used"
+    if incidents:
+        sentence += f"; {len(incidents)} incident{'s are' if len(incidents) > 1 else ' is'} open: texts were wrong"
     if not drift:
         return f"{sentence}; no drift is open."
     moved = sorted({line.task for line in drift})

@@ -7,6 +7,8 @@ from typing import Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
+from alphaloop.probing.due import Why
+from alphaloop.store.incidents import IncidentKind
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
 
@@ -109,13 +111,38 @@ class DraftLine(_Part):
 
 
 class ProbeLine(_Part):
-    """Probes that this run sent for a task and drafter."""
+    """Probes of a task and drafter."""
 
     task: str
     drafter: str
     num_draft_tokens: int
     num_probes: int
     last_probed: AwareDatetime | None
+    why: Why = Field(description="Why it is measured: an alarm, something new, or age.")
+    device_s: float = Field(description="Device seconds that it is expected to take.")
+    at_stake_device_s: float = Field(description="Expected device seconds of traffic since a change nobody checked.")
+
+
+class IncidentLine(_Part):
+    """An incident that is not over: the engine did not do what it promises."""
+
+    kind: IncidentKind
+    task: str
+    drafter: str = Field(description="Empty: the vanilla decoding.")
+    engine: str
+    sentence: str
+    num_jobs: int = Field(description="Probes and controls that show it.")
+    opened_at: AwareDatetime
+
+
+class ExactnessLine(_Part):
+    """Probes that this run compared with their controls, token by token."""
+
+    num_pairs: int = 0
+    num_equal: int = 0
+    num_near_ties: int = Field(0, description="They part where rounding may swap the target's two best choices.")
+    num_opened: int = Field(0, description="Incidents opened.")
+    num_closed: int = Field(0, description="Incidents closed, because later probes were right.")
 
 
 class HistoryPoint(_Part):
@@ -138,9 +165,12 @@ class Report(_Part):
     drift: tuple[DriftLine, ...] = ()
     opened: int = Field(0, description="Drift events that this run opened.")
     closed: int = Field(0, description="Drift events that this run closed.")
-    probes: tuple[ProbeLine, ...] = ()
+    probes: tuple[ProbeLine, ...] = Field((), description="Sent by this run.")
+    probes_waiting: tuple[ProbeLine, ...] = Field((), description="Due, and held back by the budget.")
     probe_budget_device_s: float = 0.0
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
+    incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
+    exactness: ExactnessLine = Field(default_factory=ExactnessLine)
     drafts: tuple[DraftLine, ...] = ()
     history: dict[str, tuple[HistoryPoint, ...]] = Field(default_factory=dict, description="By task, oldest first.")

@@ -6,10 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from alphaloop.probing.due import Why
 from alphaloop.switchback.wording import reason_word, sentence
 from scheduler.report.data import Estimate, Report, TaskLine
 
 WIDTH: Final = 100
+_WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
 HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "reason")
 LEGEND: Final = "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, read it with its k."
 RIGHT: Final = frozenset({1, 3})
@@ -26,6 +28,8 @@ def render_text(report: Report) -> str:
     if report.tasks:
         parts += _table([HEADER, *(_row(line) for line in report.tasks)])
         parts += ["", *textwrap.wrap(LEGEND, WIDTH), ""]
+    if report.incidents:
+        parts += ["Incidents", *_incidents(report), ""]
     parts += ["Measured speed-up", *_measured(report), ""]
     parts += ["Drift", *_drift(report), ""]
     parts += ["Probes", *_probes(report), ""]
@@ -112,17 +116,29 @@ def _drift(report: Report) -> list[str]:
     return [*lines, changed]
 
 
+def _incidents(report: Report) -> list[str]:
+    lines = []
+    for one in report.incidents:
+        since = f"since {one.opened_at:%Y-%m-%d %H:%M} UTC, {one.num_jobs} jobs"
+        told = f"{one.kind.replace('_', ' ')}, {since}: {one.sentence}"
+        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
 def _probes(report: Report) -> list[str]:
     if not report.num_probe_sets:
         return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
     lines = [
-        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent, "
+        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent for {_WHY[line.why]}, "
         + (f"last measured {line.last_probed:%Y-%m-%d %H:%M} UTC" if line.last_probed else "never measured before")
         for line in report.probes
     ]
-    waiting = report.num_due - len(report.probes)
-    if waiting:
-        lines.append(f"  {waiting} more due wait for the budget of {report.probe_budget_device_s:.0f} device seconds.")
+    if report.probes_waiting:
+        waiting = ", ".join(f"{line.task} {line.drafter}" for line in report.probes_waiting)
+        budget = f"of {report.probe_budget_device_s:.0f} device seconds"
+        lines += textwrap.wrap(
+            f"Held back by the budget {budget}: {waiting}.", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
     return lines or ["  None was due: every task and drafter has fresh evidence."]
 
 

@@ -13,9 +13,10 @@ from pydantic import SecretStr
 
 from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
+from alphaloop.errors import BrokerLoginRefused, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS, ensure_topics, is_reachable
+from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics, is_reachable
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.missing import missing
 from tests.fixtures.worker import until
@@ -85,5 +86,12 @@ def test_others_do_not_get_in(secured: KafkaSettings, tmp_path: Path) -> None:
     assert is_reachable(secured, 10.0)
     wrong = {"sasl_password": SecretStr("guess")}, {"ssl_ca_location": other}, {"security_protocol": "PLAINTEXT"}
     strangers = [secured.model_copy(update=fields) for fields in wrong]
+
+    def refusal(settings: KafkaSettings) -> type[BrokerUnavailable]:
+        with pytest.raises(BrokerUnavailable) as caught:
+            check_reachable(settings, 3.0)
+        return caught.type
+
     with ThreadPoolExecutor(len(strangers)) as pool:
-        assert list(pool.map(lambda settings: is_reachable(settings, 3.0), strangers)) == [False] * len(strangers)
+        # A TLS listener that meets a plain client hangs up without a reason.
+        assert list(pool.map(refusal, strangers)) == [BrokerLoginRefused, BrokerLoginRefused, BrokerUnavailable]

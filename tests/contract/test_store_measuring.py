@@ -8,19 +8,21 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import select
+from sqlalchemy import select, update
 
-from alphaloop.errors import StoreUnavailable
+from alphaloop.errors import StoreUnavailable, StoreValueRefused
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftStore
+from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
-from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs
+from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
 from tests.fixtures.history import DRAFT, ENGINE, TARGET, History, decoded, drawn_counts
+from tests.fixtures.probes import probe_set, register_probe_set
 
 pytestmark = pytest.mark.postgres
 
@@ -34,15 +36,16 @@ def history(database: Database, rng: random.Random) -> History:
     return History(database, rng)
 
 
-def probe_run(position: int, purpose: str = "probe", *, at: datetime = NOW, probe_set: str = "v") -> ProbeRun:
+def probe_run(position: int, purpose: str = "probe", *, at: datetime = NOW, version: str = "v") -> ProbeRun:
     drafter = "lookup" if purpose == "probe" else None
     return ProbeRun(
         f"{purpose}-{position}-{at.isoformat()}",
         "measure",
         at,
         "code",
-        probe_set,
+        version,
         position,
+        f"prompt-{position}",
         purpose,
         drafter,
         3 if drafter else None,
@@ -52,28 +55,45 @@ def probe_run(position: int, purpose: str = "probe", *, at: datetime = NOW, prob
 
 class TestProbeSets:
     def test_the_same_prompts_again_change_nothing(self, database: Database) -> None:
-        store = ProbeStore(database)
-        bodies = [{"prompt": "one"}, {"prompt": "two"}]
-        version = store.register("code", bodies, NOW)
-        assert store.register("code", bodies, NOW + DAY) == version
-        found = store.active_sets()["code"]
-        assert (found.version, dict(found.bodies)) == (version, {0: bodies[0], 1: bodies[1]})
+        store, made = ProbeSetStore(database), probe_set("code", [{"prompt": "one"}, {"prompt": "two"}])
+        store.register(made, NOW)
+        store.register(made, NOW + DAY)
+        assert store.active() == {"code": made}
+        (version,) = store.versions()
+        assert (version.version, version.num_prompts, version.created_at) == (made.version, 2, NOW)
 
     def test_a_changed_set_replaces_the_former_and_may_come_back(self, database: Database) -> None:
-        store = ProbeStore(database)
-        first = store.register("code", [{"prompt": "one"}, {"prompt": "two"}], NOW)
-        second = store.register("code", [{"prompt": "one"}], NOW)
-        assert first != second
-        assert (store.active_sets()["code"].version, len(store.active_sets()["code"].bodies)) == (second, 1)
-        store.register("code", [{"prompt": "one"}, {"prompt": "two"}], NOW)
-        assert (store.active_sets()["code"].version, len(store.active_sets()["code"].bodies)) == (first, 2)
+        store = ProbeSetStore(database)
+        first, second = (
+            probe_set("code", [{"prompt": "one"}, {"prompt": "two"}]),
+            probe_set("code", [{"prompt": "one"}]),
+        )
+        store.register(first, NOW)
+        store.register(second, NOW + DAY)
+        assert store.active() == {"code": second}
+        assert [(v.version, v.is_active) for v in store.versions("code")] == [
+            (second.version, True),
+            (first.version, False),
+        ]
+        store.register(first, NOW + 2 * DAY)
+        assert store.active() == {"code": first}
+        assert store.get("code", second.version) == second
+        assert store.get("code", "unheard-of") is None
 
     def test_tasks_do_not_touch_each_other(self, database: Database) -> None:
-        store = ProbeStore(database)
-        store.register("code", [{"prompt": "one"}], NOW)
-        store.register("sql", [{"prompt": "one"}], NOW)
-        store.register("sql", [], NOW)
-        assert list(store.active_sets()) == ["code"]
+        store = ProbeSetStore(database)
+        for task in ("code", "sql"):
+            store.register(probe_set(task, [{"prompt": "one"}]), NOW)
+        assert store.retire("sql")
+        assert not store.retire("sql")
+        assert list(store.active()) == ["code"]
+
+    def test_the_database_allows_one_set_in_use_a_task(self, database: Database) -> None:
+        store = ProbeSetStore(database)
+        store.register(probe_set("code", [{"prompt": "one"}]), NOW)
+        store.register(probe_set("code", [{"prompt": "two"}]), NOW)
+        with pytest.raises(StoreValueRefused, match="uq_probe_sets_active"), database.begin() as connection:
+            connection.execute(update(probe_sets).values(is_active=True))
 
 
 class TestProbeRuns:
@@ -86,7 +106,8 @@ class TestProbeRuns:
         history.decode_probe(runs[1].job_id, "code", None, 0.0, NOW + MINUTE)
         history.decode_probe(runs[2].job_id, "code", "lookup", 0.0, NOW + MINUTE)
         first, second = store.results(NOW - DAY)
-        assert (first.position, first.drafter, first.engine, first.num_draft_tokens) == (0, "lookup", ENGINE, 3)
+        assert (first.position, first.prompt_id, first.drafter) == (0, "prompt-0", "lookup")
+        assert (first.engine, first.num_draft_tokens) == (ENGINE, 3)
         assert first.accepts == first.trials
         assert first.control_tokens == first.num_tokens == 48
         assert first.control_device_s == pytest.approx(48 * 0.04)
@@ -104,8 +125,8 @@ class TestProbeRuns:
 
     def test_when_a_pair_was_last_probed(self, database: Database, history: History) -> None:
         store = ProbeStore(database)
-        version = store.register("code", [{"prompt": "one"}], NOW)
-        run = probe_run(0, probe_set=version)
+        made = register_probe_set(database, "code", [{"prompt": "one"}], NOW)
+        run = probe_run(0, version=made.version)
         store.record([run])
         assert store.last_probed(NOW, HOUR, since=NOW - DAY) == {}, "not sent"
         store.mark_sent([run.job_id], NOW)
@@ -113,7 +134,7 @@ class TestProbeRuns:
         assert store.last_probed(NOW + 61 * MINUTE, HOUR, since=NOW - DAY) == {}, "expired"
         history.decode_probe(run.job_id, "code", "lookup", 0.5, NOW + MINUTE)
         assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == {("code", "lookup"): NOW}, "decoded"
-        store.register("code", [{"prompt": "another"}], NOW)
+        register_probe_set(database, "code", [{"prompt": "another"}], NOW)
         assert store.last_probed(NOW + MINUTE, HOUR, since=NOW - DAY) == {}, "with another set"
 
     def test_unsent_runs_are_settled(self, database: Database, history: History) -> None:

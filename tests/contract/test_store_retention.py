@@ -195,6 +195,7 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "cost_profiles": "one row a shape of a device",
         "exploration_budgets": "one row a task and device",
         "probe_sets": "written by people",
+        "probe_prompts": "written by people",
         "draft_revisions": "written by people",
         "code_revisions": "one row a release",
         "leader_terms": "one row",

@@ -13,20 +13,20 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.partitions import PartitionKeeper
-from alphaloop.store.probes import ProbeStore
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.tables import metadata
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.postgres import as_member
+from tests.fixtures.probes import register_probe_set
 from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres
@@ -56,7 +56,7 @@ def filled(database: Database, rng: random.Random) -> Database:
         )
     History(database, rng).traffic("code", 0.7, 20, NOW - timedelta(hours=3), timedelta(minutes=1))
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", [{"prompt": "one"}], NOW)
+    register_probe_set(database, "code", [{"prompt": "one"}], NOW)
     return database
 
 
@@ -73,11 +73,12 @@ def test_the_scheduler_leads_and_measures_with_its_role(
             database.guarded(lock.begin_term().check),
             Broker(),
             SchedulerSettings(),
-            tasks={"code"},
+            tasks={"code": TaskSettings()},
             report_folder=tmp_path,
             owner="test",
             metrics=SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
+            change_jobs=PolicySettings().change_jobs,
         )
         summary = scheduler.run_once(NOW)
         lock.release()
@@ -98,7 +99,7 @@ def test_a_reader_reads_views_and_counts_but_no_text(
             "SELECT outcome FROM jobs",
             "SELECT * FROM jobs",
             "SELECT headers FROM jobs",
-            "SELECT body FROM probe_sets",
+            "SELECT body FROM probe_prompts",
             "SELECT content FROM decision_inputs",
             "SELECT inputs FROM decision_records",
         ):

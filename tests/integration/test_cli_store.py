@@ -120,17 +120,51 @@ def test_probe_sets(cli: Cli, environment: None, tmp_path: Path) -> None:
     assert cli("probes", "list", "--json").json == []
     file = tmp_path / "probes.jsonl"
     file.write_text("".join(json.dumps({"id": i, "task": "code", "prompt": f"p {i}"}) + "\n" for i in range(3)))
-    assert cli("probes", "add", "--task", "code", "--file", file).code == 0
+    assert cli("probes", "register", file, "--task", "code").code == 0
     (found,) = cli("probes", "list", "--json").json
     assert (found["task"], found["num_prompts"]) == ("code", 3)
-    assert cli("probes", "add", "--task", "code", "--file", file).code == 0
+    assert cli("probes", "register", file, "--task", "code").code == 0
     assert cli("probes", "list", "--json").json == [found]
     assert found["version"] in cli("probes", "list").out
-    stranger = cli("probes", "add", "--task", "sql", "--file", file)
+    stranger = cli("probes", "register", file, "--task", "sql")
     assert (stranger.code, "found some of code" in stranger.err) == (1, True)
     file.write_text('{"prompt": 3}\n')
-    assert cli("probes", "add", "--task", "code", "--file", file).code == 1
+    assert cli("probes", "register", file, "--task", "code").code == 1
     assert cli("probes", "list", "--json").json == [found]
+
+
+def test_versions_of_a_probe_set_are_compared_without_their_texts(cli: Cli, environment: None, tmp_path: Path) -> None:
+    file = tmp_path / "probes.jsonl"
+    for texts in (["secret one", "secret two"], ["secret two", "secret three"]):
+        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+        assert cli("probes", "register", file, "--task", "code", "--k", 4).code == 0
+    now, before = cli("probes", "list", "--task", "code", "--json").json
+    assert [(one["in_use"], one["num_draft_tokens"], one["source"]) for one in (now, before)] == [
+        (True, 4, "file"),
+        (False, 4, "file"),
+    ]
+    shown = cli("probes", "show", "code", "--against", before["version"])
+    assert "1 prompts in both, 1 only here, 1 only there" in shown.err
+    assert "secret" not in shown.out + shown.err
+    lines = cli("probes", "show", "code", "--against", before["version"], "--json").json["prompts"]
+    assert sorted(line["is_shared"] for line in lines) == [False, True]
+    assert cli("probes", "show", "code", "--version", "unheard-of").code == 1
+    assert cli("probes", "show", "sql").code == 1
+
+
+def test_the_plan_of_the_next_probes(cli: Cli, environment: None, decoded: Database, tmp_path: Path) -> None:
+    assert "no task has a probe set" in cli("probes", "plan").err
+    file = tmp_path / "probes.jsonl"
+    file.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    assert cli("probes", "register", file, "--task", "code").code == 0
+    planned = cli("probes", "plan", "--json").json
+    (one,) = planned["measurements"]
+    assert (one["task"], one["drafter"], one["why"], one["num_prompts"]) == ("code", "lookup", "new", 2)
+    assert one["is_sent"]
+    assert one["device_s"] <= planned["budget_device_s"]
+    ran = cli("probes", "plan")
+    assert "the next run sends 1 of 1 measurements" in ran.err
+    assert "lookup" in ran.out
 
 
 def test_explain_decides_as_a_worker_would(cli: Cli, environment: None, decoded: Database) -> None:

@@ -16,6 +16,8 @@ import pytest
 from alphaloop.demo.prompts import TASKS
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.stack import running_stack
+from alphaloop.kafka.topics import list_topics
+from alphaloop.settings import KafkaSettings
 from tests.fixtures.cli import Cli
 from tests.fixtures.worker import until
 
@@ -103,6 +105,44 @@ def test_up_starts_a_scheduler_that_was_killed_again(folder: Path) -> None:
         process.kill()
     assert process.returncode == 0, told
     assert "the scheduler ended with code 137 (killed by signal 9); starting it again in 1 s" in " ".join(told.split())
+
+
+@pytest.mark.kafka
+def test_up_starts_servers_that_were_killed_again_at_their_old_addresses(folder: Path, kafka_home: Path) -> None:
+    few_topics = {"ALPHALOOP_KAFKA__RETRY_DELAYS_S": "[]", "ALPHALOOP_KAFKA__NUM_PARTITIONS": "1"}
+    process = command(folder, "up", "--no-worker", "--no-scheduler", KAFKA_HOME=str(kafka_home), **few_topics)
+    try:
+        until(lambda: running_stack(folder) is not None, "the servers are up", 120)
+        before = running_stack(folder)
+        assert before is not None
+        assert process.stdout is not None
+        process.stdout.readline()  # addresses are shown once everything is up and watched
+        assert before.database_url is not None
+        with psycopg.connect(before.database_url.get_secret_value()) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
+        topics = list_topics(KafkaSettings(bootstrap_servers=before.bootstrap_servers))
+        for part in ("postgres", "broker"):
+            os.kill(before.pids[part], signal.SIGKILL)
+
+        def is_new() -> bool:
+            now = running_stack(folder)
+            return now is not None and not set(now.pids.values()) & {before.pids["postgres"], before.pids["broker"], 0}
+
+        until(is_new, "both servers run again", 120)
+        after = running_stack(folder)
+        assert after is not None
+        assert after.model_copy(update={"pids": before.pids}) == before
+        with psycopg.connect(before.database_url.get_secret_value()) as connection:
+            assert connection.execute("SELECT number FROM kept").fetchone() == (7,)
+        assert list_topics(KafkaSettings(bootstrap_servers=before.bootstrap_servers)) == topics
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, told
+    told = " ".join(told.split())
+    for name in ("PostgreSQL", "Apache Kafka"):
+        assert f"{name} ended with code 137 (killed by signal 9); starting it again in 1 s" in told
 
 
 def test_a_demo_whose_worker_cannot_start_says_so(folder: Path, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_differing_text_is_a_near_tie_or_a_fault(tiny_engine: Any, monkeypatch
     assert compared(others).num_wrong == 4
     assert not compared(others).is_exact
     # Raised by more than any logit, each of the two is chosen.
-    monkeypatch.setitem(exactness.TOLERANCE, "float64", 1e6)
+    monkeypatch.setattr(exactness, "tolerance_of", lambda dtype: 1e6)
     assert compared(others).num_near_ties == 4
     assert compared(others).is_exact
     # The same tokens, but one text goes on: no rounding does that.

@@ -13,16 +13,17 @@ from pydantic import SecretStr
 from sqlalchemy import select, text
 
 from alphaloop.errors import LeadershipLost
-from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.probes import ProbeStore
+from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
 from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.probes import register_probe_set
 
 pytestmark = pytest.mark.postgres
 
@@ -62,11 +63,12 @@ class Process:
                 self.guarded,
                 self.broker,
                 SchedulerSettings(),
-                tasks={"code"},
+                tasks={"code": TaskSettings()},
                 report_folder=folder / name,
                 owner=name,
                 metrics=SchedulerMetrics(),
                 message_retention=lambda: timedelta(days=7),
+                change_jobs=PolicySettings().change_jobs,
             )
 
         self.leadership = Leadership(self.lock, promote=promote, demote=lambda: None)
@@ -79,7 +81,7 @@ class Process:
 @pytest.fixture
 def two(database_url: SecretStr, database: Database, tmp_path: Path) -> Iterator[tuple[Process, Process]]:
     DraftRegistry(database).register("lookup", "draft", "target")
-    ProbeStore(database).register("code", [{"prompt": "one"}], NOW)
+    register_probe_set(database, "code", [{"prompt": "one"}], NOW)
     processes = tuple(Process(database_url, database, tmp_path, name) for name in ("first", "second"))
     yield processes[0], processes[1]
     for process in processes:
@@ -150,7 +152,7 @@ def test_the_next_leader_waits_for_a_transaction_of_the_one_before(
         cut(first, database_url)
         assert not second.leadership.check(), "the transaction goes on"
     assert second.leadership.check()
-    assert ProbeStore(database).active_sets() == {}
+    assert ProbeSetStore(database).active() == {}
 
 
 def test_a_single_statement_is_guarded_too(two: tuple[Process, Process], database_url: SecretStr) -> None:

@@ -23,9 +23,9 @@ from alphaloop.messages import Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import schedule_runs
+from tests.fixtures.probes import register_probe_set
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
@@ -90,7 +90,7 @@ def messages(place: Place, topic: str, *, enough: Callable[[list[bytes]], bool])
 
 def test_once_sends_probes_and_reports(place: Place, database: Database) -> None:
     DraftRegistry(database).register("lookup", "draft-1", "target-1")
-    ProbeStore(database).register(place.task, [{"prompt": "one"}, {"prompt": "two"}], datetime.now(UTC))
+    register_probe_set(database, place.task, [{"prompt": "one"}, {"prompt": "two"}], datetime.now(UTC))
     done = subprocess.run(
         place.command("once"), cwd=ROOT, env=place.environment, capture_output=True, text=True, timeout=WAIT_S
     )

@@ -10,23 +10,26 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from alphaloop.errors import DeliveryFailed
+from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
-from alphaloop.settings import SchedulerSettings
+from alphaloop.probing.due import Why
+from alphaloop.probing.planning import ProbePlanner
+from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftStore
-from alphaloop.store.probes import ProbeStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
-from alphaloop.tables import drift_events, probe_runs, schedule_runs
+from alphaloop.tables import draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.history import DRAFT, TARGET, History
+from tests.fixtures.probes import register_probe_set
 from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
@@ -68,16 +71,17 @@ def history(database: Database, rng: random.Random) -> History:
 
 @pytest.fixture
 def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
-    def build(**settings: object) -> Scheduler:
+    def build(tasks: dict[str, TaskSettings] | None = None, **settings: object) -> Scheduler:
         return Scheduler(
             database,
             outbox,
             SchedulerSettings.model_validate(settings),
-            tasks={"code", "sql"},
+            tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
             report_folder=tmp_path / "reports",
             owner="test",
             metrics=SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
+            change_jobs=PolicySettings().change_jobs,
         )
 
     return build
@@ -164,8 +168,8 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(6), NOW - 5 * DAY)
-    ProbeStore(database).register("unheard_of", prompts(2), NOW - 5 * DAY)
+    register_probe_set(database, "code", prompts(6), NOW - 5 * DAY)
+    register_probe_set(database, "unheard_of", prompts(2), NOW - 5 * DAY)
     scheduler = make(probe_prompts=3)
     start = NOW - 3 * DAY
     first = scheduler.run_once(start)
@@ -194,7 +198,7 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
 def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     for task in ("code", "sql"):
-        ProbeStore(database).register(task, prompts(4), NOW - DAY)
+        register_probe_set(database, task, prompts(4), NOW - DAY)
     # A task costs 4 probes and 4 controls at 5 s each before anything was timed.
     summary = make(probe_min_device_s=40.0).run_once(NOW)
     assert summary.num_probes_sent == 8
@@ -204,12 +208,48 @@ def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
     assert [line["task"] for line in stored.content["probes"]] == ["code"]
 
 
+def test_a_new_target_and_an_alarm_are_measured_at_once(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    drafts = DraftRegistry(database)
+    drafts.register("lookup", DRAFT, TARGET)
+    register_probe_set(database, "code", prompts(3), NOW - 5 * DAY)
+    start = datetime.now(UTC)
+    scheduler = make()
+    run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
+    assert scheduler.run_once(start + HOUR).num_probes_sent == 0, "fresh"
+    drafts.register("lookup", DRAFT, "target-2")
+    with database.begin() as connection:
+        connection.execute(update(draft_revisions).values(registered_at=start + 2 * HOUR))
+    run_and_decode_probes(scheduler, database, history, outbox, start + 3 * HOUR, 0.8)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    (line,) = stored.content["probes"]
+    assert (line["why"], line["num_probes"]) == ("new", 3)
+    subject = DriftSubject("code", "lookup", DRAFT, "target-2")
+    DriftStore(database).open(subject, "unexplained", "It fell.", {"flagged_by": "probes"}, start + 4 * HOUR)
+    planner = ProbePlanner(database, SchedulerSettings(), {"code": TaskSettings()}, PolicySettings().change_jobs)
+    (due,) = planner.plan(planner.sets(), start + 5 * HOUR).chosen
+    assert (due.task, due.drafter, due.why) == ("code", "lookup", Why.ALARM)
+
+
+def test_a_task_may_be_probed_more_often(make: Make, database: Database, history: History, outbox: Outbox) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    for task in ("code", "sql"):
+        register_probe_set(database, task, prompts(2), NOW - 5 * DAY)
+    scheduler = make({"code": TaskSettings(probe_max_age_s=7200.0), "sql": TaskSettings()})
+    run_and_decode_probes(scheduler, database, history, outbox, NOW - DAY, 0.8)
+    outbox.sent.clear()
+    scheduler.run_once(NOW - DAY + 3 * HOUR)
+    assert {topic for topic, _, _ in outbox.sent if topic.startswith("jobs.")} == {"jobs.code"}
+
+
 def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     drafts = DraftRegistry(database)
     drafts.register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(8), NOW - 10 * DAY)
+    register_probe_set(database, "code", prompts(8), NOW - 10 * DAY)
     scheduler = make(probe_prompts=8, probe_min_device_s=1000.0)
     start = NOW - 4 * DAY
     run_and_decode_probes(scheduler, database, history, outbox, start, 0.9)
@@ -236,7 +276,7 @@ def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(6), NOW - 10 * DAY)
+    register_probe_set(database, "code", prompts(6), NOW - 10 * DAY)
     scheduler = make(probe_prompts=6, probe_min_device_s=1000.0)
     start = NOW - 4 * DAY
     run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
@@ -278,7 +318,7 @@ def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
 
 def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Outbox) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    ProbeStore(database).register("code", prompts(2), NOW - 5 * DAY)
+    register_probe_set(database, "code", prompts(2), NOW - 5 * DAY)
     scheduler = make()
     outbox.refuses = True
     with pytest.raises(DeliveryFailed):

@@ -16,7 +16,7 @@ from worker.decoding.target import Target
 from worker.decoding.text import TextStream
 from worker.decoding.verification.chain import Verdict
 from worker.decoding.verification.tree import tree_depths
-from worker.engine import Generation, PreparedJob, TokenDelta
+from worker.engine import Generation, PreparedJob, SecondChoice, TokenDelta
 
 
 class Sequence:
@@ -35,6 +35,9 @@ class Sequence:
         self.drafter: DrafterState | None = None  #: drafts for it, or is paused
         self.num_draft_tokens = 0  #: most tokens that its next round may draft
         self.is_open = False  #: its drafter holds it
+        #: Whether its text is compared with another of the same prompt.
+        self.is_watched = prepared.job.purpose is not Purpose.TRAFFIC and self.choice.is_greedy and self.choice.is_plain
+        self._second_choices: list[SecondChoice] = []
         self.counts = RoundCounts()
         #: By drafter that was asked, the counts of those with the same weights.
         self.shared_weights: dict[str, SharedWeightCounts] = {}
@@ -119,6 +122,7 @@ class Sequence:
                 self.finish_reason = "stop" if self._stream.finish() else "length"
             if self.finish_reason:
                 break
+        self._second_choices += verdict.second_choices[:num_emitted]
         if ask is None or self.drafter is None:
             self.counts.take_vanilla()
         else:
@@ -189,4 +193,5 @@ class Sequence:
             shadows=merged(self.shared_weights.values(), apart_from={one.drafter for one in drafted}),
             drafted=drafted,
             num_vanilla_rounds=self.counts.num_vanilla_rounds,
+            second_choices=tuple(self._second_choices),
         )

@@ -11,7 +11,9 @@ from alphaloop.acceptance import PREFILL, EvidenceKey, prompt_bucket
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import DecodingReport, Failure, Mode, Result, Status, Timings, Usage
+from alphaloop.messages import DecodingReport, Failure, Mode, Purpose, Result, Status, Timings, Usage
+from alphaloop.near_ties import tolerance_of
+from alphaloop.probe_texts import ProbeText
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
@@ -65,7 +67,8 @@ def succeeded(
         ),
     )
     shadows = tuple(_shadow(run, counts) for counts in generation.shadows)
-    return _outcome(claimed, result, run, (*shadows, *_drafted(run, generation)))
+    text = _probe_text(claimed, generation, identity)
+    return _outcome(claimed, result, run, (*shadows, *_drafted(run, generation)), text)
 
 
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
@@ -100,7 +103,11 @@ def _addressed(claimed: ClaimedJob, now: datetime) -> dict[str, Any]:
 
 
 def _outcome(
-    claimed: ClaimedJob, result: Result, run: DecodeRun | None, shadows: tuple[ShadowRun, ...] = ()
+    claimed: ClaimedJob,
+    result: Result,
+    run: DecodeRun | None,
+    shadows: tuple[ShadowRun, ...] = (),
+    probe_text: ProbeText | None = None,
 ) -> Outcome:
     return Outcome(
         job_id=claimed.job_id,
@@ -111,6 +118,22 @@ def _outcome(
         headers=claimed.carried,
         run=run,
         shadows=shadows,
+        probe_text=probe_text,
+    )
+
+
+def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIdentity) -> ProbeText | None:
+    """What is kept of a probe's or control's text, to compare both; None for traffic, and for what was sampled."""
+    sampling = claimed.ready.prepared.sampling
+    if claimed.ready.job.purpose is Purpose.TRAFFIC or sampling.temperature > 0 or sampling.is_adjusted:
+        return None
+    return ProbeText(
+        token_ids=generation.token_ids,
+        finish_reason=generation.finish_reason,
+        max_tokens=sampling.max_tokens,
+        near_tie=tolerance_of(identity.dtype),
+        second_ids=tuple(one.token_id for one in generation.second_choices),
+        gaps=tuple(one.gap for one in generation.second_choices),
     )
 
 

@@ -11,6 +11,7 @@ from worker.intake.polling import Delivery, Intake
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.streaming import ChunkMessage
+from worker.tracing import JobTrace
 
 MOST_AT_ONCE: Final = 1024
 
@@ -24,6 +25,7 @@ class Recorded:
     intake: Intake
     job_ids: tuple[str, ...] = ()  #: of the deliveries
     failed: tuple[DeadMessage, ...] = ()  #: those that become dead letters, too
+    traces: tuple[JobTrace, ...] = ()  #: of sampled jobs; they end when the results are acknowledged
 
     @property
     def num_bytes(self) -> int:

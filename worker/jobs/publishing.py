@@ -132,6 +132,8 @@ class Publisher:
         for one in publications:
             match one:
                 case Recorded():
+                    for trace in one.traces:
+                        trace.published()
                     jobs = zip(one.job_ids, one.deliveries, strict=False)
                     instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
                     found = [failed_job(delivery, result, one.intake) for delivery, result in instead]

@@ -28,6 +28,7 @@ from worker.jobs.outcomes import ended
 from worker.jobs.publications import PublishingQueue, Recorded
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
+from worker.tracing import JobTrace, TracedJob, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Recorder:
         now: Callable[[], datetime],
         pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        tracing: Tracing | None = None,
     ) -> None:
         self._store = store
         self._intake = intake
@@ -83,6 +85,7 @@ class Recorder:
         self._now = now
         self._pause = pause
         self._clock = clock
+        self._tracing = tracing
         self._gathered_at = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
@@ -118,6 +121,7 @@ class Recorder:
                 self._intake,
                 tuple(one.claimed.job_id for one in group),
                 tuple(found for one in winners if (found := self._failed(one))),
+                self._traces(winners),
             )
         )
         self._count(winners)
@@ -147,6 +151,12 @@ class Recorder:
     def _failed(self, one: EndedJob) -> DeadMessage | None:
         is_failed = one.outcome.status == Status.FAILED.value
         return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake) if is_failed else None
+
+    def _traces(self, winners: Sequence[EndedJob]) -> tuple[JobTrace, ...]:
+        if self._tracing is None:
+            return ()
+        readies = [(one.claimed.ready, one.outcome) for one in winners]
+        return tuple(self._tracing.recorded([TracedJob(ready.job, ready.delivery, o) for ready, o in readies]))
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}

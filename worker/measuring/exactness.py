@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from alphaloop.near_ties import tolerance_of
 from alphaloop.payoff.figures import VANILLA, Exactness
 from worker.engine import Generation, PreparedJob
 from worker.measuring.running import Interrupted, Runner
 
-#: How far rounding may move two logits of about 20 apart. In bfloat16, whose neighbours are .125 apart there, 14 of 40
-#: texts of SmolLM2 parted, all within .126 (docs/log.md).
-TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
 #: Asking costs a reading of the prompt twice; a broken engine would differ everywhere.
 MAX_EXAMINED: Final = 20
 
@@ -32,7 +30,7 @@ class ExactnessCheck:
     def __init__(self, runner: Runner, prepared: Sequence[PreparedJob], dtype: str) -> None:
         self._runner = runner
         self._prepared = prepared
-        self._tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+        self._tolerance = tolerance_of(dtype)
         self._num_examined = 0
         self._answers: dict[tuple[int, int, int, int], bool] = {}
 

@@ -47,8 +47,11 @@ NAMES = {
     "dlq show",
     "dlq redrive",
     "dlq purge",
-    "probes add",
+    "probes register",
+    "probes draw",
     "probes list",
+    "probes show",
+    "probes plan",
     "kafka install",
 }
 

@@ -16,9 +16,12 @@ class Child:
     def __init__(self) -> None:
         self.code: int | None = None
         self.num_starts = 0
+        self.starts = True
 
     def start(self) -> None:
         self.num_starts += 1
+        if not self.starts:
+            raise StartFailed("no room")
         self.code = None
 
     def ended_with(self) -> int | None:
@@ -72,3 +75,22 @@ def test_too_many_ends_are_an_error_and_old_ones_are_forgotten() -> None:
     with pytest.raises(StartFailed, match=r"worker ended with code 4 .*, after 5 new starts within 10 minutes"):
         one.die(4)
     assert one.child.num_starts == 2 * MOST_STARTS
+
+
+def test_a_start_that_fails_counts_as_an_end() -> None:
+    one = Supervising()
+    one.child.starts = False
+    one.die(1)
+    one.pass_by(1)
+    assert one.told[-1] == "the worker could not be started again: no room; starting it again in 2 s"
+    for wait_s in (2, 4, 8):
+        one.pass_by(wait_s)
+    with pytest.raises(StartFailed, match="could not be started again: no room, after 5 new starts"):
+        one.pass_by(16)
+
+
+def test_a_server_is_called_by_its_name() -> None:
+    one = Supervising()
+    one.child.name = "PostgreSQL"
+    one.die(137)
+    assert one.told == ["PostgreSQL ended with code 137 (killed by signal 9); starting it again in 1 s"]

@@ -79,7 +79,8 @@ def test_a_busy_thread_is_found_where_it_is_busy() -> None:
     sampler.close()
     sampled = sampler.sampled
     assert sampled.num_samples >= 18
-    assert {name for name, _ in sampled.wall_s} == {"spinning"}
+    # Other tests of the session may have left threads of libraries behind.
+    assert "spinning" in {name for name, _ in sampled.wall_s}
     label = f"{__name__}:{spin.__qualname__}"
     assert 0 < sampled.cumulative_cpu_s[label] <= sampled.seconds * 1.5
     assert label in sampled.as_json(num_functions=5)["cumulative_cpu_s"]

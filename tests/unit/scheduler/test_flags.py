@@ -40,6 +40,7 @@ def probes(day: int, accepts: int, *, task: str = "code", draft: str = "draft-1"
             task,
             "set-1",
             position,
+            f"prompt-{position}",
             "lookup",
             draft,
             "target-1",

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from alphaloop.errors import ConfigError
+from alphaloop.probing.due import Why
 from alphaloop.switchback.speedup import Verdict
 from scheduler.report import Report, render_page, render_text, write_report
 from scheduler.report.data import DraftLine, DriftLine, Estimate, HistoryPoint, MeasuredLine, ProbeLine, TaskLine
@@ -71,7 +72,18 @@ def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), hea
                 task="code", drafter="lookup", draft_revision="r", cause="draft_stale", verdict=NASTY, opened_at=AT
             ),
         ),
-        probes=(ProbeLine(task="code", drafter="lookup", num_draft_tokens=3, num_probes=4, last_probed=None),),
+        probes=(
+            ProbeLine(
+                task="code",
+                drafter="lookup",
+                num_draft_tokens=3,
+                num_probes=4,
+                last_probed=None,
+                why=Why.NEW,
+                device_s=40.0,
+                at_stake_device_s=0.0,
+            ),
+        ),
         probe_budget_device_s=60.0,
         num_due=3,
         num_probe_sets=2,

@@ -49,8 +49,9 @@ def test_each_table_has_its_age(tmp_path: Path) -> None:
     assert asked.keys() == {*TABLES, "jobs"}, "none is forgotten"
     assert asked["jobs"] == asked["cancellations"] == 30 * DAY
     assert asked["decisions"] == asked["probe_runs"] == asked["schedule_runs"] == asked["reports"] == 90 * DAY
+    assert asked["probe_texts"] == 90 * DAY
     assert asked["acceptance_hourly"] == 400 * DAY
-    assert asked["acceptance_daily"] == asked["drift_events"] == 1825 * DAY
+    assert asked["acceptance_daily"] == asked["drift_events"] == asked["incidents"] == 1825 * DAY
 
 
 def test_jobs_outlive_the_messages_of_their_topics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

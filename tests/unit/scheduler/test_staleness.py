@@ -23,6 +23,7 @@ def probe(position: int, accepts: int, *, day: int = 0, trials: int = 20) -> Pro
         "code",
         "set-1",
         position,
+        f"prompt-{position}",
         "lookup",
         "draft-1",
         "target-1",

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.engine import SecondChoice
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -25,6 +27,8 @@ class Verdict:
     branch: tuple[int, ...] | None = None
     #: Of a tree: depths at which a token was tried. None for a chain: all it accepted and the one that was rejected.
     num_tested: int | None = None
+    #: Of a watched sequence: by token that the round yields.
+    second_choices: tuple[SecondChoice, ...] = ()
 
     @property
     def path(self) -> tuple[int, ...]:

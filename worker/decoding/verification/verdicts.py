@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from worker.decoding.sequence import Sequence
 from worker.decoding.verification.block import verify_block
 from worker.decoding.verification.chain import Verdict, verify_deterministic, verify_greedy
 from worker.decoding.verification.tree import tree_depths, verify_tree, verify_tree_greedy
+from worker.engine import SecondChoice
 
 
 def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list[Verdict]:
@@ -33,7 +35,8 @@ def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> li
         end = begin + 1 + len(proposal.tokens)
         choice = sequence.choice
         if choice.is_greedy and choice.is_plain:
-            found[index] = _followed(best_tokens[begin:end], proposal)
+            verdict = _followed(best_tokens[begin:end], proposal)
+            found[index] = _with_second_choices(verdict, logits[begin:end]) if sequence.is_watched else verdict
         else:
             scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
             if choice.is_greedy or choice.is_reproducible:
@@ -56,6 +59,15 @@ def _followed(best: list[int], proposal: Proposal) -> Verdict:
     if proposal.parents is None:
         return verify_greedy(best, proposal.tokens)
     return verify_tree_greedy(best, proposal.tokens, proposal.parents)
+
+
+def _with_second_choices(verdict: Verdict, logits: Tensor) -> Verdict:
+    """The verdict on a greedy sequence with the second choice at each token of it."""
+    rows = [0, *(index + 1 for index in verdict.path)]
+    values, tokens = logits[rows].float().topk(2)
+    gaps = (values[:, 0] - values[:, 1]).tolist()
+    second = tuple(SecondChoice(token, gap) for token, gap in zip(tokens[:, 1].tolist(), gaps, strict=True))
+    return replace(verdict, second_choices=second)
 
 
 def _settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> Verdict:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from alphaloop.messages import Purpose, encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
+from alphaloop.probing.planning import ProbePlanner
 from alphaloop.settings import SchedulerSettings
-from alphaloop.store.drafts import DraftRevision, DraftStatus
 from alphaloop.store.probes import ProbeRun, ProbeStore
-from scheduler.facts import SentProbes, SettingInForce
-from scheduler.probes import PlannedJob, find_due, make_jobs, within_budget
+from scheduler.facts import SentProbes
+from scheduler.probing.jobs import PlannedJob, make_jobs
 
-DAY = timedelta(days=1)
-MEASURED_DAYS = timedelta(days=30)
 HEADERS = (("content-type", b"application/json"),)
 
 
@@ -35,61 +33,34 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProbeSender:
-    """Finds the probes that are due within the budget, and sends them."""
+    """Sends what is planned."""
 
+    planner: ProbePlanner
     probes: ProbeStore
     sender: Sender
     settings: SchedulerSettings
-    tasks: Collection[str]  #: tasks that workers know; a probe of any other would become a dead letter
-    default_num_draft_tokens: int
     flush_timeout_s: float
 
-    def send_due(
-        self,
-        drafts: Sequence[DraftRevision],
-        choices: Mapping[str, SettingInForce],
-        *,
-        schedule_id: str,
-        scheduled_for: datetime,
-        now: datetime,
-    ) -> SentProbes:
+    def send_due(self, *, schedule_id: str, scheduled_for: datetime, now: datetime) -> SentProbes:
         """Send one run's probes and controls. Raises DeliveryFailed with nothing marked as sent."""
         settings = self.settings
-        sets = {task: found for task, found in self.probes.active_sets().items() if task in self.tasks}
-        deadline = timedelta(seconds=settings.probe_deadline_s)
-        history = timedelta(days=settings.history_retention_days)
-        due = find_due(
-            sets.values(),
-            _fit_drafters(drafts),
-            self.probes.last_probed(now, deadline, since=now - history),
-            now,
-            max_age=timedelta(seconds=settings.probe_max_age_s),
-            num_draft_tokens=_in_force(choices),
-            default_num_draft_tokens=self.default_num_draft_tokens,
-        )
-        budget = max(settings.probe_min_device_s, settings.probe_device_share * self.probes.device_s(now - DAY, now))
-        device_s = self.probes.mean_device_s(now - MEASURED_DAYS)
-        num_prompts = {task: min(settings.probe_prompts, len(found.bodies)) for task, found in sets.items()}
-        chosen = within_budget(due, device_s, num_prompts, budget)
+        sets = self.planner.sets()
+        plan = self.planner.plan(sets, now)
         planned = make_jobs(
-            chosen,
+            plan.chosen,
             sets,
             scheduled_for,
             num_prompts=settings.probe_prompts,
-            max_tokens=settings.probe_max_tokens,
-            deadline=now + deadline,
+            deadline=now + timedelta(seconds=settings.probe_deadline_s),
         )
         self._send(planned, schedule_id, scheduled_for, now)
         counted = Counter(
             (p.job.task, p.job.probe_drafter) for p in planned if p.job.purpose is Purpose.PROBE and p.job.probe_drafter
         )
         return SentProbes(
-            chosen=tuple(chosen),
+            plan=plan,
             num_probes={(task, str(drafter)): number for (task, drafter), number in counted.items()},
             num_jobs_by_task=Counter(p.job.task for p in planned),
-            num_due=len(due),
-            num_probe_sets=len(sets),
-            budget_device_s=budget,
         )
 
     def _send(self, planned: Sequence[PlannedJob], schedule_id: str, scheduled_for: datetime, now: datetime) -> None:
@@ -104,6 +75,7 @@ class ProbeSender:
                     task=p.job.task,
                     probe_set=p.probe_set,
                     position=p.position,
+                    prompt_id=p.prompt_id,
                     purpose=p.job.purpose.value,
                     drafter=p.job.probe_drafter,
                     num_draft_tokens=p.job.probe_num_draft_tokens,
@@ -118,18 +90,3 @@ class ProbeSender:
             )
         self.sender.flush(self.flush_timeout_s)
         self.probes.mark_sent([p.job.job_id for p in planned], now)
-
-
-def _fit_drafters(drafts: Sequence[DraftRevision]) -> list[str]:
-    """Drafters with a revision that is measured: stale ones too, so that they can become active again."""
-    measured = (DraftStatus.ACTIVE, DraftStatus.STALE)
-    return sorted({draft.drafter for draft in drafts if draft.status in measured})
-
-
-def _in_force(choices: Mapping[str, SettingInForce]) -> dict[tuple[str, str], int]:
-    """k by (task, drafter) of the drafters in use, whose probes are decoded at that k."""
-    return {
-        (task, choice.drafter): choice.num_draft_tokens
-        for task, choice in choices.items()
-        if choice.drafter and choice.num_draft_tokens
-    }

@@ -1,0 +1,77 @@
+"""The plan of the next probes, from what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from alphaloop.probe_sets import ProbeSet
+from alphaloop.probing.due import find_due
+from alphaloop.probing.plan import ProbePlan, make_plan
+from alphaloop.settings import SchedulerSettings, TaskSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
+from alphaloop.store.drift import DriftStore
+from alphaloop.store.engines import EngineStore
+from alphaloop.store.probe_sets import ProbeSetStore
+from alphaloop.store.probes import MEASURED, ProbeStore
+
+DAY: Final = timedelta(days=1)
+_TIMED: Final = timedelta(days=30)
+
+
+class ProbePlanner:
+    """Plans a run of the scheduler; `alphaloop probes plan` shows the same plan before."""
+
+    def __init__(
+        self, database: Database, settings: SchedulerSettings, tasks: Mapping[str, TaskSettings], change_jobs: float
+    ) -> None:
+        """`tasks` are those that workers know: a probe of any other would become a dead letter."""
+        self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
+        self._drafts, self._engines, self._drift = DraftRegistry(database), EngineStore(database), DriftStore(database)
+        self._settings, self._tasks, self._change_jobs = settings, tasks, change_jobs
+
+    def sets(self) -> dict[str, ProbeSet]:
+        """The probe sets in use, of tasks that workers know."""
+        return {task: found for task, found in self._sets.active().items() if task in self._tasks}
+
+    def plan(self, sets: Mapping[str, ProbeSet], now: datetime) -> ProbePlan:
+        """What a run at `now` would send of these sets."""
+        settings = self._settings
+        history = timedelta(days=settings.history_retention_days)
+        due = find_due(
+            sets.values(),
+            _new_since(self._drafts.all(), self._engines.first_measured(now), now),
+            self._probes.last_probed(now, timedelta(seconds=settings.probe_deadline_s), since=now - history),
+            now,
+            max_age=self._max_age,
+            alarms={(e.subject.task, e.subject.drafter): e.opened_at for e in self._drift.open_events()},
+            traffic=self._probes.traffic(now - timedelta(days=settings.drift_window_days)),
+            change_jobs=self._change_jobs,
+        )
+        num_prompts = {task: min(settings.probe_prompts, len(found.prompts)) for task, found in sets.items()}
+        return make_plan(due, self._probes.mean_device_s(now - _TIMED), num_prompts, self._budget_device_s(now))
+
+    def _budget_device_s(self, now: datetime) -> float:
+        """The share of the last day's device time, less what probes took of it already."""
+        share = self._settings.probe_device_share * self._probes.device_s(now - DAY, now)
+        spent = self._probes.device_s(now - DAY, now, purposes=MEASURED)
+        return max(self._settings.probe_min_device_s, share - spent)
+
+    def _max_age(self, task: str) -> timedelta:
+        own = self._tasks[task].probe_max_age_s
+        return timedelta(seconds=self._settings.probe_max_age_s if own is None else own)
+
+
+def _new_since(drafts: Sequence[DraftRevision], engine_since: datetime | None, now: datetime) -> dict[str, datetime]:
+    """By drafter with a revision that is measured: when the newest of its targets, revisions or engines was seen first.
+
+    Stale drafts are measured too, so that they can become active again.
+    """
+    found: dict[str, datetime] = {}
+    for draft in drafts:
+        if draft.status in (DraftStatus.ACTIVE, DraftStatus.STALE):
+            seen = draft.registered_at if draft.registered_at <= now else datetime.min.replace(tzinfo=UTC)
+            found[draft.drafter] = max(found.get(draft.drafter, seen), seen, engine_since or seen)
+    return found

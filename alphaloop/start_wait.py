@@ -1,0 +1,102 @@
+"""The wait of a starting process for a server that does not answer yet."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from alphaloop.errors import (
+    AlphaloopError,
+    BrokerLoginRefused,
+    BrokerUnavailable,
+    DeliveryFailed,
+    StoreLoginRefused,
+    StoreUnavailable,
+)
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 5.0
+#: Between two log lines of one wait.
+LOG_EVERY_S: Final = 60.0
+
+
+class StartStopped(Exception):
+    """The process was asked to stop while it waited for a server. Not an error: the process ends with code 0."""
+
+
+class StartWait:
+    """Repeats what a starting process asks of a server until that server answers.
+
+    A server that is away is waited for. A server that answers and refuses (wrong password, unknown database, bad
+    certificate, schema out of range) ends the start at once, because waiting mends none of these. The thread that
+    starts the process calls `until_answered`; any thread may read `reason`.
+    """
+
+    def __init__(
+        self,
+        stop: threading.Event,
+        limit_s: float | None,
+        *,
+        pause: Callable[[float], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`limit_s` bounds each wait, None does not. `pause` is for tests; it waits for `stop` otherwise."""
+        self._stop, self._limit_s = stop, limit_s
+        self._pause = pause or stop.wait
+        self._clock = clock
+        self._awaited: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Which server the start waits for, in words; None while it waits for none."""
+        return None if self._awaited is None else f"waiting for {self._awaited}"
+
+    def until_answered(self, server: str, ask: Callable[[], Answer]) -> Answer:
+        """The answer of `ask`. `server` names the server and its address, without credentials.
+
+        Raises StartStopped once the process is asked to stop, the last error when the limit is over, and at once every
+        error that does not mean that the server is away.
+        """
+        begun = self._clock()
+        logged_at: float | None = None
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                if self._stop.is_set():
+                    raise StartStopped
+                try:
+                    answer = ask()
+                except (StoreLoginRefused, BrokerLoginRefused):
+                    raise
+                except (StoreUnavailable, BrokerUnavailable, DeliveryFailed) as error:
+                    self._awaited = server
+                    now = self._clock()
+                    self._refuse_beyond_limit(server, now - begun, error)
+                    if logged_at is None or now - logged_at >= LOG_EVERY_S:
+                        logged_at = now
+                        log.warning(
+                            "waiting for %s: %s", server, error.message, extra={"action": "server_awaited"}
+                        )  # fmt: skip
+                    self._pause(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                else:
+                    if logged_at is not None:
+                        waited = {"action": "server_answered", "waited_s": round(self._clock() - begun, 1)}
+                        log.info("%s answers", server, extra=waited)
+                    return answer
+        finally:
+            self._awaited = None
+
+    def _refuse_beyond_limit(self, server: str, waited_s: float, error: AlphaloopError) -> None:
+        if self._limit_s is not None and waited_s >= self._limit_s:
+            raise type(error)(
+                f"{server} did not answer within startup.server_wait_s, {self._limit_s:g} s: {error.message}",
+                hint=error.hint,
+            ) from error

@@ -1,0 +1,105 @@
+"""Incidents: proofs that an engine did not do what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.store.database import Database
+from alphaloop.tables import incidents
+
+
+class IncidentKind(StrEnum):
+    """What is wrong."""
+
+    WRONG_TEXT = "wrong_text"  #: a text differs from the vanilla one by more than a near-tie
+    CUT_SHORT = "cut_short"  #: a text ended before its limit, and no reason was given
+    WRONG_COUNTS = "wrong_counts"  #: the counts speak of another number of tokens than the text has
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """An incident as it is found; vanilla has an empty drafter."""
+
+    kind: IncidentKind
+    task: str
+    drafter: str
+    draft_revision: str
+    target_revision: str
+    engine: str
+    job_ids: tuple[str, ...]
+    sentence: str
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIncident:
+    """An incident that is not over."""
+
+    id: int
+    found: Incident
+    opened_at: datetime
+
+
+class IncidentStore:
+    """The table of incidents."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open(self, found: Sequence[Incident], now: datetime) -> int:
+        """Open incidents; returns how many are new. One that is open already gets the further jobs."""
+        num_new = 0
+        with self._database.begin() as connection:
+            for one in found:
+                new: dict[str, Any] = {name: getattr(one, name) for name in Incident.__slots__}
+                new |= {"kind": one.kind.value, "job_ids": list(one.job_ids), "evidence": dict(one.evidence)}
+                statement = insert(incidents).values(**new, opened_at=now)
+                again = statement.on_conflict_do_update(
+                    index_elements=["kind", "task", "drafter", "draft_revision", "target_revision", "engine"],
+                    index_where=incidents.c.closed_at.is_(None),
+                    set_={"job_ids": func.array_cat(incidents.c.job_ids, statement.excluded.job_ids)},
+                )
+                opened_at = connection.execute(again.returning(incidents.c.opened_at)).scalar_one()
+                num_new += opened_at == now
+        return num_new
+
+    def open_incidents(self) -> list[OpenIncident]:
+        """Incidents that are not over, oldest first."""
+        query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
+        with self._database.begin() as connection:
+            return [
+                OpenIncident(
+                    row.id,
+                    Incident(
+                        IncidentKind(row.kind),
+                        row.task,
+                        row.drafter,
+                        row.draft_revision,
+                        row.target_revision,
+                        row.engine,
+                        tuple(row.job_ids),
+                        row.sentence,
+                        row.evidence,
+                    ),
+                    row.opened_at,
+                )
+                for row in connection.execute(query)
+            ]
+
+    def close(self, incident_ids: Collection[int], now: datetime) -> None:
+        """Close incidents."""
+        if incident_ids:
+            statement = (
+                update(incidents)
+                .where(incidents.c.id.in_(incident_ids), incidents.c.closed_at.is_(None))
+                .values(closed_at=func.greatest(now, incidents.c.opened_at))
+            )
+            with self._database.begin() as connection:
+                connection.execute(statement)

@@ -1,0 +1,1 @@
+"""Probes: their jobs, and how they are sent."""

@@ -1,0 +1,150 @@
+"""From a real engine through Postgres to the watch: a lost token is an incident, rounding is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from alphaloop.deciding.policy import Decision
+from alphaloop.store.database import Database
+from alphaloop.store.incidents import IncidentKind, IncidentStore
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.probe_texts import ProbeTextStore
+from alphaloop.store.probes import ProbeRun, ProbeStore
+from scheduler.probing.watch import ExactnessWatch, Watched
+from tests.fixtures.claimed import delivery, validation
+from tests.fixtures.models import VANILLA, lookup_decision
+from tests.fixtures.runs import claim_request
+from worker.engine import Generation
+from worker.jobs.claiming import ClaimedJob
+from worker.jobs.outcomes import succeeded
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+HOUR = timedelta(hours=1)
+#: Look-up hits and misses in what the tiny model says to these.
+TELLING = ("cd one", "cd ab", "ab one", "one ab one", "ab cd ab")
+PROMPTS = ("ab one two ab one two ab", "cd cd ab cd cd ab cd", "one two one two one")
+
+
+class DroppingEngine:
+    """Loses one token in the middle of every speculative text that is long enough."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> Any:
+        step = self._engine.step()
+        return replace(step, finished=tuple(_with_a_token_lost(one) for one in step.finished))
+
+
+def _with_a_token_lost(one: Generation) -> Generation:
+    middle = len(one.token_ids) // 2
+    return replace(one, token_ids=one.token_ids[:middle] + one.token_ids[middle + 1 :]) if one.drafted else one
+
+
+@pytest.fixture
+def watch(database: Database) -> ExactnessWatch:
+    return ExactnessWatch(ProbeTextStore(database), IncidentStore(database))
+
+
+def decode(engine: Any, claimed: ClaimedJob, decision: Decision) -> Generation:
+    engine.admit(claimed.ready.prepared, decision)
+    while not (finished := engine.step().finished):
+        pass
+    (generation,) = finished
+    return generation
+
+
+def probe(database: Database, engine: Any, at: datetime) -> None:
+    """Every prompt decoded vanilla and with look-up, as the scheduler records it and a worker does."""
+    for position, prompt in enumerate(PROMPTS):
+        for purpose, decision in (("control", VANILLA), ("probe", lookup_decision(3))):
+            job_id = f"{purpose}-{at:%H%M%S}-{position}"
+            drafter, k = ("lookup", 3) if purpose == "probe" else (None, None)
+            run = ProbeRun(
+                job_id, "measure", at, "code", "v", position, f"p-{position}", purpose, drafter, k, b"digest"
+            )
+            ProbeStore(database).record([run])
+            given = {"purpose": purpose, "prompt": prompt, "max_tokens": 24, "temperature": 0.0}
+            claimed = ClaimedJob(validation(engine).read(delivery(job_id, **given)), 1, 0)
+            generation = decode(engine, claimed, decision)
+            JobStore(database).claim([claim_request(job_id)], owner="w", lease_s=60, max_attempts=3)
+            ended = succeeded(claimed, generation, decision, engine.identity, queue_s=0.0, now=at)
+            OutcomeStore(database).record([ended], owner="w")
+
+
+def test_a_dropped_token_opens_an_incident_that_a_right_run_closes(
+    database: Database, watch: ExactnessWatch, tiny_engine: Callable[..., TransformersEngine]
+) -> None:
+    engine = tiny_engine("llama")
+    probe(database, engine, NOW - 3 * HOUR)
+    assert watch.compare_new(NOW - 2 * HOUR) == Watched(num_pairs=3, num_equal=3)
+    assert watch.compare_new(NOW - 2 * HOUR) == Watched(), "each pair is compared once"
+
+    probe(database, DroppingEngine(engine), NOW - 2 * HOUR)
+    found = watch.compare_new(NOW - HOUR)
+    assert (found.num_pairs, found.num_equal, found.num_near_ties) == (3, 0, 0)
+    incidents = {one.found.kind: one.found for one in IncidentStore(database).open_incidents()}
+    assert {IncidentKind.WRONG_TEXT, IncidentKind.WRONG_COUNTS} <= incidents.keys()
+    wrong = incidents[IncidentKind.WRONG_TEXT]
+    assert (wrong.task, wrong.drafter, len(wrong.job_ids)) == ("code", "lookup", 3)
+    assert found.num_opened == len(incidents)
+
+    probe(database, engine, NOW - HOUR)
+    assert watch.compare_new(NOW) == Watched(3, 3, 0, 0, len(incidents))
+    assert IncidentStore(database).open_incidents() == []
+
+
+def test_the_second_choices_are_the_target_s(tiny_engine: Callable[..., TransformersEngine]) -> None:
+    engine = tiny_engine("llama")
+    num_accepted = 0
+    for number, prompt in enumerate(TELLING):
+        given: dict[str, Any] = {"purpose": "probe", "prompt": prompt, "max_tokens": 24, "temperature": 0.0}
+        claimed = ClaimedJob(validation(engine).read(delivery(f"probe-{number}", **given)), 1, 0)  # type: ignore[arg-type]
+        plain, drafted = decode(engine, claimed, VANILLA), decode(engine, claimed, lookup_decision(3))
+        num_accepted += drafted.counts.num_accepted
+        assert len(plain.second_choices) == len(plain.token_ids)
+        for one, other in zip(plain.second_choices, drafted.second_choices, strict=True):
+            assert one.token_id == other.token_id
+            assert one.gap == pytest.approx(other.gap, abs=1e-5)
+            assert one.gap > 0
+    assert num_accepted > 0, "rounds of several tokens are among them"
+    read = claimed.ready.prepared.token_ids
+    logits = whole_pass(engine, (*read, *plain.token_ids[:3]))
+    top = torch.tensor(logits).topk(2)
+    assert (int(top.indices[0]), int(top.indices[1])) == (plain.token_ids[3], plain.second_choices[3].token_id)
+    assert float(top.values[0] - top.values[1]) == pytest.approx(plain.second_choices[3].gap, abs=1e-5)
+
+
+def test_traffic_keeps_no_tokens(tiny_engine: Callable[..., TransformersEngine]) -> None:
+    engine = tiny_engine("llama")
+    claimed = ClaimedJob(validation(engine).read(delivery("job", prompt=PROMPTS[0], max_tokens=8)), 1, 0)  # type: ignore[arg-type]
+    generation = decode(engine, claimed, VANILLA)
+    assert generation.second_choices == ()
+    ended = succeeded(claimed, generation, VANILLA, engine.identity, queue_s=0.0, now=NOW)
+    assert ended.probe_text is None
+
+
+def whole_pass(engine: TransformersEngine, token_ids: tuple[int, ...]) -> list[float]:
+    """The target's logits behind these tokens, read at once."""
+    from worker.decoding.network.groups import Read
+
+    model = engine._target.model
+    cache = model.new_cache(1)
+    with torch.inference_mode():
+        logits = model.read(cache, [Read(cache.acquire(), list(token_ids), num_logits=1)])
+    return [float(logit) for logit in logits[0]]

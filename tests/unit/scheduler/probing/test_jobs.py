@@ -1,0 +1,52 @@
+"""The jobs of a measurement."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from alphaloop.messages import Decoding, Purpose, encode_job
+from alphaloop.probing.due import Due
+from scheduler.probing.jobs import make_jobs
+from tests.fixtures.probes import probe_set
+
+NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+CODE = probe_set("code", [{"prompt": f"question {i}", "temperature": 0.9, "max_tokens": 500} for i in range(5)], 5)
+SQL = probe_set("sql", [{"messages": [{"role": "user", "content": "question"}]}])
+
+
+def test_every_probe_has_a_control_on_the_same_prompt() -> None:
+    chosen = [Due("code", "lookup", 5, None), Due("code", "tiny", 5, None)]
+    planned = make_jobs(chosen, {"code": CODE, "sql": SQL}, NOW, num_prompts=3, deadline=NOW + HOUR)
+    assert [(p.position, p.job.purpose, p.job.probe_drafter) for p in planned[:3]] == [
+        (0, Purpose.CONTROL, None),
+        (0, Purpose.PROBE, "lookup"),
+        (0, Purpose.PROBE, "tiny"),
+    ]
+    assert len(planned) == 9
+    for p in planned:
+        assert p.job.body.prompt == CODE.prompts[p.position].body["prompt"]
+        assert p.prompt_id == CODE.prompts[p.position].prompt_id
+        assert (p.job.body.temperature, p.job.body.max_tokens) == (0.0, 48)
+        assert p.job.deadline == NOW + HOUR
+        assert (p.job.decoding is Decoding.VANILLA) == (p.job.purpose is Purpose.CONTROL)
+    assert planned[1].job.job_id == "probe-code-20260105T120000Z-0-lookup"
+    assert len({p.job.job_id for p in planned}) == 9
+
+
+def test_the_same_run_makes_the_same_bytes() -> None:
+    chosen = [Due("sql", "lookup", 5, None)]
+
+    def made() -> list[bytes]:
+        planned = make_jobs(chosen, {"sql": SQL}, NOW, num_prompts=3, deadline=NOW + HOUR)
+        return [encode_job(p.job) for p in planned]
+
+    assert made() == made()
+
+
+def test_long_names_still_make_an_identifier() -> None:
+    task, drafter = "t" * 100, "d" * 100
+    sets = {task: probe_set(task, [{"prompt": "question"}])}
+    planned = make_jobs([Due(task, drafter, 3, None)], sets, NOW, num_prompts=1, deadline=NOW + HOUR)
+    assert all(len(p.job.job_id) <= 200 for p in planned)
+    assert len({p.job.job_id for p in planned}) == 2
