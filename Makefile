@@ -14,6 +14,10 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Extra arguments: make test ARGS="-k policy", make demo ARGS="--data-dir /tmp/d".
 ARGS ?=
 
+# The whole suite runs in this many processes, each with servers of its own, because a good part of its time is waiting.
+# What ARGS select runs in one process, so that the output stays in order and a debugger works.
+TEST_PROCESSES ?= $(if $(ARGS),0,3)
+
 # make bench-decode, bench-whole: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
 PROMPTS ?= ../shared/prompts
 VLLM := .venv-vllm
@@ -29,7 +33,7 @@ demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to
 
 test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language model (15 minutes)
 	@echo "==> tests"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (20 minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)

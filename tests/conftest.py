@@ -30,6 +30,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"alphaloop seed: {_seed()}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the files, those with slow tests come first, so that none is left for the end."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def seed() -> int:
     """The seed of this run."""

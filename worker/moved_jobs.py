@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from worker.components import Components
 from worker.ending import release
+from worker.jobs.claiming import ClaimedJob
 from worker.jobs.running import RunningJobs
 
 log = logging.getLogger(__name__)
@@ -25,12 +27,11 @@ class MovedJobs:
         if intake.assignment_number == self._assignment:
             return 0
         self._assignment = intake.assignment_number
-        waiting = self._c.feed.ready.take_all()
-        self._c.feed.ready.put_back(one for one in waiting if intake.is_current(one.ready.delivery))
-        moved = [one for one in waiting if not intake.is_current(one.ready.delivery)]
-        alone = self._running.take_waiting_alone()
-        self._running.run_alone_later(one for one in alone if intake.is_current(one.ready.delivery))
-        moved += [one for one in alone if not intake.is_current(one.ready.delivery)]
+        staying, moved = self._split(self._c.feed.ready.take_all())
+        self._c.feed.ready.put_back(staying)
+        staying_alone, moved_alone = self._split(self._running.take_waiting_alone())
+        self._running.run_alone_later(staying_alone)
+        moved += moved_alone
         overdue = intake.handing_over.take_overdue()
         running = self._running.by_id().items()
         moved += self._running.drop([job_id for job_id, job in running if job.claimed.ready.delivery.key in overdue])
@@ -40,3 +41,15 @@ class MovedJobs:
             release(self._c, moved)
             self._c.feed.ended([one.ready.lane for one in moved])
         return len(moved)
+
+    def _split(self, claimed: Iterable[ClaimedJob]) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
+        """Jobs of partitions that stay, and jobs of partitions that leave.
+
+        The intake is asked once for each job: the thread that polls may change the answer at any moment, and a job
+        that is neither kept nor given back would be lost until its lease runs out.
+        """
+        staying: list[ClaimedJob] = []
+        moved: list[ClaimedJob] = []
+        for one in claimed:
+            (staying if self._c.intake.is_current(one.ready.delivery) else moved).append(one)
+        return staying, moved

@@ -21,6 +21,7 @@ from alphaloop.kafka.committing import Commits
 from alphaloop.kafka.config import DEAD_LETTER_OVERHEAD_BYTES, BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.conversion import ours, record_of, theirs
 from alphaloop.kafka.errors import MISSING, PASSING, UNREACHABLE, broker_error, mapped
+from alphaloop.kafka.membership import Membership, PartitionsCallback
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.settings import KafkaSettings
 
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 Start = Literal["earliest", "latest", "error"]
 Answer = TypeVar("Answer")
-PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 
 _MAX_HEARTBEAT_MS: Final = 3000
 _PASSING_S: Final = 0.1
@@ -47,7 +47,6 @@ class Consumer:
     ) -> None:
         self._timeout_s = kafka.request_timeout_s
         self._watch = BrokerWatch(bootstrap_servers(kafka))
-        self._is_revoking = False
         fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
         own: dict[str, Any] = {
             "group.id": group_id,
@@ -73,6 +72,7 @@ class Consumer:
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
         self._commits = Commits(self._client)
+        self._membership = Membership(self._client)
 
     def subscribe(
         self,
@@ -88,27 +88,8 @@ class Consumer:
         `on_lost` other members may own them, so nothing may be committed. Each gets only the difference. A commit in
         `on_revoke` can raise StaleAssignment, because a member that was removed from the group is called late.
         """
-
-        def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            client.incremental_assign(partitions)
-            on_assign(ours(partitions))
-
-        def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            self._is_revoking = True
-            try:
-                on_revoke(ours(partitions))
-            finally:
-                self._is_revoking = False
-                client.incremental_unassign(partitions)
-
-        def lost(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            try:
-                on_lost(ours(partitions))
-            finally:
-                client.incremental_unassign(partitions)
-
         with mapped("subscribing"):
-            self._client.subscribe(list(patterns), on_assign=assigned, on_revoke=revoked, on_lost=lost)
+            self._membership.subscribe(patterns, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
 
     def assign_from(
         self, topics: Sequence[str], *, at: Literal["earliest", "latest"], newest: int | None = None
@@ -203,7 +184,11 @@ class Consumer:
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
         wanted = [ck.TopicPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
         with mapped("committing offsets"):
-            answers = self._commits.here(wanted) if self._is_revoking else self._commits.within(wanted, self._timeout_s)
+            answers = (
+                self._commits.here(wanted)
+                if self._membership.is_revoking
+                else self._commits.within(wanted, self._timeout_s)
+            )
         for answer in answers:
             if answer.error is not None:
                 raise broker_error(answer.error, f"committing {answer.topic}[{answer.partition}] at {answer.offset}")
@@ -247,8 +232,12 @@ class Consumer:
             # Closing would free what the waiting commit uses; without a broker there is no group to leave.
             log.warning("a commit still waits for the broker; this member leaves its group by silence")
             return
-        with mapped("leaving the group"), contextlib.suppress(RuntimeError):
-            self._client.close()
+        with mapped("leaving the group"):
+            try:
+                self._membership.leave(self._timeout_s)
+            finally:
+                with contextlib.suppress(RuntimeError):  # it is closed already
+                    self._client.close()
 
     def _judge(self, error: KafkaError) -> None:
         code = error.code()

@@ -43,8 +43,7 @@ class Database:
     ) -> None:
         """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
         parsed = parse_url(url)
-        # Options of libpq stand behind the question mark; passwords may be among them.
-        self.redacted_url: Final = parsed.set(query={}).render_as_string(hide_password=True)
+        self.redacted_url: Final = redacted(parsed)
         self._url = parsed
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
@@ -174,6 +173,11 @@ def _refuse_if_cut(connection: psycopg.Connection, record: object, proxy: object
     waiting.register(connection.fileno(), select.POLLIN)
     if waiting.poll(0):
         raise DisconnectionError
+
+
+def redacted(url: URL) -> str:
+    """The URL to be shown: without its password, and without libpq's parameters, which may hold passwords too."""
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def parse_url(url: SecretStr) -> URL:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from alphaloop.errors import StoreBusy, StoreError, StoreLoginRefused, StoreUnavailable, StoreValueRefused
+from alphaloop.store.tls_refusals import tls_hint
 
 #: SQLSTATEs, or their first two characters, that pass by themselves, with what an operator can do meanwhile.
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -71,11 +72,9 @@ def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreErro
     told = original.diag.message_primary
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
-        if not state and any(part in str(original).lower() for part in _LOGIN_REFUSED):
-            return StoreLoginRefused(
-                f"no connection to {where}: {_first_line(original)}",
-                hint="check user, password, database and sslmode of postgres.url",
-            )
+        refused = tls_hint(str(original)) or _login_hint(original)
+        if not state and refused is not None:
+            return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
         hint = _hint(state) or _PASSING["08"]
         return StoreUnavailable(f"no connection to {where}: {told or _first_line(original)}", hint=hint)
     refusal = f"{where} refused a statement: {told or type(original).__name__} (SQLSTATE {state or 'unknown'})"
@@ -92,6 +91,12 @@ def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreErro
 def _hint(state: str) -> str | None:
     matching = [passing for passing in _PASSING if state.startswith(passing)]
     return _PASSING[max(matching, key=len)] if matching else None
+
+
+def _login_hint(error: psycopg.Error) -> str | None:
+    """What to check, if the server refused the login."""
+    is_refused = any(part in str(error).lower() for part in _LOGIN_REFUSED)
+    return "check user, password, database and sslmode of postgres.url" if is_refused else None
 
 
 def _first_line(error: Exception) -> str:

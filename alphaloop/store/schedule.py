@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import StoreUnavailable
-from alphaloop.store.database import Database, parse_url
+from alphaloop.store.database import Database, parse_url, redacted
 from alphaloop.store.refusals import store_error
 from alphaloop.store.terms import Term, begin_term
 from alphaloop.tables import schedule_runs
@@ -81,7 +81,7 @@ class AdvisoryLock:
     ) -> None:
         """`term_timeout_s`: how long `begin_term` waits for a transaction of the leader before."""
         parsed = parse_url(url)
-        self._where = parsed.render_as_string(hide_password=True)
+        self._where = redacted(parsed)
         self._conninfo = SecretStr(parsed.set(drivername="postgresql").render_as_string(hide_password=False))
         self._connect_timeout_s = connect_timeout_s
         self._lock_timeout = f"{term_timeout_s * 1000:.0f}ms"

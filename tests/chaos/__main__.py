@@ -2,6 +2,7 @@
 
 python -m tests.chaos                    the long run, with a seed of its own
 python -m tests.chaos --seed 7 --short   the short run with the plan of seed 7
+python -m tests.chaos --part outages     servers away, a full disk, a topic gone, one after the other
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
 from alphaloop.embedded.install import find_kafka_home
 from alphaloop.settings import Settings
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
+from tests.chaos import size
 from tests.chaos.faults import FAULTS
-from tests.chaos.page import write
+from tests.chaos.page import OUTAGES, PHASES, write
 from tests.chaos.plan import draw_plan
 from tests.chaos.report import show
 from tests.chaos.run import run
-from tests.chaos.size import LONG, SHORT, Size
+from tests.chaos.size import Size
+
+_PARTS: Final = {"all": size.LONG, "outages": size.OUTAGES}
 
 
 def main() -> int:
@@ -49,14 +54,14 @@ def main() -> int:
     report = run(plan, home, folder, lambda line: console.print(f"{time.monotonic() - began:6.0f} s  {line}"))
     show(report, console)
     if options.page is not None:
-        write(options.page, report, plan.size)
+        write(options.page, report, plan.size, where=OUTAGES if options.part == "outages" else PHASES)
     if report.is_sound and options.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if report.is_sound else 1
 
 
 def _size(options: argparse.Namespace) -> Size:
-    size = SHORT if options.short else LONG
+    found = size.SHORT if options.short else _PARTS[options.part]
     asked = {
         "num_null_jobs": options.jobs,
         "num_real_jobs": options.real_jobs,
@@ -65,9 +70,9 @@ def _size(options: argparse.Namespace) -> Size:
         "fault_s": options.fault_s,
         "num_storm_restarts": options.restarts,
         "num_pairs": options.pairs,
-        "faults": tuple(options.fault) if options.fault else None,
+        "phases": tuple((name,) for name in options.fault) if options.fault else None,
     }
-    return replace(size, **{name: value for name, value in asked.items() if value is not None})
+    return replace(found, **{name: value for name, value in asked.items() if value is not None})
 
 
 def _options() -> argparse.Namespace:
@@ -75,6 +80,7 @@ def _options() -> argparse.Namespace:
         prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="of the plan")
+    parser.add_argument("--part", choices=sorted(_PARTS), default="all", help="what is played")
     parser.add_argument("--short", action="store_true", help="the size of the run in `make test`")
     parser.add_argument("--jobs", type=int, help="for the null engine")
     parser.add_argument("--real-jobs", type=int, help="for the real engine; 0 leaves that part out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
@@ -11,12 +10,13 @@ import psycopg
 from confluent_kafka import Message
 
 from alphaloop.kafka.topics import TOKENS
+from alphaloop.messages import read_chunk
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord, Row
 from tests.chaos.reading import TopicReader, key_of
 
 _ROWS = """
-    SELECT job_id, status, outcome::text, coalesce(num_runs, 0)
+    SELECT job_id, status, outcome::text, coalesce(num_runs, 0), num_failures
     FROM jobs LEFT JOIN (SELECT job_id, count(*) AS num_runs FROM decode_runs GROUP BY job_id) AS runs USING (job_id)
 """
 
@@ -56,8 +56,8 @@ def read_rows(database_url: str) -> dict[str, Row]:
     """Every job's row."""
     with psycopg.connect(database_url) as connection:
         return {
-            job_id: Row(status, None if outcome is None else outcome.encode(), num_runs)
-            for job_id, status, outcome, num_runs in connection.execute(_ROWS)
+            job_id: Row(status, None if outcome is None else outcome.encode(), num_runs, num_failures)
+            for job_id, status, outcome, num_runs, num_failures in connection.execute(_ROWS)
         }
 
 
@@ -65,6 +65,14 @@ def num_in_outbox(database_url: str) -> int:
     """Transactions whose results wait to be published."""
     with psycopg.connect(database_url) as connection:
         row = connection.execute("SELECT count(*) FROM outbox").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def num_measured(database_url: str) -> int:
+    """Runs that the scheduler finished."""
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute("SELECT count(*) FROM schedule_runs WHERE finished_at IS NOT NULL").fetchone()
     assert row is not None
     return int(row[0])
 
@@ -80,15 +88,9 @@ def _text(value: str | bytes | None) -> str:
 
 
 def _chunk(message: Message) -> ChunkRecord:
-    headers, value = headers_of(message), json.loads(message.value() or b"{}")
-    delta = value["choices"][0]["delta"] if value.get("choices") else {}
-    return ChunkRecord(
-        job_id=key_of(message),
-        attempt=int(headers["attempt"]),
-        seq=int(headers["seq"]),
-        is_final=headers["final"] == "1",
-        text=delta.get("content") or "",
-    )
+    headers: Any = message.headers() or ()
+    chunk = read_chunk(message.value(), headers)
+    return ChunkRecord(key_of(message), chunk.attempt, chunk.seq, chunk.text, chunk.status)
 
 
 def ended_by(database_url: str, moment: datetime) -> set[str]:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
+from alphaloop.errors import DecodeFailed
 from benchmarks.pipeline.instant_engine import InstantEngine
-from tests.chaos.work import KILLER_MARK, text_of
+from tests.chaos.work import KILLER_MARK, num_failures, text_of
 from worker.engine import Generation, PreparedJob, Step, TokenDelta
 
 
 class EchoEngine(InstantEngine):
     """An instant engine whose rounds take `round_s`, so that faults meet running jobs.
 
-    It sleeps for that time, because a GPU also leaves the processor to others.
+    It sleeps for that time, because a GPU also leaves the processor to others. A planted job fails as often as its
+    prompt says: `failures` is a folder in which the engines of all processes count them, one file a job.
     """
 
-    def __init__(self, num_slots: int, *, round_s: float) -> None:
+    def __init__(self, num_slots: int, *, round_s: float, failures: Path) -> None:
         super().__init__(num_slots)
         self._round_s = round_s
+        self._failures = failures
         self._num_rounds: dict[str, int] = {}
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
@@ -30,11 +34,16 @@ class EchoEngine(InstantEngine):
         self._num_rounds[prepared.job.job_id] = 0
 
     def step(self) -> Step:
-        """One word of every text. A prompt with KILLER_MARK ends the process, as a fault of a driver would."""
+        """One word of every text. A prompt with KILLER_MARK ends the process, as a fault of a driver would.
+
+        Raises DecodeFailed while a job is to fail. Only a failure of a job that runs alone is one of its failures.
+        """
         started = time.perf_counter()
         prompts = {prepared.job.job_id: _prompt(prepared) for prepared in self._running}
         if any(KILLER_MARK in prompt for prompt in prompts.values()):
             os.kill(os.getpid(), signal.SIGKILL)
+        for job_id, prompt in prompts.items():
+            self._fail(job_id, num_failures(prompt), is_alone=len(prompts) == 1)
         time.sleep(self._round_s)
         deltas, finished, batch = [], [], len(self._running)
         wall_s = time.perf_counter() - started
@@ -50,6 +59,17 @@ class EchoEngine(InstantEngine):
                 del self._num_rounds[job_id]
         num_positions = len(prompts)
         return Step(tuple(finished), tuple(deltas), batch, 1, wall_s, verify_s=wall_s, num_positions=num_positions)
+
+    def _fail(self, job_id: str, num_times: int, *, is_alone: bool) -> None:
+        if not num_times:
+            return
+        counted = self._failures / job_id
+        if counted.exists() and counted.stat().st_size >= num_times:
+            return
+        if is_alone:
+            with counted.open("ab") as file:
+                file.write(b".")
+        raise DecodeFailed("told to fail")
 
     def _generation(self, prepared: PreparedJob, text: str, num_words: int, round_s: float, batch: int) -> Generation:
         counts = AcceptanceCounts()
@@ -71,6 +91,5 @@ class EchoEngine(InstantEngine):
 
 
 def _prompt(prepared: PreparedJob) -> str:
-    messages = prepared.job.body.messages
-    assert messages is not None
-    return messages[-1].content
+    body = prepared.job.body
+    return body.messages[-1].content if body.messages else body.prompt or ""

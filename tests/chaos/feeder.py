@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -10,7 +11,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from tests.chaos.work import TASK, PlannedJob
+from alphaloop.kafka.topics import CONTROL
+from tests.chaos.work import Fate, PlannedJob
 
 _TICK_S: Final = 0.1
 _REPEATED_SHARE: Final = 0.01
@@ -18,7 +20,10 @@ _FLUSH_S: Final = 120.0
 
 
 class Feeder:
-    """Sends jobs to jobs.<task>; one in a hundred twice, as a client does that saw no acknowledgement."""
+    """Sends jobs to the topics of their lanes; one in a hundred twice, as a client does that saw no acknowledgement.
+
+    Behind a job that is to be cancelled it sends the cancellation.
+    """
 
     def __init__(self, addresses: str, jobs: Iterable[PlannedJob], *, jobs_per_s: float, rng: random.Random) -> None:
         self.sent: list[PlannedJob] = []
@@ -92,9 +97,14 @@ class Feeder:
             self._produce(self._repeats.pop(0))
 
     def _produce(self, job: PlannedJob) -> None:
+        self._publish(job.topic, job.job_id, job.value)
+        if job.fate is Fate.IS_CANCELLED:
+            self._publish(CONTROL, job.job_id, json.dumps({"action": "cancel", "job_id": job.job_id}).encode())
+
+    def _publish(self, topic: str, key: str, value: bytes) -> None:
         while True:
             try:
-                self._producer.produce(f"jobs.{TASK}", key=job.job_id, value=job.value, on_delivery=self._delivered)
+                self._producer.produce(topic, key=key, value=value, on_delivery=self._delivered)
             except BufferError:
                 self._producer.poll(_TICK_S)
             else:

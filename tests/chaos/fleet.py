@@ -1,4 +1,4 @@
-"""The worker processes of a run, and the supervisor that starts again what ended or is sick.
+"""The processes of a run, workers or schedulers, and the supervisor that starts again what ended or is sick.
 
 The supervisor does what Kubernetes or systemd does, and no more: it sees exit codes and /healthz.
 """
@@ -12,24 +12,25 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 from alphaloop.embedded.process import free_ports
+from tests.chaos.asking import Look, ask, look
 from tests.chaos.worker_process import CLOCK_SKEW_S
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
+WORKER: Final = ("tests.chaos.worker_process", "--seed", "1")
 _LOOK_S: Final = 0.5
 #: How long a worker is down before it is started again, and how long it may be sick before it is killed.
 _RESTART_AFTER_S: Final = 1.0
 _SICK_S: Final = 10.0
-_HEALTH_TIMEOUT_S: Final = 1.0
+#: Of a process that starts on a busy machine.
+_UP_S: Final = 120.0
 #: Of a process that was told to drain.
 _STOP_S: Final = 90.0
 
@@ -58,17 +59,30 @@ class Member:
 
 
 class Fleet:
-    """Worker processes with a supervisor. All methods may be called from any thread."""
+    """Processes of one program with a supervisor. All methods may be called from any thread."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, num_workers: int, *, name: str) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        folder: Path,
+        num_processes: int,
+        *,
+        name: str,
+        program: Sequence[str] = WORKER,
+        port_setting: str = "ALPHALOOP_WORKER__HTTP_PORT",
+    ) -> None:
+        """`program` is what follows `python -m`; `port_setting` tells it where to serve its health."""
         folder.mkdir(parents=True, exist_ok=True)
         self.name = name
         self.members: Final = tuple(
-            Member(number, port, folder / f"{name}-{number}.log") for number, port in enumerate(free_ports(num_workers))
+            Member(number, port, folder / f"{name}-{number}.log")
+            for number, port in enumerate(free_ports(num_processes))
         )
         self.ended_themselves: Counter[int] = Counter()  #: by exit code, processes that no fault killed
         self.num_sick = 0  #: killed because they said for long that they are not healthy
         self._environment = dict(environment)
+        self._program = program
+        self._port_setting = port_setting
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name=f"{name} supervisor", daemon=True)
@@ -84,7 +98,7 @@ class Fleet:
         return [
             member.number
             for member in self.members
-            if not member.is_suspended and _status(member.port, "readyz") == HTTPStatus.OK
+            if not member.is_suspended and ask(member.port, "readyz")[0] == HTTPStatus.OK
         ]
 
     def kill(self, number: int) -> None:
@@ -118,7 +132,13 @@ class Fleet:
         self.kill(number)
 
     def stop(self) -> dict[str, int]:
-        """SIGTERM to all; the exit codes that are not 0, by name of the member. Kills what does not end."""
+        """SIGTERM to all; the exit codes that are not 0, by name of the member. Kills what does not end.
+
+        First it waits for those that are just starting, because a process that cannot hear yet does not drain.
+        """
+        until_s = time.monotonic() + _UP_S
+        while time.monotonic() < until_s and any(ask(one.port, "healthz")[0] is None for one in self.members):
+            time.sleep(_LOOK_S)
         self._closing.set()
         self._supervisor.join()
         for member in self.members:
@@ -135,6 +155,10 @@ class Fleet:
                 member.process.kill()
                 member.process.wait()
                 _close(member)
+
+    def look(self, at_s: float) -> list[Look]:
+        """Ask every worker that is not suspended how it is."""
+        return [look(self.name, member.port, at_s) for member in self.members if not member.is_suspended]
 
     def measure(self) -> None:
         """Note the memory of every process; call it now and then."""
@@ -164,7 +188,7 @@ class Fleet:
             self._start(member)
 
     def _is_sick(self, member: Member, now: float) -> bool:
-        if _status(member.port, "healthz") != HTTPStatus.SERVICE_UNAVAILABLE:
+        if ask(member.port, "healthz")[0] != HTTPStatus.SERVICE_UNAVAILABLE:
             member.sick_since = None
             return False
         member.sick_since = member.sick_since or now
@@ -174,14 +198,14 @@ class Fleet:
         environment = {
             **os.environ,
             **self._environment,
-            "ALPHALOOP_WORKER__HTTP_PORT": str(member.port),
+            self._port_setting: str(member.port),
             CLOCK_SKEW_S: str(member.skew_s),
         }
         _close(member)
         with member.log.open("ab") as out:
             # The pipe is never written to: it closes when this process ends, however it ends, and so does the worker.
             member.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.worker_process", "--seed", "1"],
+                [sys.executable, "-m", *self._program],
                 cwd=CHECKOUT,
                 env=environment,
                 stdin=subprocess.PIPE,
@@ -209,18 +233,6 @@ class Fleet:
 def _close(member: Member) -> None:
     if member.process is not None and member.process.stdin is not None:
         member.process.stdin.close()
-
-
-def _status(port: int, path: str) -> int | None:
-    """What a worker answers; None while nothing answers, which is how a process begins and ends."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=_HEALTH_TIMEOUT_S) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
-    except OSError:
-        return None
 
 
 def _peak_bytes(pid: int) -> int:

@@ -13,6 +13,7 @@ class Row:
     status: str
     outcome: bytes | None  #: the recorded Result, byte for byte
     num_decode_runs: int  #: evidence of successful decodings
+    num_failures: int = 0  #: tries that failed and were followed by another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,13 @@ class ChunkRecord:
     job_id: str
     attempt: int
     seq: int
-    is_final: bool
     text: str
+    status: str | None = None  #: of the outcome, in the final chunk only
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the stream ends here."""
+        return self.status is not None
 
 
 @dataclass(frozen=True, slots=True)

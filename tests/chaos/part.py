@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from tests.chaos.feeder import Feeder
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ResultRecord
 from tests.chaos.phases import PhaseReport, run_phase
-from tests.chaos.plan import Phase
+from tests.chaos.plan import Phase, sending_s
 from tests.chaos.reading import TopicReader
 from tests.chaos.setting_up import GROUP, Servers
 from tests.chaos.size import Size
@@ -26,11 +27,9 @@ from tests.chaos.work import PlannedJob
 from tests.chaos.world import World
 
 _LOOK_S: Final = 1.0
-#: Between the end of a fault and the next one the fleet is given about so long.
-_BETWEEN_S: Final = 8.0
 #: A deleted topic takes messages for a moment longer.
 _DELETING: Final = timedelta(seconds=2)
-#: Until the first worker of a fleet has partitions.
+#: Until every worker of a fleet has partitions.
 _START_S: Final = 600.0
 
 Say = Callable[[str], None]
@@ -50,6 +49,7 @@ class Played:
     """What came of it."""
 
     phases: tuple[PhaseReport, ...]
+    sent: tuple[frozenset[str], ...]  #: the jobs that were sent in each phase and in the time to catch up after it
     settled_s: float | None  #: from the last fault until nothing was left to read or publish; None: never
     earlier_results: tuple[ResultRecord, ...]  #: of a results topic that was deleted
     num_asked_again: int  #: jobs sent again, because their results went with that topic
@@ -59,22 +59,34 @@ class Played:
 def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random.Random, say: Say) -> Played:
     """Start the fleet, inject the faults under load, send the rest, wait until all is settled, stop the fleet."""
     fleet, addresses = part.fleet, servers.brokers.addresses
-    jobs_per_s = len(part.jobs) / sum(phase.seconds + _BETWEEN_S for phase in part.phases)
+    jobs_per_s = len(part.jobs) / sending_s(part.phases)
     feeder = Feeder(addresses, part.jobs, jobs_per_s=jobs_per_s, rng=rng)
-    world = World(size, servers.brokers, servers.postgres, servers.database_url, servers.proxy, watcher, fleet, feeder)
-    world.num_ended_before = watcher.num_ended
+    world = World(
+        size,
+        servers.brokers,
+        servers.postgres,
+        servers.database_url,
+        servers.proxy,
+        servers.disk,
+        watcher,
+        fleet,
+        feeder,
+        num_ended_before=watcher.num_ended,
+    )
     with ExitStack() as stack:
         stack.callback(fleet.close)
         stack.callback(feeder.close)
         stack.callback(world.is_ending.set)
         fleet.start()
         watcher.fleets.append(fleet)
-        _await_first(world)
+        _await_all(world)
         feeder.start()
-        reports = []
+        reports, sent = [], []
         for phase in part.phases:
             say(f"{fleet.name} fleet: {phase.name}, {phase.seconds:.0f} s; backlog {world.backlog}")
+            num_before = feeder.num_sent
             reports.append(run_phase(phase, world))
+            sent.append(frozenset(job.job_id for job in feeder.sent[num_before:]))
         say(f"{fleet.name} fleet: the rest of {len(part.jobs)} jobs, then settling; backlog {world.backlog}")
         feeder.finish()
         reader = TopicReader(addresses)
@@ -85,27 +97,34 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
             say(f"{num_again} jobs sent again, because their results went with the deleted topic")
             settled_s = _settle(world, reader)
         codes = fleet.stop()
-        return Played(tuple(reports), settled_s, tuple(world.kept_results), num_again, codes)
+        return Played(tuple(reports), tuple(sent), settled_s, tuple(world.kept_results), num_again, codes)
 
 
-def _await_first(world: World) -> None:
+def _await_all(world: World) -> None:
     began = time.monotonic()
-    while not world.fleet.ready():
+    while len(world.fleet.ready()) < len(world.fleet.members):
         if time.monotonic() - began > _START_S:
-            raise TimeoutError(f"no worker took partitions within {_START_S:.0f} s; see the logs of {world.fleet.name}")
+            raise TimeoutError(
+                f"not all workers took partitions in {_START_S:.0f} s; see the logs of {world.fleet.name}"
+            )
         world.wait(_LOOK_S / 2)
 
 
 def _settle(world: World, reader: TopicReader) -> float | None:
-    """Wait until no message is unread and no result unpublished; how long it took."""
-    began = time.monotonic()
-    while (after_s := time.monotonic() - began) < world.size.settle_s:
+    """Wait until no message is unread and no result unpublished; how long it took. None: nothing moved for too long."""
+    began_s = moved_s = time.monotonic()
+    least_left, most_ended = math.inf, 0
+    while time.monotonic() - moved_s < world.size.settle_s:
+        num_left: float = num_in_outbox(world.database_url)
         try:
-            is_read = not any(reader.lag(GROUP).values())
+            num_left += sum(reader.lag(GROUP).values())
         except KafkaException:
-            is_read = False  # a coordinator is being elected
-        if is_read and not num_in_outbox(world.database_url):
-            return after_s
+            num_left = least_left  # a coordinator is being elected
+        if not num_left:
+            return time.monotonic() - began_s
+        num_ended = world.watcher.num_ended
+        if num_left < least_left or num_ended > most_ended:
+            least_left, most_ended, moved_s = min(num_left, least_left), num_ended, time.monotonic()
         world.wait(_LOOK_S)
     return None
 

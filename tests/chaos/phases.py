@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Final
 
 from tests.chaos.faults import FAULTS
 from tests.chaos.plan import Phase
-from tests.chaos.watcher import Watcher
+from tests.chaos.watcher import first_growth_s, longest_silence_s
 from tests.chaos.world import World
 
 _LOOK_S: Final = 0.5
@@ -30,9 +29,16 @@ class PhaseReport:
     num_started: int  #: processes, the fault's own restarts among them
     ended_themselves: dict[int, int]  #: by exit code, processes that no fault ended
     num_sick: int  #: processes that were restarted because they said that they are not healthy
-    first_outcome_s: float | None  #: from the end of the fault; None: none was seen
+    said: dict[str, int]  #: how often workers said so while the fault lasted, by what they said
+    num_held: int  #: most messages that one worker held meanwhile
+    num_waiting: int  #: most jobs that waited in one worker for a slot of its engine
+    first_outcome_s: float | None  #: recorded, from the end of the fault; None: none was seen
+    first_result_s: float | None  #: published, the same
+    silence_s: float  #: longest time without a new result, from the beginning of the fault to the end of the phase
     caught_up_s: float | None  #: from the end of the fault until hardly any job waited; None: not in the time allowed
     backlog: int  #: jobs that waited at the end of the phase
+    num_lost: int = 0  #: of the jobs that were sent in this phase
+    num_twice: int = 0  #: of these, jobs with two outcomes, or counted twice
 
     @property
     def name(self) -> str:
@@ -43,7 +49,7 @@ class PhaseReport:
 def run_phase(phase: Phase, world: World) -> PhaseReport:
     """Inject the faults of `phase`, each from a thread of its own, and see how the fleet comes back."""
     fleet, feeder, watcher = world.fleet, world.feeder, world.watcher
-    began, num_sent, num_ended = time.monotonic(), feeder.num_sent, watcher.num_ended
+    began_s, num_sent, num_ended = watcher.now_s, feeder.num_sent, watcher.num_ended
     num_starts, ended_before = sum(member.num_starts for member in fleet.members), Counter(fleet.ended_themselves)
     num_sick = fleet.num_sick
     with ThreadPoolExecutor(len(phase.faults)) as threads:
@@ -53,18 +59,24 @@ def run_phase(phase: Phase, world: World) -> PhaseReport:
         ]
         for fault in running:
             fault.result()
-    fault_s, healed_s = time.monotonic() - began, watcher.now_s
+    healed_s = watcher.now_s
     num_sent_in_fault, num_ended_in_fault = feeder.num_sent - num_sent, watcher.num_ended - num_ended
+    looks = [one for one in watcher.looks if one.fleet == fleet.name and began_s <= one.at_s <= healed_s]
     caught_up_s = _catch_up(world, healed_s)
     return PhaseReport(
         faults=phase.faults,
-        fault_s=fault_s,
+        fault_s=healed_s - began_s,
         num_sent=num_sent_in_fault,
         num_ended=num_ended_in_fault,
         num_started=sum(member.num_starts for member in fleet.members) - num_starts,
         ended_themselves=dict(fleet.ended_themselves - ended_before),
         num_sick=fleet.num_sick - num_sick,
-        first_outcome_s=_first_outcome_s(watcher, healed_s),
+        said=dict(Counter(one.said for one in looks)),
+        num_held=max((one.num_held for one in looks), default=0),
+        num_waiting=max((one.num_waiting for one in looks), default=0),
+        first_outcome_s=first_growth_s(watcher.progress, healed_s),
+        first_result_s=first_growth_s(watcher.published, healed_s),
+        silence_s=longest_silence_s(watcher.published, began_s, watcher.now_s),
         caught_up_s=caught_up_s,
         backlog=world.backlog,
     )
@@ -78,11 +90,3 @@ def _catch_up(world: World, healed_s: float) -> float | None:
             return after_s
         world.wait(_LOOK_S)
     return None
-
-
-def _first_outcome_s(watcher: Watcher, healed_s: float) -> float | None:
-    """Until more jobs had ended than at the last look before the end of the fault."""
-    before = max((one.num_ended for one in watcher.progress if one.at_s <= healed_s), default=0)
-    after = (one.at_s for one in watcher.progress if one.at_s > healed_s and one.num_ended > before)
-    first = next(after, None)
-    return None if first is None else first - healed_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.chaos.faults import FAULTS
@@ -12,6 +13,8 @@ from tests.chaos.size import Size
 _REAL_FAULTS = ("workers killed", "workers suspended", "broker lost", "Postgres bounced", "connections cut")
 #: What two cores need to start one worker.
 _RESTART_S = 0.9
+#: Between the end of a fault and the next one the fleet is given about so long.
+_BETWEEN_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,19 @@ class Plan:
 
 
 def draw_plan(seed: int, size: Size) -> Plan:
-    """Every fault of the size in a drawn order, then pairs of faults that hit different things."""
+    """The phases of the size, in a drawn order if it has none, then pairs of faults that hit different things."""
     rng = random.Random(seed)
-    order = rng.sample(size.faults, len(size.faults))
-    pairs = [_pair(rng, size.faults) for _ in range(size.num_pairs)]
-    null: list[tuple[str, ...]] = [*((fault,) for fault in order), *pairs]
+    order = size.phases if size.is_ordered else rng.sample(size.phases, len(size.phases))
+    known = tuple(name for names in size.phases for name in names)
+    null = [*order, *(_pair(rng, known) for _ in range(size.num_pairs))]
     names = rng.sample(_REAL_FAULTS, len(_REAL_FAULTS)) if size.num_real_jobs else []
     real: list[tuple[str, ...]] = [(name,) for name in names]
     return Plan(seed, size, _phases(rng, real, size, 0.5), _phases(rng, null, size, 1.0))
+
+
+def sending_s(phases: Sequence[Phase]) -> float:
+    """How long the jobs of these phases are being sent."""
+    return sum(phase.seconds + _BETWEEN_S for phase in phases)
 
 
 def _pair(rng: random.Random, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -57,9 +57,12 @@ class TopicReader:
         """The results topic."""
         return [ResultRecord(key_of(message), message.value() or b"") for message in self.read(RESULTS)]
 
-    def end_offsets(self, topic: str) -> dict[int, int]:
-        """The offset of the next message, by partition; empty where the topic does not exist."""
-        deadline = time.monotonic() + _WAIT_S
+    def end_offsets(self, topic: str, *, wait_s: float = _WAIT_S) -> dict[int, int]:
+        """The offset of the next message, by partition; empty where the topic does not exist.
+
+        Raises KafkaException when the brokers do not answer for `wait_s`.
+        """
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 return {number: self._end(topic, number) for number in range(self.topics().get(topic, 0))}
@@ -116,6 +119,7 @@ class TopicReader:
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
+                "reconnect.backoff.max.ms": 500,
                 "log_level": 0,
             }
         )

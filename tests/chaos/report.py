@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.chaos.faults import FAULTS
-from tests.chaos.oracle import Promise, Violation
 from tests.chaos.phases import PhaseReport
+from tests.chaos.promises import Promise, Violation
 
 _MOST_SHOWN: Final = 30
 
@@ -25,6 +25,7 @@ class RunReport:
     seconds: float
     phases: tuple[PhaseReport, ...]
     violations: tuple[Violation, ...]
+    has_small_disk: bool  #: a full disk was a full file system; else triggers played it
     settled_s: tuple[float | None, ...]  #: of each part: from its last job until nothing was left; None: never
     num_jobs: int
     num_rows: int
@@ -32,12 +33,17 @@ class RunReport:
     num_repeated_results: int
     num_asked_again: int
     num_letters: int
+    num_by_status: dict[str, int]  #: jobs
+    num_failures: int  #: tries that were followed by another one
     num_chunks: int
+    num_ended_streams: int
     num_commits: int  #: changes of committed offsets that the watcher saw
     num_starts: int  #: of worker processes
+    num_measured: int  #: runs of the scheduler
     num_cut_connections: int
     peak_bytes: dict[str, int]
     num_log_bytes: int
+    load: tuple[float, float]  #: of the machine in the last minute: when the run began, when its last job had ended
 
     @property
     def is_sound(self) -> bool:
@@ -63,9 +69,11 @@ def show(report: RunReport, console: Console) -> None:
     console.print(
         f"{report.num_jobs} jobs in {report.seconds:.0f} s, seed {report.seed}: {report.num_rows} rows, "
         f"{report.num_results} results, of which {report.num_repeated_results} repeat an earlier one, "
-        f"{report.num_letters} dead letters, {report.num_chunks} chunks, {report.num_starts} starts of workers, "
-        f"{report.num_cut_connections} connections cut, {peak} MiB in the largest worker"
+        f"{report.num_letters} dead letters, {report.num_failures} failures tried again, {report.num_chunks} chunks of "
+        f"{report.num_ended_streams} streams, {report.num_starts} starts of workers, {report.num_measured} runs of "
+        f"the scheduler, {report.num_cut_connections} connections cut, {peak} MiB in the largest process"
     )
+    console.print(", ".join(f"{number} {status}" for status, number in sorted(report.num_by_status.items())))
     print(report.as_json(), flush=True)
 
 
@@ -73,7 +81,8 @@ def _phases(report: RunReport) -> Table:
     table = Table(title="phases")
     for heading in ("fault", "what is done", "lasts s", "sent", "ended", "starts", "ended by themselves", "sick"):
         table.add_column(heading)
-    for heading in ("first outcome after s", "caught up after s", "backlog"):
+    table.add_column("workers said")
+    for heading in ("held", "first outcome after s", "first result", "caught up", "backlog", "lost", "twice"):
         table.add_column(heading, justify="right")
     for phase in report.phases:
         table.add_row(
@@ -85,9 +94,14 @@ def _phases(report: RunReport) -> Table:
             str(phase.num_started),
             ended(phase),
             str(phase.num_sick),
+            said(phase),
+            f"{phase.num_held}, {phase.num_waiting} waiting",
             seconds(phase.first_outcome_s),
+            seconds(phase.first_result_s),
             seconds(phase.caught_up_s),
             str(phase.backlog),
+            str(phase.num_lost),
+            str(phase.num_twice),
         )
     return table
 
@@ -105,6 +119,15 @@ def _promises(report: RunReport) -> Table:
 def ended(phase: PhaseReport) -> str:
     """How many processes ended by themselves, by exit code."""
     return ", ".join(f"{number} with {code}" for code, number in sorted(phase.ended_themselves.items())) or "0"
+
+
+def said(phase: PhaseReport) -> str:
+    """What /readyz of the workers said while the fault lasted, the most frequent first."""
+    num_looks = sum(phase.said.values())
+    return "; ".join(
+        f"{what} {number / num_looks:.0%}"
+        for what, number in sorted(phase.said.items(), key=lambda item: (-item[1], item[0]))
+    )
 
 
 def seconds(found: float | None) -> str:

@@ -22,14 +22,18 @@ from tests.chaos.fleet import CHECKOUT, Fleet
 from tests.chaos.proxy import Proxy
 from tests.chaos.real_jobs import REAL_TARGET
 from tests.chaos.size import Size
-from tests.chaos.work import TASK
-from tests.chaos.worker_process import ROUND_S
+from tests.chaos.small_disk import SmallDisk
+from tests.chaos.work import NUM_RETRIES, TASK
+from tests.chaos.worker_process import FAILURES, ROUND_S
 from tests.chaos.world import proxied
 
 GROUP: Final = "chaos-workers"
 NUM_PARTITIONS: Final = 8
-#: A setting that nothing uses here, to be searched for in the logs.
+#: Settings that nothing uses here, to be searched for in the logs: one of Kafka, and one in the database's URL.
 PLANTED_SECRET: Final = "planted-secret-5a1d0c"
+PLANTED_URL_SECRET: Final = "planted-key-password-77e0b2"
+#: Seconds, short enough that a job is tried again within a phase.
+_RETRY_DELAYS_S: Final = [1 + number for number in range(NUM_RETRIES)]
 #: As many as two cores bear.
 _NUM_REAL_WORKERS: Final = 2
 
@@ -42,6 +46,7 @@ class Servers:
     postgres: EmbeddedPostgres
     database_url: str  #: without the proxy
     proxy: Proxy
+    disk: SmallDisk | None  #: of Postgres's tables
 
 
 @contextmanager
@@ -52,22 +57,36 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
         stack.callback(brokers.stop)
         brokers.start()
         # Durable, because a Postgres that is killed may lose what it acknowledged otherwise, and jobs with it.
+        disk = SmallDisk.mounted()
+        if disk is not None:
+            stack.callback(disk.close)
         postgres = EmbeddedPostgres(folder / "postgres", durable=True, log_dir=folder / "logs" / "postgres")
         stack.callback(postgres.stop)
         url = postgres.start()
+        if disk is not None:
+            disk.hold_tables(url)
         upgrade(SecretStr(url))
         proxy = Proxy(urlsplit(url).port or 5432)
         stack.callback(proxy.close)
         kafka = KafkaSettings(
-            bootstrap_servers=brokers.addresses, num_partitions=NUM_PARTITIONS, replication_factor=size.num_brokers
+            bootstrap_servers=brokers.addresses,
+            num_partitions=NUM_PARTITIONS,
+            replication_factor=size.num_brokers,
+            retry_delays_s=_RETRY_DELAYS_S,
         )
         ensure_topics(kafka, [TASK])
-        yield Servers(brokers, postgres, url, proxy)
+        yield Servers(brokers, postgres, url, proxy, disk)
 
 
 def null_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
     """Workers with the null engine."""
-    environment = {**_environment(size, folder, servers), ROUND_S: str(size.round_s)}
+    failures = folder / "failures"
+    failures.mkdir()
+    environment = {
+        **_environment(size, folder, servers),
+        ROUND_S: str(size.round_s),
+        FAILURES: str(failures),
+    }
     return Fleet(environment, folder / "logs", size.num_workers, name="null")
 
 
@@ -83,17 +102,35 @@ def real_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
     return Fleet(environment, folder / "logs", _NUM_REAL_WORKERS, name="real")
 
 
+def schedulers(size: Size, folder: Path, servers: Servers) -> Fleet:
+    """One scheduler, which measures every few seconds. It has no probe prompts, so it sends no jobs."""
+    environment = {
+        **_environment(size, folder, servers),
+        "ALPHALOOP_SCHEDULER__INTERVAL_S": str(size.measure_every_s),
+        "ALPHALOOP_DATA_DIR": str(folder / "data"),
+    }
+    return Fleet(
+        environment,
+        folder / "logs",
+        1,
+        name="scheduler",
+        program=("tests.chaos.scheduler_process",),
+        port_setting="ALPHALOOP_SCHEDULER__HTTP_PORT",
+    )
+
+
 def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str]:
     """Every guarantee as it is shipped; times short enough to be exceeded within a phase."""
     return {
         "KAFKA_BOOTSTRAP_SERVERS": servers.brokers.addresses,
-        "DATABASE_URL": proxied(servers.database_url, servers.proxy.port),
+        "DATABASE_URL": f"{proxied(servers.database_url, servers.proxy.port)}?sslpassword={PLANTED_URL_SECRET}",
         "PYTHONPATH": str(CHECKOUT),
         "ALPHALOOP_CONFIGS": str(_write_configs(folder / "configs")),
         "ALPHALOOP_KAFKA__GROUP_ID": GROUP,
         "ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS": str(int(1000 * size.session_timeout_s)),
         "ALPHALOOP_KAFKA__NUM_PARTITIONS": str(NUM_PARTITIONS),
         "ALPHALOOP_KAFKA__REPLICATION_FACTOR": str(size.num_brokers),
+        "ALPHALOOP_KAFKA__RETRY_DELAYS_S": json.dumps(_RETRY_DELAYS_S),
         "ALPHALOOP_KAFKA__METADATA_REFRESH_MS": "1000",
         "ALPHALOOP_KAFKA__SASL_PASSWORD": PLANTED_SECRET,
         "ALPHALOOP_WORKER__LEASE_S": str(size.lease_s),

@@ -11,56 +11,99 @@ import pytest
 
 from alphaloop.messages import Failure, Result, Status
 from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord, Row
-from tests.chaos.oracle import Promise, judge
+from tests.chaos.oracle import judge
+from tests.chaos.promises import Promise
 from tests.chaos.work import Fate, PlannedJob, null_jobs
 
 MAX_BYTES = {"worker": 400 << 20}
+PLANTED_JOBS = {
+    Fate.REFUSED: 2,
+    Fate.KILLS: 1,
+    Fate.FAILS: 1,
+    Fate.FAILS_FIRST: 2,
+    Fate.EXPIRES: 1,
+    Fate.MAY_EXPIRE: 1,
+    Fate.IS_CANCELLED: 1,
+}
 JOBS = [
-    replace(job, is_streamed=job.job_id == "null-000000")
-    for job in null_jobs(40, num_refused=2, num_killers=1, rng=random.Random(4))
+    replace(job, is_streamed=job.job_id == "null-000000" or job.fate is Fate.IS_CANCELLED)
+    for job in null_jobs(40, PLANTED_JOBS, rng=random.Random(4), sending_s=1.0)
 ]
 GOOD = [job for job in JOBS if job.fate is Fate.SUCCEEDS]
 FIRST, SECOND, STREAMED = GOOD[1].job_id, GOOD[2].job_id, GOOD[0]
-POISON = next(job.job_id for job in JOBS if job.fate is Fate.REFUSED)
-KILLER = next(job.job_id for job in JOBS if job.fate is Fate.KILLS)
+STATUSES = {
+    Fate.SUCCEEDS: Status.SUCCEEDED,
+    Fate.FAILS_FIRST: Status.SUCCEEDED,
+    Fate.MAY_EXPIRE: Status.SUCCEEDED,
+    Fate.KILLS: Status.FAILED,
+    Fate.FAILS: Status.FAILED,
+    Fate.EXPIRES: Status.EXPIRED,
+    Fate.IS_CANCELLED: Status.CANCELLED,
+}
+NUM_WORDS = 4
 
 
-def outcome(job: PlannedJob, text: str | None = None, attempt: int = 1) -> bytes:
-    failed = job.fate is Fate.KILLS
+def planted(fate: Fate) -> PlannedJob:
+    return next(job for job in JOBS if job.fate is fate)
+
+
+POISON, KILLER, FAILING = (planted(fate).job_id for fate in (Fate.REFUSED, Fate.KILLS, Fate.FAILS))
+RETRIED, EXPIRED, HURRIED = planted(Fate.FAILS_FIRST), planted(Fate.EXPIRES), planted(Fate.MAY_EXPIRE)
+CANCELLED = planted(Fate.IS_CANCELLED)
+
+
+def outcome(job: PlannedJob, text: str | None = None, attempt: int = 2, status: Status | None = None) -> bytes:
+    ended = status or STATUSES[job.fate]
+    has_text = ended is Status.SUCCEEDED
+    chunks = NUM_WORDS if has_text else 0
     return Result(
         job_id=job.job_id,
-        status=Status.FAILED if failed else Status.SUCCEEDED,
+        status=ended,
         task="chat",
-        text=None if failed else text or job.text,
-        error=Failure(code="attempts_exhausted", message="its worker died") if failed else None,
+        text=text or job.text if has_text else None,
+        error=None if has_text else Failure(code=f"job_{ended}", message="told by a test"),
         attempt=attempt,
-        recorded_at=datetime(2026, 11, 22, tzinfo=UTC),
+        num_chunks=chunks if job.is_streamed else None,
+        recorded_at=datetime.now(UTC),
     ).encode()
 
 
 def sound() -> Ledger:
     """A ledger of JOBS in which nothing is wrong, the permitted repetitions among it."""
-    rows, results = {}, []
+    rows, results, chunks = {}, [], []
     for job in JOBS:
         if job.fate is not Fate.REFUSED:
-            value = outcome(job)
-            rows[job.job_id] = Row("failed" if job.fate is Fate.KILLS else "succeeded", value, 1)
+            status, value = STATUSES[job.fate], outcome(job)
+            rows[job.job_id] = Row(status, value, int(status is Status.SUCCEEDED), job.num_failures)
             results += [ResultRecord(job.job_id, value)] * (2 if job.job_id == SECOND else 1)
+            if job.is_streamed and job is not STREAMED:
+                chunks.append(ChunkRecord(job.job_id, 2, 0, "", status))
     words = (STREAMED.text or "").split(" ")
     whole = [chunk(2, seq, word if seq == 0 else f" {word}") for seq, word in enumerate(words)]
+    end = chunk(2, NUM_WORDS, "", "succeeded")
     return Ledger(
         rows=rows,
         results=results,
-        letters=[Letter(job.job_id, "malformed_message") for job in JOBS if job.fate is Fate.REFUSED],
-        chunks=[chunk(1, 0, words[0]), *whole, whole[-1], replace(chunk(2, len(words), ""), is_final=True)],
+        letters=[Letter(job.job_id, "a reason") for job in JOBS if job.is_dead_letter],
+        chunks=[*chunks, chunk(1, 0, words[0]), *whole, whole[-1], end, end],
         commits=[Commit(1.0, "g t[0]", 5), Commit(1.0, "g t[1]", 3), Commit(2.0, "g t[0]", 9), Commit(3, "g t[0]", 9)],
         lag={"t[0]": 0, "t[1]": 0},
         peak_bytes={"worker 0": 400 << 20},
     )
 
 
-def chunk(attempt: int, seq: int, text: str) -> ChunkRecord:
-    return ChunkRecord(STREAMED.job_id, attempt, seq, False, text)
+def chunk(attempt: int, seq: int, text: str, status: str | None = None) -> ChunkRecord:
+    return ChunkRecord(STREAMED.job_id, attempt, seq, text, status)
+
+
+def without_chunks(ledger: Ledger, job_id: str) -> Ledger:
+    return replace(ledger, chunks=[one for one in ledger.chunks if one.job_id != job_id])
+
+
+def with_end(ledger: Ledger, attempt: int, seq: int, status: str) -> Ledger:
+    """The stream of CANCELLED ends like this and in no other way."""
+    others = without_chunks(ledger, CANCELLED.job_id).chunks
+    return replace(ledger, chunks=[*others, ChunkRecord(CANCELLED.job_id, attempt, seq, "", status)])
 
 
 def with_row(ledger: Ledger, job_id: str, row: Row | None) -> Ledger:
@@ -72,20 +115,22 @@ def with_result(ledger: Ledger, job_id: str, value: bytes) -> Ledger:
     return replace(ledger, results=[*ledger.results, ResultRecord(job_id, value)])
 
 
-def with_outcome(ledger: Ledger, value: bytes, status: str) -> Ledger:
-    """FIRST has this outcome, and the topic agrees with its row."""
-    kept = [record for record in ledger.results if record.job_id != FIRST]
-    changed = with_row(ledger, FIRST, Row(status, value, 1))
-    return replace(changed, results=[*kept, ResultRecord(FIRST, value)])
+def with_outcome(ledger: Ledger, job: PlannedJob, value: bytes, status: str) -> Ledger:
+    """The job has this outcome, and the topic agrees with its row."""
+    changed = with_row(ledger, job.job_id, Row(status, value, int(status == "succeeded")))
+    return with_result(without_results(changed, job.job_id), job.job_id, value)
+
+
+def without_last_word(ledger: Ledger) -> Ledger:
+    """STREAMED ends a word early, and its row says so too."""
+    value = Result.decode(outcome(STREAMED)).model_copy(update={"num_chunks": NUM_WORDS - 1}).encode()
+    kept = [one for one in ledger.chunks if one.job_id != STREAMED.job_id or one.seq < NUM_WORDS - 1]
+    shortened = with_outcome(ledger, STREAMED, value, "succeeded")
+    return replace(shortened, chunks=[*kept, chunk(2, NUM_WORDS - 1, "", "succeeded")])
 
 
 def without_results(ledger: Ledger, job_id: str) -> Ledger:
     return replace(ledger, results=[record for record in ledger.results if record.job_id != job_id])
-
-
-def failed() -> bytes:
-    job = next(job for job in JOBS if job.job_id == FIRST)
-    return outcome(replace(job, fate=Fate.KILLS))
 
 
 def test_nothing_is_reported_of_a_sound_ledger() -> None:
@@ -101,13 +146,46 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
         KILLER,
         lambda it: with_row(without_results(it, KILLER), KILLER, None),
     ),
-    "a good job that failed": (Promise.RIGHT, FIRST, lambda it: with_outcome(it, failed(), "failed")),
-    "a wrong text": (Promise.RIGHT, FIRST, lambda it: with_outcome(it, outcome(GOOD[1], "wrong"), "succeeded")),
+    "a good job that failed": (
+        Promise.RIGHT,
+        FIRST,
+        lambda it: with_outcome(it, GOOD[1], outcome(GOOD[1], status=Status.FAILED), "failed"),
+    ),
+    "a wrong text": (
+        Promise.RIGHT,
+        FIRST,
+        lambda it: with_outcome(it, GOOD[1], outcome(GOOD[1], "wrong"), "succeeded"),
+    ),
+    "a job that was to be tried again and failed": (
+        Promise.RIGHT,
+        "which fails, then succeeds, is failed",
+        lambda it: with_outcome(it, RETRIED, outcome(RETRIED, status=Status.FAILED), "failed"),
+    ),
+    "a job that expired before its deadline": (
+        Promise.RIGHT,
+        "expired before its deadline",
+        lambda it: with_outcome(it, HURRIED, outcome(HURRIED, status=Status.EXPIRED), "expired"),
+    ),
+    "a job that was decoded behind its deadline": (
+        Promise.RIGHT,
+        "which expires, is succeeded",
+        lambda it: with_outcome(it, EXPIRED, outcome(EXPIRED, status=Status.SUCCEEDED), "succeeded"),
+    ),
     "poison that was answered": (Promise.RIGHT, POISON, lambda it: with_result(it, POISON, b"{}")),
     "two different results": (
         Promise.ONE_OUTCOME,
         FIRST,
-        lambda it: with_result(it, FIRST, outcome(GOOD[1], attempt=2)),
+        lambda it: with_result(it, FIRST, outcome(GOOD[1], attempt=3)),
+    ),
+    "a failure counted twice": (
+        Promise.ONE_OUTCOME,
+        "failures are counted",
+        lambda it: with_row(it, RETRIED.job_id, replace(it.rows[RETRIED.job_id], num_failures=3)),
+    ),
+    "counts of a job that expired": (
+        Promise.ONE_OUTCOME,
+        "is expired and has 1 rows of counts",
+        lambda it: with_row(it, EXPIRED.job_id, replace(it.rows[EXPIRED.job_id], num_decode_runs=1)),
     ),
     "counts recorded twice": (
         Promise.ONE_OUTCOME,
@@ -127,6 +205,11 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
         lambda it: replace(it, letters=[*it.letters, Letter(FIRST, "malformed_message")]),
     ),
     "poison that vanished": (Promise.ONLY_POISON, POISON, lambda it: replace(it, letters=[])),
+    "a failed job without a dead letter": (
+        Promise.ONLY_POISON,
+        FAILING,
+        lambda it: replace(it, letters=[one for one in it.letters if one.job_id != FAILING]),
+    ),
     "a decreasing offset": (
         Promise.OFFSETS,
         "g t[1] fell from 3 to 2",
@@ -155,12 +238,32 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
     "a stream cut short": (
         Promise.STREAMS,
         "does not give the job's text",
-        lambda it: replace(it, chunks=[replace(chunk(3, 0, ""), is_final=True)]),
+        without_last_word,
     ),
     "a stream nobody asked for": (
         Promise.STREAMS,
         f"{FIRST} did not ask",
-        lambda it: replace(it, chunks=[*it.chunks, ChunkRecord(FIRST, 1, 0, False, "")]),
+        lambda it: replace(it, chunks=[*it.chunks, ChunkRecord(FIRST, 1, 0, "")]),
+    ),
+    "a stream without an end": (
+        Promise.ENDS,
+        f"{CANCELLED.job_id} is cancelled, and its stream has no end",
+        lambda it: without_chunks(it, CANCELLED.job_id),
+    ),
+    "a stream with two ends": (
+        Promise.ENDS,
+        "2 different ends",
+        lambda it: replace(it, chunks=[*it.chunks, chunk(3, 0, "", "cancelled")]),
+    ),
+    "an end that says something else": (
+        Promise.ENDS,
+        "ends with attempt 2 at 0, expired, its outcome with attempt 2 at 0, cancelled",
+        lambda it: with_end(it, 2, 0, "expired"),
+    ),
+    "an end of an attempt that did not count": (
+        Promise.ENDS,
+        "attempt 1 at 0",
+        lambda it: with_end(it, 1, 0, "cancelled"),
     ),
     "unread messages": (Promise.SETTLED, "t[1] has 7", lambda it: replace(it, lag={"t[0]": 0, "t[1]": 7})),
     "an outbox that is not empty": (Promise.SETTLED, "3 rows", lambda it: replace(it, num_in_outbox=3)),

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 from rich.console import Console
 
+from alphaloop.messages import Status
 from tests.chaos.plan import draw_plan
 from tests.chaos.report import show
 from tests.chaos.run import run
@@ -29,11 +30,15 @@ def test_every_promise_is_kept_while_workers_database_and_network_fail(
     show(report, Console(width=200))
     assert report.violations == ()
     assert report.num_jobs == SHORT.num_null_jobs
-    assert {name for phase in report.phases for name in phase.faults} == set(SHORT.faults)
+    assert {phase.faults for phase in report.phases} == set(SHORT.phases)
     hurt = {name: phase for phase in report.phases for name in phase.faults}
     assert hurt["workers killed"].num_started > 0
     assert hurt["rebalance storm"].num_started >= SHORT.num_workers * SHORT.num_storm_restarts - SHORT.num_workers
     assert report.num_cut_connections > 0
+    assert report.num_by_status.keys() == set(Status)
+    assert report.num_failures > 0, "some jobs waited on a retry topic"
+    assert report.num_ended_streams > 0
+    assert report.num_measured > 0, "the scheduler worked too"
     assert report.num_repeated_results > 0, "jobs that were delivered again were answered again"
     assert report.num_commits > 0
     assert report.num_log_bytes > 0

@@ -5,24 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from alphaloop.messages.topics import high_topic, jobs_topic
+
 TASK: Final = "chat"
 NUM_WORDS: Final = 4
+#: How often a job may fail and be tried again.
+NUM_RETRIES: Final = 2
 #: In every prompt and in every text of the null engine, so that a search of the logs finds either.
 PROMPT_MARK: Final = "zanzibar-prompt"
 TEXT_MARK: Final = "zanzibar-text"
 #: In the prompt of a job whose engine kills its process.
 KILLER_MARK: Final = "this prompt kills its worker"
+#: In the prompt of a job whose decode fails so many times; `num_failures` reads it.
+_FAILING: Final = "this prompt fails {} times"
+_FAILING_PATTERN: Final = re.compile(_FAILING.format("([0-9]+)"))
+_ALWAYS: Final = 1_000_000
 
 _STREAMED_SHARE: Final = 0.05
+#: Of planted jobs, because the ends of their streams differ.
+_PLANTED_STREAMED_SHARE: Final = 0.5
+_HIGH_SHARE: Final = 0.1
 _DEADLINE_SHARE: Final = 0.05
 #: From the start of the run. A worker whose clock is an hour ahead would let such a job expire.
 _DEADLINE: Final = timedelta(minutes=50)
+#: From the start of the run: a worker whose clock is an hour behind would decode such a job.
+_PAST: Final = timedelta(minutes=-30)
+#: From the moment at which the job is sent, about.
+_SOON_S: Final = 20.0
 
 
 class Fate(StrEnum):
@@ -31,6 +47,23 @@ class Fate(StrEnum):
     SUCCEEDS = "succeeds"
     REFUSED = "refused"  #: planted poison: no job at all; it belongs in the dead-letter topic
     KILLS = "kills"  #: planted poison: every worker that decodes it dies
+    FAILS = "fails"  #: planted poison: every decode of it fails
+    FAILS_FIRST = "fails, then succeeds"  #: once or twice; it waits on a retry topic each time
+    EXPIRES = "expires"  #: its deadline has passed when it is sent
+    MAY_EXPIRE = "may expire"  #: its deadline comes soon
+    IS_CANCELLED = "is cancelled"  #: right behind it; it may have ended before
+
+
+_NAMES: Final = {
+    Fate.SUCCEEDS: "null",
+    Fate.KILLS: "killer",
+    Fate.FAILS: "failing",
+    Fate.FAILS_FIRST: "retried",
+    Fate.EXPIRES: "expired",
+    Fate.MAY_EXPIRE: "hurried",
+    Fate.IS_CANCELLED: "cancelled",
+}
+_POISON: Final = frozenset({Fate.REFUSED, Fate.KILLS, Fate.FAILS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +75,25 @@ class PlannedJob:
     fate: Fate
     text: str | None = None
     is_streamed: bool = False
+    is_high: bool = False  #: sent to jobs.<task>.high
+    deadline: datetime | None = None
+    num_failures: int = 0  #: most that may be counted
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether it belongs in the dead-letter topic."""
+        return self.fate in _POISON
+
+    @property
+    def topic(self) -> str:
+        """Where it is sent to."""
+        return high_topic(TASK) if self.is_high else jobs_topic(TASK)
+
+
+def num_failures(prompt: str) -> int:
+    """How often the null engine fails to decode this prompt."""
+    found = _FAILING_PATTERN.search(prompt)
+    return int(found[1]) if found else 0
 
 
 def text_of(prompt: str) -> str:
@@ -50,33 +102,53 @@ def text_of(prompt: str) -> str:
     return " ".join([TEXT_MARK, *(digest[8 * number : 8 * number + 8] for number in range(NUM_WORDS - 1))])
 
 
-def null_jobs(num_jobs: int, *, num_refused: int, num_killers: int, rng: random.Random) -> Iterator[PlannedJob]:
-    """Jobs for the null engine, the poison planted at random places among them."""
-    places = rng.sample(range(num_jobs), num_refused + num_killers)
-    refused, killers = set(places[:num_refused]), set(places[num_refused:])
+def null_jobs(
+    num_jobs: int, planted: Mapping[Fate, int], *, rng: random.Random, sending_s: float
+) -> Iterator[PlannedJob]:
+    """Jobs for the null engine, the planted ones at random places among them; sent over `sending_s` from now on."""
+    fates = [fate for fate, number in planted.items() for _ in range(number)]
+    places = dict(zip(rng.sample(range(num_jobs), len(fates)), fates, strict=True))
+    now = datetime.now(UTC)
     for number in range(num_jobs):
-        if number in refused:
+        fate = places.get(number, Fate.SUCCEEDS)
+        if fate is Fate.REFUSED:
             yield _refused(f"poison-{number:06d}", rng)
-        elif number in killers:
-            prompt = f"{PROMPT_MARK} {number}: {KILLER_MARK}"
-            job_id = f"killer-{number:06d}"
-            yield PlannedJob(job_id, _value(job_id, prompt), Fate.KILLS)
         else:
-            yield _null_job(number, rng)
+            yield _null_job(number, fate, now, number / num_jobs * sending_s, rng)
 
 
-def _null_job(number: int, rng: random.Random) -> PlannedJob:
-    job_id, prompt = f"null-{number:06d}", f"{PROMPT_MARK} {number}: {rng.getrandbits(64):016x}"
-    extra: dict[str, object] = {}
-    if is_streamed := rng.random() < _STREAMED_SHARE:
-        extra["stream"] = True
-    if rng.random() < _DEADLINE_SHARE:
-        extra["deadline"] = (datetime.now(UTC) + _DEADLINE).isoformat()
-    return PlannedJob(job_id, _value(job_id, prompt, extra), Fate.SUCCEEDS, text_of(prompt), is_streamed)
-
-
-def _value(job_id: str, prompt: str, extra: dict[str, object] | None = None) -> bytes:
-    return json.dumps({"job_id": job_id, "prompt": prompt, "max_tokens": NUM_WORDS, **(extra or {})}).encode()
+def _null_job(number: int, fate: Fate, now: datetime, sent_s: float, rng: random.Random) -> PlannedJob:
+    prompt = f"{PROMPT_MARK} {number}: {rng.getrandbits(64):016x}"
+    deadline, most_failures = None, 0
+    match fate:
+        case Fate.SUCCEEDS:
+            deadline = now + _DEADLINE if rng.random() < _DEADLINE_SHARE else None
+        case Fate.KILLS:
+            prompt = f"{prompt} {KILLER_MARK}"
+        case Fate.FAILS:
+            prompt, most_failures = f"{prompt} {_FAILING.format(_ALWAYS)}", NUM_RETRIES
+        case Fate.FAILS_FIRST:
+            most_failures = rng.randint(1, NUM_RETRIES)
+            prompt = f"{prompt} {_FAILING.format(most_failures)}"
+        case Fate.EXPIRES:
+            deadline = now + _PAST
+        case Fate.MAY_EXPIRE:
+            deadline = now + timedelta(seconds=sent_s + rng.uniform(0, _SOON_S))
+    is_streamed = rng.random() < (_STREAMED_SHARE if fate is Fate.SUCCEEDS else _PLANTED_STREAMED_SHARE)
+    extra: dict[str, object] = {"stream": True} if is_streamed else {}
+    if deadline is not None:
+        extra["deadline"] = deadline.isoformat()
+    job_id = f"{_NAMES[fate]}-{number:06d}"
+    return PlannedJob(
+        job_id,
+        json.dumps({"job_id": job_id, "prompt": prompt, "max_tokens": NUM_WORDS, **extra}).encode(),
+        fate,
+        text_of(prompt),
+        is_streamed,
+        is_high=rng.random() < _HIGH_SHARE,
+        deadline=deadline,
+        num_failures=most_failures,
+    )
 
 
 def _refused(job_id: str, rng: random.Random) -> PlannedJob:

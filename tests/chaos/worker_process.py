@@ -1,6 +1,6 @@
 """A worker process of a run: `python -m worker`, with the null engine if CHAOS_ROUND_S is set.
 
-    CHAOS_ROUND_S=0.05 CHAOS_CLOCK_SKEW_S=3600 python -m tests.chaos.worker_process
+    CHAOS_ROUND_S=0.05 CHAOS_FAILURES=/tmp/failures CHAOS_CLOCK_SKEW_S=3600 python -m tests.chaos.worker_process
 
 Everything else is the shipped process: its settings, threads, signals, health and exit codes. The process ends at once
 when its standard input does, so that none outlives a run that was killed.
@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tests.chaos.echo_engine import EchoEngine
+from tests.chaos.life_line import end_with_input
 from tests.chaos.skewed_clock import skew_clock
 
 ROUND_S = "CHAOS_ROUND_S"
+FAILURES = "CHAOS_FAILURES"  #: a folder, for the null engine
 CLOCK_SKEW_S = "CHAOS_CLOCK_SKEW_S"
 
 
 def run() -> int:
     """Run the worker; its exit code."""
-    threading.Thread(target=_end_with_input, name="input", daemon=True).start()
+    end_with_input()
     if ROUND_S in os.environ:
         loading: Any = ModuleType("worker.decoding.load")
         loading.load_engine = _load_engine
@@ -36,14 +38,8 @@ def run() -> int:
     return main()
 
 
-def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os._exit(1)
-
-
 def _load_engine(models: object, *, num_slots: int) -> EchoEngine:
-    return EchoEngine(num_slots, round_s=float(os.environ[ROUND_S]))
+    return EchoEngine(num_slots, round_s=float(os.environ[ROUND_S]), failures=Path(os.environ[FAILURES]))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ResultRecord
 from tests.chaos.proxy import Proxy
 from tests.chaos.size import Size
+from tests.chaos.small_disk import SmallDisk
 from tests.chaos.watcher import Watcher
 
 
@@ -30,6 +31,7 @@ class World:
     postgres: EmbeddedPostgres
     database_url: str  #: without the proxy, for whoever looks on
     proxy: Proxy
+    disk: SmallDisk | None  #: of Postgres's tables; None where none could be mounted
     watcher: Watcher
     fleet: Fleet
     feeder: Feeder

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +16,7 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics, is_reachable
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.missing import missing
+from tests.fixtures.certificates import self_signed
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
@@ -26,24 +24,12 @@ pytestmark = pytest.mark.kafka
 PASSWORD = "correct-horse"
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1, and a PEM file that holds it with its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        missing("openssl", "apt-get install openssl")
-    key, cert, both = (folder / f"{name}.{suffix}" for suffix in ("key", "crt", "pem"))
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, *subject]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    both.write_text(key.read_text() + cert.read_text())
-    return cert, both
-
-
 @pytest.fixture(scope="module")
 def secured(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
     """Settings for the SASL_SSL listener of a broker of this module's own."""
     folder = tmp_path_factory.mktemp("secured")
-    cert, keystore = certificate(folder, "broker")
+    broker, keystore = self_signed(folder, "broker"), folder / "broker.pem"
+    keystore.write_text(broker.key.read_text() + broker.cert.read_text())
     (port,) = free_ports(1)
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     properties = {
@@ -63,7 +49,7 @@ def secured(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             sasl_mechanism="PLAIN",
             sasl_username="alice",
             sasl_password=SecretStr(PASSWORD),
-            ssl_ca_location=cert,
+            ssl_ca_location=broker.cert,
             session_timeout_ms=6000,
         )
 
@@ -82,7 +68,7 @@ def test_the_right_password_produces_and_consumes(secured: KafkaSettings) -> Non
 
 
 def test_others_do_not_get_in(secured: KafkaSettings, tmp_path: Path) -> None:
-    other, _ = certificate(tmp_path, "other")
+    other = self_signed(tmp_path, "other").cert
     assert is_reachable(secured, 10.0)
     wrong = {"sasl_password": SecretStr("guess")}, {"ssl_ca_location": other}, {"security_protocol": "PLAINTEXT"}
     strangers = [secured.model_copy(update=fields) for fields in wrong]

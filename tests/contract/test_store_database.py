@@ -80,6 +80,12 @@ def test_nobody_answers() -> None:
     assert PASSWORD not in database.redacted_url
 
 
+def test_a_secret_among_the_parameters_of_a_url_is_not_shown() -> None:
+    url = f"postgresql://u@h/d?sslmode=verify-full&sslpassword={PASSWORD}&password={PASSWORD}"
+    with Database(SecretStr(url)) as database:
+        assert database.redacted_url == "postgresql+psycopg://u@h/d"
+
+
 def test_a_wrong_password_is_told_without_it(database_url: SecretStr) -> None:
     address = database_url.get_secret_value().rsplit("@", 1)[1]
     with (

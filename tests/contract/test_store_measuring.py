@@ -243,7 +243,7 @@ class TestSchedule:
         lock.release()
 
     def test_nobody_at_home(self) -> None:
-        lock = AdvisoryLock(SecretStr("postgresql://u:secret@127.0.0.1:1/x"), connect_timeout_s=2)
+        lock = AdvisoryLock(SecretStr("postgresql://u:secret@127.0.0.1:1/x?sslpassword=secret"), connect_timeout_s=2)
         with pytest.raises(StoreUnavailable) as caught:
             lock.try_acquire()
         assert "secret" not in str(caught.value)

@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types import BatchError, BatchRequestCounts, Completion, ErrorObject
+from openai.types.chat import ChatCompletion
+from openai.types.chat.chat_completion import Choice as ChatChoice
 from sqlalchemy import text
 
 from alphaloop.errors import DeliveryFailed
@@ -68,17 +72,41 @@ def batch_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPat
     return cli
 
 
-@pytest.fixture
-def batch_file(tmp_path: Path) -> Path:
-    """980 good lines, with a bad one behind each fiftieth of the first thousand."""
-    lines = []
-    for number in range(NUM_GOOD):
-        lines.append(line(f"request-{number}"))
+def write_batch(path: Path, num_good: int, bad: Sequence[str]) -> Path:
+    """Good lines, every tenth for the older endpoint, and a bad one behind each forty-nine of them."""
+    lines, left = [], iter(bad)
+    for number in range(num_good):
+        older = {"url": "/v1/completions", "body": {"prompt": "Hello", "max_tokens": 3}} if is_older(number) else {}
+        lines.append(line(f"request-{number}", **older))
         if number % 49 == 48:
-            lines.append(BAD[number // 49])
-    path = tmp_path / "requests.jsonl"
+            lines.append(next(left))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def is_older(number: int) -> bool:
+    return number % 10 == 0
+
+
+@pytest.fixture
+def batch_file(tmp_path: Path) -> Path:
+    """A thousand lines, 980 of them good."""
+    return write_batch(tmp_path / "requests.jsonl", NUM_GOOD, BAD)
+
+
+def as_openai_reads(body: dict[str, Any]) -> ChatCompletion | Completion:
+    """An answer in the type of OpenAI's own client, which knows every field of it."""
+    kind = Completion if body["object"] == "text_completion" else ChatCompletion
+    answer = kind.model_validate(body)
+    assert not answer.model_extra
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    return answer
+
+
+def text_in(answer: ChatCompletion | Completion) -> str | None:
+    (choice,) = answer.choices
+    return choice.message.content if isinstance(choice, ChatChoice) else choice.text
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -106,6 +134,7 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
         told = batch_cli("batch", "status", batch_file, "--json")
     assert resumed.json == told.json
     assert told.json["status"] == "completed"
+    assert BatchRequestCounts.model_validate(told.json["request_counts"]).failed == len(BAD)
     assert told.json["request_counts"] == {"total": NUM_GOOD + len(BAD), "completed": NUM_GOOD, "failed": len(BAD)}
     assert told.json["requests_by_status"] == {"succeeded": NUM_GOOD, "invalid": 16, "refused": 4}
     output, errors = tmp_path / "output.jsonl", tmp_path / "errors.jsonl"
@@ -114,9 +143,16 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
     done = rows(output)
     assert {row["custom_id"] for row in done} == {f"request-{number}" for number in range(NUM_GOOD)}
     assert len(done) == NUM_GOOD
-    assert all(row["response"]["body"]["choices"][0]["message"]["content"] for row in done)
+    answers = {row["custom_id"]: as_openai_reads(row["response"]["body"]) for row in done}
+    assert all(text_in(answer) for answer in answers.values())
+    older = {name for name, answer in answers.items() if isinstance(answer, Completion)}
+    assert older == {f"request-{number}" for number in range(NUM_GOOD) if is_older(number)}
     wrong = rows(errors)
     assert len(wrong) == len(BAD)
+    for row in wrong:
+        told_why = ErrorObject.model_validate(row["response"]["body"]["error"])
+        assert (told_why.type, told_why.code) == ("invalid_request_error", row["error"]["code"])
+        assert BatchError.model_validate(row["error"]).message == told_why.message
     assert sorted(row["line"] for row in wrong if "line" in row) == [50 * number + 50 for number in range(16)]
     codes = {row["custom_id"]: row["error"]["code"] for row in wrong if "line" not in row}
     assert codes == {
@@ -128,33 +164,29 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
     assert num_jobs(database) == NUM_GOOD
 
 
-@pytest.mark.slow
 def test_a_submission_that_was_cut_off_goes_on_where_it_was(
-    batch_cli: Cli,
-    batch_file: Path,
-    worker_settings: Settings,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
+    batch_cli: Cli, worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    batch_file = write_batch(tmp_path / "requests.jsonl", 98, (*BAD[:1], BAD[-1]))
     Client(worker_settings)
     send, num_sent = Producer.send, 0
 
-    def send_three_hundred(producer: Producer, *args: Any, **given: Any) -> None:
+    def send_thirty(producer: Producer, *args: Any, **given: Any) -> None:
         nonlocal num_sent
         num_sent += 1
-        if num_sent == 300:
+        if num_sent == 30:
             producer.flush(60.0)
             raise DeliveryFailed("cut off")
         send(producer, *args, **given)
 
     with monkeypatch.context() as cut:
-        cut.setattr(Producer, "send", send_three_hundred)
+        cut.setattr(Producer, "send", send_thirty)
         assert batch_cli("batch", "submit", batch_file, "--task", "chat").code == 1
     with running_worker(worker_settings, FakeEngine(num_slots=32)):
-        until(lambda: num_jobs(database) == 299, "the worker has seen what was sent")
+        until(lambda: num_jobs(database) == 29, "the worker has seen what was sent")
         resumed = batch_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
-    assert f"{NUM_GOOD + 4 - 299} requests sent" in resumed.err
-    assert resumed.json["request_counts"]["completed"] == NUM_GOOD
+    assert f"{98 + 1 - 29} requests sent" in resumed.err, "the other bad line is refused by the worker"
+    assert resumed.json["request_counts"] == {"total": 100, "completed": 98, "failed": 2}
 
 
 def test_a_cancelled_batch_keeps_what_is_done(
@@ -184,7 +216,7 @@ def test_a_cancelled_batch_keeps_what_is_done(
     told = batch_cli("batch", "status", path, "--json").json
     assert (told["status"], told["request_counts"]) == ("cancelled", {"total": 4, "completed": 1, "failed": 3})
     errors = [json.loads(one) for one in batch_cli("batch", "errors", path).out.splitlines()]
-    assert {row["error"]["code"] for row in errors} == {"batch_cancelled"}
+    assert {BatchError.model_validate(row["error"]).code for row in errors} == {"batch_cancelled"}
     assert len(batch_cli("batch", "output", path).out.splitlines()) == 1
 
 

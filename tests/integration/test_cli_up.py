@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from alphaloop.demo.prompts import TASKS
+from alphaloop.demo.prompts import TASKS, harvest
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.stack import running_stack
 from alphaloop.kafka.topics import list_topics
 from alphaloop.settings import KafkaSettings
+from tests.chaos.log_search import leaks
 from tests.fixtures.cli import Cli
 from tests.fixtures.worker import until
 
@@ -183,3 +185,17 @@ def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
     assert "<html" in Path(page[1]).read_text(encoding="utf-8")
     assert "in Postgres: 32 jobs, 32 recorded outcomes" in shown  # 8 tasks: 2 jobs, a probe and its control each
     assert "counts that do not add up: 0" in shown
+    (folder / "logs" / "told.log").write_text(told)
+    assert_nothing_is_told(folder)
+
+
+def assert_nothing_is_told(folder: Path) -> None:
+    """No log of the processes or of the servers holds the password, or a line of a prompt of test_a_demo_in_small."""
+    prompts = harvest(7, num_traffic=2, num_probes=1)
+    its = [prompt for kind in (prompts.traffic, prompts.probes) for prompt in chain(*kind.values())]
+    # A line each, because a log in JSON writes the end of a line in another way.
+    lines = {f"prompt {number}": max(prompt.splitlines(), key=len).strip() for number, prompt in enumerate(its)}
+    password = (folder / "postgres" / "password").read_text().strip()
+    logged = {path.name for path in (folder / "logs").rglob("*.log")}
+    assert {"worker.log", "scheduler.log", "postgres.log", "told.log"} <= logged
+    assert leaks(folder / "logs", {"the password": password, **lines}) == []

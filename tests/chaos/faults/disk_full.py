@@ -1,6 +1,7 @@
-"""Postgres's disk is full: every statement that would write is refused with SQLSTATE 53100, as Postgres does then.
+"""Postgres's disk is full: SQLSTATE 53100.
 
-Triggers refuse, because a disk that is really full would stop whatever else runs on the machine.
+Where a file system can be mounted, the tables' is made full for real: whatever needs a new page is refused. Elsewhere
+triggers refuse every write as Postgres does then, because a machine's own disk is not to be filled.
 """
 
 from __future__ import annotations
@@ -34,6 +35,17 @@ _NUM_TRIES: Final = 20
 
 
 def _inject(world: World, rng: random.Random, seconds: float) -> None:
+    if world.disk is None:
+        _refuse_writes(world, seconds)
+        return
+    world.disk.fill()
+    try:
+        world.wait(seconds)
+    finally:
+        world.disk.free()
+
+
+def _refuse_writes(world: World, seconds: float) -> None:
     with world.administrator() as connection:
         connection.execute(_FUNCTION)
         tables = [name for (name,) in connection.execute(_TABLES)]
@@ -55,4 +67,4 @@ def _on_each(connection: psycopg.Connection, tables: list[str], statement: str) 
                     raise
 
 
-FAULT: Final = Fault("disk full", "Postgres refuses every write: SQLSTATE 53100", Target.POSTGRES, _inject)
+FAULT: Final = Fault("disk full", "no space for Postgres's tables: SQLSTATE 53100", Target.POSTGRES, _inject)

@@ -35,7 +35,7 @@ class Fault:
     inject: Inject
 
 
-def away(stop: Callable[[World], None], start: Callable[[World], None]) -> Inject:
+def away(stop: Callable[[World], object], start: Callable[[World], object]) -> Inject:
     """A server is stopped, and started again when the time is over."""
 
     def inject(world: World, rng: random.Random, seconds: float) -> None:

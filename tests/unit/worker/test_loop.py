@@ -555,3 +555,18 @@ def test_of_a_partition_that_leaves_only_what_runs_goes_on_and_only_until_it_is_
     turning.turn()
     assert (engine.running, turning.released) == (["b", "d"], [{"c": 1}, {"a": 1}])
     assert turning.outcomes() == {}
+
+
+@pytest.mark.parametrize("answers", [(True, False), (False, True)])
+def test_a_partition_whose_state_changes_while_jobs_are_sorted_neither_loses_nor_doubles_a_job(
+    answers: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, waits = claimed_job("a", max_tokens=50), claimed_job("b", offset=1)
+    turning = Turning(MemoryEngine(num_slots=1), runs, waits)
+    turning.turn()
+    changing = iter(answers)  # the thread that polls changes the answer between two questions
+    monkeypatch.setattr(turning.intake, "is_current", lambda _: next(changing))
+    turning.intake.assignment_number = 2
+    turning.turn()
+    kept, given_back = turning.waiting(), [job_id for jobs in turning.released for job_id in jobs]
+    assert kept + given_back == ["b"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -18,6 +17,7 @@ from alphaloop.errors import (
 )
 from alphaloop.messages.dead_letter import SHORTENED
 from tests.fixtures.claimed import FinishedDeliveries, delivery, validation
+from tests.fixtures.sending import FakeSender, SentMessage
 from worker.jobs import forwarding
 from worker.jobs.forwarding import RETRY_S, Forwarder, TryAgain
 from worker.jobs.letters import DeadMessage, Letters
@@ -28,11 +28,11 @@ from worker.metrics import WorkerMetrics
 CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
 
 
-class Broker:
+class Broker(FakeSender):
     """Takes messages that are no larger than the limit of their topic, unless the topic is told to fail."""
 
     def __init__(self) -> None:
-        self.letters: list[tuple[str, bytes | None, bytes, dict[str, bytes]]] = []
+        super().__init__(self._judge)
         self.limits: dict[str, int] = {}
         self.failing: dict[str, BrokerError] = {}
         self.forbidden: set[str] = set()
@@ -53,29 +53,13 @@ class Broker:
         if topic in self.forbidden:
             raise BrokerError(f"creating {topic}: not allowed")
 
-    def send(
-        self,
-        topic: str,
-        *,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes]] = (),
-        on_delivery: Callable[[Report], None] | None = None,
-        wait_s: float | None = None,
-    ) -> None:
+    def _judge(self, message: SentMessage) -> Report:
         if self.fatal:
             raise self.fatal.pop(0)
-        size = len(value or b"") + sum(len(name) + len(content) for name, content in headers)
-        report = self.failing.get(topic)
-        if size > self.limits.get(topic, 1 << 30):
-            report = MessageTooLarge(f"{size} bytes")
-        if report is None:
-            self.letters.append((topic, key, value or b"", dict(headers)))
-        assert on_delivery is not None
-        on_delivery(report)
-
-    def serve(self, timeout_s: float) -> None:
-        raise AssertionError("every message is reported at once")
+        size = len(message.value) + sum(len(name) + len(content) for name, content in message.headers)
+        if size > self.limits.get(message.topic, 1 << 30):
+            return MessageTooLarge(f"{size} bytes")
+        return self.failing.get(message.topic)
 
 
 class Writing:
@@ -113,7 +97,7 @@ def test_a_message_is_finished_when_its_letter_is_acknowledged() -> None:
     assert len(one.letters) == 2
     one.turn()
     one.turn()
-    assert [(topic, value) for topic, _, value, _ in one.broker.letters] == [(CODE, b"?")] * 2
+    assert [(letter.topic, letter.value) for letter in one.broker.acknowledged] == [(CODE, b"?")] * 2
     assert one.finished() == [("jobs.code", 1), ("jobs.code", 2)]
     assert one.broker.created == [CODE], "its topic is ensured once"
     assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_total", {"code": "invalid_field"}) == 2.0
@@ -202,7 +186,7 @@ def test_a_letter_that_is_too_large_is_shortened_and_says_so() -> None:
     one.refuse(2)
     one.turn()
     assert sorted(offset for _, offset in one.finished()) == [1, 2]
-    values = {len(value): headers.get(SHORTENED) for _, _, value, headers in one.broker.letters}
+    values = {len(letter.value): dict(letter.headers).get(SHORTENED) for letter in one.broker.acknowledged}
     assert values == {1: None, 65_536: b"65536 of 200000 bytes of the value kept"}
     assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_shortened_total") == 1.0
 
@@ -212,8 +196,9 @@ def test_a_letter_that_is_still_too_large_keeps_its_reason_only() -> None:
     one.broker.limits = {CODE: 1000}
     one.refuse(1, value=b"x" * 200_000)
     one.turn()
-    ((_, _, value, headers),) = one.broker.letters
-    assert value == b""
+    (letter,) = one.broker.acknowledged
+    headers = dict(letter.headers)
+    assert letter.value == b""
     assert headers["__dlq.errors.exception"] == b"invalid_field"
     assert headers[SHORTENED] == (b"65536 of 200000 bytes of the value kept; 0 of 65536 bytes of the value kept")
 
@@ -237,10 +222,10 @@ def test_a_job_to_be_tried_again_is_finished_when_its_retry_topic_has_it() -> No
     one.broker.limits = {retry_topic: 10}
     one.letters.put(again)
     one.turn()
-    assert (one.broker.letters, one.finished()) == ([], []), "a job needs its whole message"
+    assert (one.broker.acknowledged, one.finished()) == ([], []), "a job needs its whole message"
     one.broker.limits = {}
     one.now = RETRY_S
     one.turn()
-    assert one.broker.letters == [(retry_topic, failed.record.key, failed.record.value, {"x": b"1"})]
+    assert one.broker.acknowledged == [(retry_topic, failed.record.key, failed.record.value, (("x", b"1"),))]
     assert one.finished() == [("jobs.code", 5)]
     assert one.metrics.registry.get_sample_value("alphaloop_jobs_retried_total", {"code": "decode_failed"}) == 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,24 +22,24 @@ from alphaloop.messages import Failure, Result, Status, StreamReader, read_chunk
 from alphaloop.store.outbox import OutboxMessage
 from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery
 from tests.fixtures.runs import outcome
+from tests.fixtures.sending import FakeSender, SentMessage
 from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.publications import AnswerAgain, PublishingQueue, Recorded
 from worker.jobs.publishing import Publisher
 from worker.jobs.refusals import RefusedResults
+from worker.jobs.sending import Report
 from worker.jobs.streaming import JobStream
 from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 
-Report = BrokerError | None
 
-
-class World:
+class World(FakeSender):
     """A broker and an outbox that note what is asked of them, in order, and fail as told."""
 
     def __init__(self) -> None:
+        super().__init__(self._judge)
         self.events: list[str] = []
-        self.sent: list[tuple[str, bytes, Sequence[tuple[str, bytes]]]] = []
         self.reports: dict[str, list[Report]] = {}  #: what the next sends of a key or to a topic end in
         self.send_errors: list[BrokerError] = []
         self.delete_errors: list[Exception] = []
@@ -47,39 +47,26 @@ class World:
         self.create_errors: list[BrokerError] = []
         self.overdue: dict[int, list[OutboxMessage]] = {}
         self.relayed_older_than_s: list[float] = []
-        self._under_way: list[tuple[Callable[[Report], None], Report]] = []
-
-    def send(
-        self,
-        topic: str,
-        *,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Sequence[tuple[str, bytes]] = (),
-        on_delivery: Callable[[Report], None] | None = None,
-        wait_s: float | None = None,
-    ) -> None:
-        if self.send_errors:
-            raise self.send_errors.pop(0)
-        self.events.append(f"sent {topic} {(value or b'').decode()}")
-        self.sent.append((topic, value or b"", headers))
-        told = self.reports.get((key or b"").decode()) or self.reports.get(topic) or [None]
-        assert on_delivery is not None
-        self._under_way.append((on_delivery, told.pop(0)))
 
     def topics(self) -> list[str]:
-        return [topic for topic, _, _ in self.sent]
+        return [message.topic for message in self.sent]
 
     @property
     def chunks(self) -> list[tuple[bytes, Sequence[tuple[str, bytes]]]]:
-        return [(value, headers) for topic, value, headers in self.sent if topic == TOKENS]
+        return [(message.value, message.headers) for message in self.sent if message.topic == TOKENS]
 
     def serve(self, timeout_s: float) -> None:
-        under_way, self._under_way = self._under_way, []
-        is_whole = all(report is None for _, report in under_way)
+        num_under_way, num_acknowledged = len(self._under_way), len(self.acknowledged)
+        super().serve(timeout_s)
+        is_whole = len(self.acknowledged) - num_acknowledged == num_under_way
         self.events.append("acknowledged" if is_whole else "not acknowledged")
-        for tell, report in under_way:
-            tell(report)
+
+    def _judge(self, message: SentMessage) -> Report:
+        if self.send_errors:
+            raise self.send_errors.pop(0)
+        self.events.append(f"sent {message.topic} {message.value.decode()}")
+        told = self.reports.get((message.key or b"").decode()) or self.reports.get(message.topic) or [None]
+        return told.pop(0)
 
     def delete(self, ids: Collection[int]) -> None:
         if self.delete_errors:
@@ -421,7 +408,7 @@ def test_every_copy_of_a_result_has_the_same_headers_and_the_same_final_chunk() 
     assert one.world.topics() == [RESULTS, TOKENS] * 3
     first, second, third = one.world.sent[::2]
     assert first == second == third
-    assert dict(first[2]).items() >= {name: value.encode() for name, value in carried.items()}.items()
+    assert dict(first.headers).items() >= {name: value.encode() for name, value in carried.items()}.items()
     assert one.world.chunks == [one.world.chunks[0]] * 3
 
 
