@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-cause lock up down chaos fuzz clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause lock up down chaos fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,6 +69,9 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 
 bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (about 90 minutes; 10 with ARGS='--seeds 20'; Ctrl-C shows what was played)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
+
+bench-truth: $(INSTALLED) ## how often shown intervals hold the truth, simulated: alpha, measure, the speed-up (10 minutes)
+	@$(BIN)/python -m benchmarks.truth $(ARGS)
 
 bench-drift: $(VENV)/.river ## the drift test beside river's detectors, at the same measured rate of false alarms, with pictures (hours)
 	@$(BIN)/python -m benchmarks.drift --plots docs/concepts $(ARGS)

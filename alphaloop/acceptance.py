@@ -13,7 +13,6 @@ limit) is censored: positions behind the end count neither as proposed nor as tr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -192,39 +191,6 @@ def prompt_bucket(num_prompt_tokens: int) -> str:
         if num_prompt_tokens <= limit:
             return f"<={limit}"
     return ">4096"
-
-
-def wilson(successes: float, trials: float, design_effect: float = 1.0) -> Interval:
-    """95 % Wilson score interval of a proportion whose trials are clustered.
-
-    Clustering enters as the effective number of trials n / deff (Kish 1965); Wilson 1927 for the interval. Without a
-    trial the interval is the whole range.
-    """
-    n = trials / max(design_effect, 1.0)
-    if n <= 0:
-        return Interval(0.5, 0.0, 1.0)
-    mean = successes / trials
-    centre = (mean + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
-    margin = Z95 / (1 + Z95**2 / n) * math.sqrt(mean * (1 - mean) / n + Z95**2 / (4 * n * n))
-    return Interval(mean, max(0.0, centre - margin), min(1.0, centre + margin))
-
-
-def design_effect(num_jobs: int, accepts: int, trials: int, accepts_sq: int, trials_sq: int, cross: int) -> float:
-    """How many times larger the variance of Σa/Σn over jobs is than over independent trials; at least 1.
-
-    From sums over jobs of a², n² and a·n: the linearised variance of a ratio estimator (Cochran 1977, §6.4) over the
-    binomial one. With fewer than two jobs, or no spread to compare, it is the mean number of trials a job: the worst
-    case, one decision a job.
-    """
-    if not trials:
-        return 1.0
-    rate = accepts / trials
-    binomial = rate * (1 - rate) / trials
-    if num_jobs < 2 or not binomial:
-        return max(1.0, trials / max(num_jobs, 1))
-    residual = max(0.0, accepts_sq - 2 * rate * cross + rate * rate * trials_sq)
-    clustered = residual * num_jobs / (num_jobs - 1) / trials**2
-    return max(1.0, clustered / binomial)
 
 
 def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:

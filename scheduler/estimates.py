@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from alphaloop.acceptance import Interval, design_effect, wilson
+from alphaloop.acceptance import Interval
+from alphaloop.clustered_share import consecutive_runs, share_interval
 from alphaloop.measurements import DecodedJob, ProbeResult
 
 
@@ -29,11 +30,11 @@ class AlphaAt:
 
 
 def acceptance(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Acceptance:
-    """Pooled over `jobs`; intervals are Wilson's, widened by the design effect of jobs as clusters."""
+    """Pooled over `jobs`, which are in the order of their decoding; runs of consecutive jobs are the clusters."""
     return Acceptance(
         num_jobs=len(jobs),
-        alpha_1=_interval([(job.trials[0], job.accepts[0]) for job in jobs if job.trials]),
-        alpha=_interval([(sum(job.trials), sum(job.accepts)) for job in jobs]),
+        alpha_1=share_interval(consecutive_runs([(job.accepts[0], job.trials[0]) for job in jobs if job.trials])),
+        alpha=share_interval(consecutive_runs([(sum(job.accepts), sum(job.trials)) for job in jobs])),
     )
 
 
@@ -49,19 +50,3 @@ def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> list[AlphaAt
             start = datetime.fromtimestamp(index * step.total_seconds(), UTC)
             found.append(AlphaAt(start, len(group), alpha))
     return found
-
-
-def _interval(counts: Sequence[tuple[int, int]]) -> Interval | None:
-    counts = [(n, a) for n, a in counts if n]
-    trials, accepts = sum(n for n, _ in counts), sum(a for _, a in counts)
-    if not trials:
-        return None
-    effect = design_effect(
-        len(counts),
-        accepts,
-        trials,
-        sum(a * a for _, a in counts),
-        sum(n * n for n, _ in counts),
-        sum(a * n for n, a in counts),
-    )
-    return wilson(accepts, trials, effect)

@@ -16,6 +16,17 @@ from scheduler.facts import SentProbes
 from scheduler.report.data import Report
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+#: Of the measured speed-up of a task; the first three are missing until there is one.
+SPEEDUP: Final = {
+    "ratio": "Measured speed-up over vanilla",
+    "low": "Its lower 95 % bound",
+    "high": "Its upper 95 % bound",
+    "blocks": "Blocks behind it; the least for an estimate are 8",
+    "min_draft_tokens": "Smallest k that was used",
+    "max_draft_tokens": "Largest k that was used",
+    "mean_running": "Sequences of all tasks in a round",
+    "control_share": "Of seconds times sequences, those in control slices",
+}
 
 
 class SchedulerMetrics:
@@ -52,6 +63,10 @@ class SchedulerMetrics:
             registry=registry,
         )
         self._reports = Counter(f"{prefix}_reports", "Reports made", registry=registry)
+        labels = ["task", "drafter"]
+        self._speedup = {
+            name: Gauge(f"{prefix}_speedup_{name}", text, labels, registry=registry) for name, text in SPEEDUP.items()
+        }
         for outcome in ("succeeded", "failed"):
             self._runs.labels(outcome)
 
@@ -79,6 +94,7 @@ class SchedulerMetrics:
             self._lost.labels(cause.value).set(
                 sum(line.lost_tokens_per_s or 0.0 for line in report.drift if line.cause is cause)
             )
+        self._set_speedups(report)
         incidents_by_kind = Tally(line.kind for line in report.incidents)
         for kind in IncidentKind:
             self._incidents.labels(kind.value).set(incidents_by_kind[kind])
@@ -92,6 +108,25 @@ class SchedulerMetrics:
             self._compared.labels(outcome).inc(number)
         for task, number in sent.num_jobs_by_task.items():
             self._probes.labels(task).inc(number)
+
+    def _set_speedups(self, report: Report) -> None:
+        for gauge in self._speedup.values():
+            gauge.clear()
+        for line in report.tasks:
+            its = line.measured
+            if its is None:
+                continue
+            found = {
+                "blocks": its.num_blocks,
+                "min_draft_tokens": its.min_num_draft_tokens,
+                "max_draft_tokens": its.max_num_draft_tokens,
+                "mean_running": its.mean_running,
+                "control_share": its.control_share,
+            }
+            if its.speedup is not None:
+                found |= {"ratio": its.speedup.mean, "low": its.speedup.low, "high": its.speedup.high}
+            for name, value in found.items():
+                self._speedup[name].labels(line.task, its.drafter).set(value)
 
     def tick_missed(self) -> None:
         """Count a tick that came too late."""

@@ -22,7 +22,7 @@ from alphaloop.errors import BrokerError
 from alphaloop.settings import Settings
 from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.overview import Overview, TaskNow
-from alphaloop.switchback.wording import figure, load
+from alphaloop.switchback.wording import control, figure, load, reason_word
 
 EXAMPLE: Final = """\
 alphaloop status
@@ -86,8 +86,8 @@ def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Tabl
             str(now.num_draft_tokens) if now.mode else "-",
             share_with_interval(now.alpha_1),
             share(now.alpha.mean if now.alpha else None),
-            "\n".join(filter(None, (figure(now.measured), load(now.measured)))),
-            (now.reason or "-").replace("_", " "),
+            "\n".join(filter(None, (figure(now.measured), load(now.measured), control(now.measured)))),
+            reason_word(now.reason, now.measured.verdict if now.measured else None),
         )
     return shown
 

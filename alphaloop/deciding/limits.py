@@ -10,7 +10,7 @@ class PolicyLimits:
     """`[policy]` of the settings, as the pure policy takes it."""
 
     explore_share: float = 0.02  #: of all tokens, what exploration may be expected to cost
-    #: share of a task's device time that switchback slices decode vanilla, so that the speed-up is measured
+    #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
     control_share: float = 0.02
     first_jobs: float = 8.0  #: first credit of a new task, in jobs
     min_jobs: float = 4.0  #: a drafter with fewer is cold

@@ -16,7 +16,7 @@ from alphaloop.cli.outcomes import Outcome, is_success
 from alphaloop.cli.screen import rate, share, share_with_interval, table
 from alphaloop.messages import Mode, Result
 from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.wording import NO_VERDICT
+from alphaloop.switchback.wording import NO_VERDICT, reason_word
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
                 _estimate(line["alpha_1"]),
                 share(line["alpha"]["mean"] if line["alpha"] else None),
                 _speedup(line["measured"]),
-                str(line["reason"]).replace("_", " ") or "-",
+                _reason(line["reason"], line["measured"]),
             )
     return shown
 
@@ -123,6 +123,10 @@ def _speedup(measured: Mapping[str, Any] | None) -> str:
     if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
         return NO_VERDICT
     return f"{bounds['mean']:.2f} [{bounds['low']:.2f} {bounds['high']:.2f}]"
+
+
+def _reason(reason: str, measured: Mapping[str, Any] | None) -> str:
+    return reason_word(reason or None, measured["verdict"] if measured else None)
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from alphaloop.acceptance import AcceptanceCounts, Interval, design_effect, wilson
+from alphaloop.acceptance import AcceptanceCounts, Interval
+from alphaloop.clustered_share import share_interval
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode
-from alphaloop.payoff.bounds import Bounds, percentile
+from alphaloop.payoff.bounds import Block, Bounds, percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +94,12 @@ class Acceptance:
     @property
     def alpha(self) -> Interval | None:
         """Pooled α with its 95 % bounds; None where nothing was tested."""
-        return self._interval([(c.num_accepted, c.num_trials) for c in self.by_prompt])
+        return share_interval([(c.num_accepted, c.num_trials) for c in self.by_prompt])
 
     def alpha_at(self, position: int) -> Interval | None:
         """α_i for `position` i ≥ 1."""
         i = position - 1
-        return self._interval([(c.accepts[i], c.trials[i]) for c in self.by_prompt if i < len(c.trials)])
-
-    @staticmethod
-    def _interval(pairs: Sequence[tuple[int, int]]) -> Interval | None:
-        tested = [(a, n) for a, n in pairs if n]
-        if not tested:
-            return None
-        accepts, trials = (sum(column) for column in zip(*tested, strict=True))
-        effect = design_effect(
-            len(tested),
-            accepts,
-            trials,
-            sum(a * a for a, _ in tested),
-            sum(n * n for _, n in tested),
-            sum(a * n for a, n in tested),
-        )
-        return wilson(accepts, trials, effect)
+        return share_interval([(c.accepts[i], c.trials[i]) for c in self.by_prompt if i < len(c.trials)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +152,11 @@ class Figures:
     """What was seen of one candidate."""
 
     candidate: Candidate
-    tokens_per_s: float  #: median over blocks
+    tokens_per_s: float  #: of all blocks together
+    blocks: tuple[Block, ...]  #: the same prompts in the same order for every candidate
     ratios: tuple[float, ...]  #: of each block's tokens a second to vanilla's, in the order of the blocks
-    ratio: Bounds  #: their median
-    ratio_of_totals: float  #: of all tokens over all seconds: a prompt weighs as much as its time
+    ratio: Bounds  #: of all tokens over all seconds, to vanilla's: a prompt weighs as much as its time
+    median: Bounds  #: of `ratios`
     first_token_s: Tails
     token_s: Tails | None  #: between the first token and the end, a token; None where every text has one token
     response_s: Tails

@@ -52,7 +52,7 @@ class Row:
     figures: Figures
     judgement: Judgement
     costs: RoundCosts | None
-    reasons: tuple[tuple[str, str], ...]  #: name and sentence; none for what ships
+    reasons: tuple[tuple[str, str], ...]  #: name and sentence; of what ships, only what its total hides
 
     @property
     def candidate(self) -> Candidate:
@@ -78,4 +78,4 @@ class Report:
 
 def best_of(rows: Sequence[Row], drafter: str) -> Row:
     """The fastest of a drafter's candidates."""
-    return max((row for row in rows if row.candidate.drafter == drafter), key=lambda row: row.figures.ratio.median)
+    return max((row for row in rows if row.candidate.drafter == drafter), key=lambda row: row.figures.ratio.estimate)

@@ -183,7 +183,7 @@ class PolicySettings(Section):
     explore_share: Share = 0.02  #: expected cost of exploration, as a share of all tokens
     control_share: Share = Field(
         0.02
-    )  #: share of a task's device time that switchback slices decode vanilla, so that the speed-up is measured
+    )  #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
     first_jobs: float = Field(8.0, ge=0)  #: first credit of a new task for exploration, in jobs
     min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer jobs in the task is cold
     min_speedup: float = Field(1.01, ge=1.0)  #: expected gain over vanilla below which speculation is not worth it

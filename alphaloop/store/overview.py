@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
-from alphaloop.acceptance import Interval, design_effect, wilson
+from alphaloop.acceptance import Interval
+from alphaloop.clustered_share import MOST_RUNS, share_interval
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.task_speedup import TaskSpeedup
 
-# Speculative runs; jobs are the clusters, so squares and products are summed by job. α_1 and α side by side.
+# Speculative jobs in the order of their decoding, put together into runs: the clusters of alphaloop.clustered_share.
 _ACCEPTANCE = text("""
-    SELECT task, count(*) AS num_jobs,
-           sum(n1)::bigint AS n1, sum(a1)::bigint AS a1, sum(n1 * n1)::bigint AS n1_sq, sum(a1 * a1)::bigint AS a1_sq,
-           sum(a1 * n1)::bigint AS a1_n1,
-           sum(n)::bigint AS n, sum(a)::bigint AS a, sum(n * n)::bigint AS n_sq, sum(a * a)::bigint AS a_sq,
-           sum(a * n)::bigint AS a_n
+    SELECT task, sum(a1)::bigint AS a1, sum(n1)::bigint AS n1, sum(a)::bigint AS a, sum(n)::bigint AS n
     FROM (
-        SELECT task, coalesce(trials[1], 0) AS n1, coalesce(accepts[1], 0) AS a1,
-               array_sum(trials) AS n, array_sum(accepts) AS a
-        FROM decode_runs WHERE mode = 'speculative' AND decoded_at > now() - :window
-    ) AS runs
-    GROUP BY task
+        SELECT task, accepts[1] AS a1, trials[1] AS n1, array_sum(accepts) AS a, array_sum(trials) AS n,
+               ntile(:most_runs) OVER (PARTITION BY task ORDER BY decoded_at, job_id) AS run
+        FROM decode_runs
+        WHERE mode = 'speculative' AND decoded_at > now() - :window AND trials[1] > 0
+    ) AS jobs
+    GROUP BY task, run
 """)
 # The last choice; if there is none (only exploration and forced modes), the last setting used.
 _CHOICE = text("""
@@ -89,17 +89,14 @@ class Overview:
                 if now := by_task.get(row.task):
                     now.mode, now.drafter, now.num_draft_tokens = row.mode, row.drafter, row.num_draft_tokens
                     now.reason, now.explanation = row.reason, row.explanation
-            for row in connection.execute(_ACCEPTANCE, since):
-                now = by_task.setdefault(row.task, TaskNow(row.task))
-                now.trials, now.accepts = row.n, row.a
-                now.alpha_1 = _interval(row.num_jobs, row.a1, row.n1, row.a1_sq, row.n1_sq, row.a1_n1)
-                now.alpha = _interval(row.num_jobs, row.a, row.n, row.a_sq, row.n_sq, row.a_n)
+            runs: dict[str, list[Row[Any]]] = defaultdict(list)
+            for row in connection.execute(_ACCEPTANCE, {**since, "most_runs": MOST_RUNS}):
+                runs[row.task].append(row)
+            for task, rows in runs.items():
+                now = by_task.setdefault(task, TaskNow(task))
+                now.trials, now.accepts = sum(row.n for row in rows), sum(row.a for row in rows)
+                now.alpha_1 = share_interval([(row.a1, row.n1) for row in rows])
+                now.alpha = share_interval([(row.a, row.n) for row in rows])
         for task, measured in SwitchbackStore(self._database).shown(datetime.now(UTC)).items():
             by_task.setdefault(task, TaskNow(task)).measured = measured
         return [by_task[task] for task in sorted(by_task)]
-
-
-def _interval(num_jobs: int, accepts: int, trials: int, accepts_sq: int, trials_sq: int, cross: int) -> Interval | None:
-    if not trials:
-        return None
-    return wilson(accepts, trials, design_effect(num_jobs, accepts, trials, accepts_sq, trials_sq, cross))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from alphaloop.errors import ConfigError
@@ -15,7 +16,7 @@ _MOST_PROMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class SwitchbackDesign:
-    """How long the parts of a block are, in rounds, and how much of a task's device time control takes.
+    """How long the parts of a block are, in rounds, and how much of the device's time control takes.
 
     The lengths were chosen by simulation (docs/concepts/switchback.md). Slices of 32 rounds give half as many blocks
     and intervals wider by up to a third. Slices of 8 gain up to a tenth, but double the rows and the harm of a switch
@@ -23,7 +24,7 @@ class SwitchbackDesign:
     one round; four cost a fifth of the blocks. Raises ConfigError.
     """
 
-    control_share: float = 0.02  #: of the task's device time, with the rounds left out at both switches; 0: no trials
+    control_share: float = 0.02  #: of speculating tasks' device time, with the rounds left out; 0: no trials
     num_control_rounds: int = 16
     num_washout_rounds: int = 2
     num_window_rounds: int = 16  #: of each of the two treatment windows
@@ -66,11 +67,16 @@ _COUNTED = {Stage.BEFORE: Phase.BEFORE, Stage.CONTROL: Phase.CONTROL, Stage.AFTE
 
 
 class Block:
-    """A block that is running. The treatment is the same from its first round to its last."""
+    """A block that is running: all tasks that speculate switch together, so the control slice has nothing but vanilla.
 
-    def __init__(self, block_id: str, task: str, treatment: Treatment, design: SwitchbackDesign) -> None:
-        self.block_id, self.task, self.treatment = block_id, task, treatment
+    A task may leave before the block ends. The slices of those that stay name the k with which the block began.
+    """
+
+    def __init__(
+        self, treatments: Mapping[str, Treatment], new_id: Callable[[], str], design: SwitchbackDesign
+    ) -> None:
         self.stage = Stage.BEFORE
+        self._parts = {task: _Part(new_id(), task, treatment) for task, treatment in treatments.items()}
         self._lengths = {
             Stage.BEFORE: design.num_window_rounds,
             Stage.LEAVING: design.num_washout_rounds,
@@ -78,12 +84,22 @@ class Block:
             Stage.RETURNING: design.num_washout_rounds,
             Stage.AFTER: design.num_window_rounds,
         }
-        self._tallies: dict[Phase, Tally] = {}
-        self._num_rounds = 0  # of this stage, those with a prompt included
+        # Of this stage.
+        self._num_rounds = self._num_counted = 0
+
+    @property
+    def treatments(self) -> Mapping[str, Treatment]:
+        """Of the tasks that are still in the block."""
+        return {task: part.treatment for task, part in self._parts.items() if part.is_here}
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """The id of each task's slices."""
+        return {task: part.block_id for task, part in self._parts.items()}
 
     @property
     def is_vanilla(self) -> bool:
-        """Whether the next round decodes the task vanilla."""
+        """Whether the next round decodes vanilla."""
         return self.stage in (Stage.LEAVING, Stage.CONTROL)
 
     @property
@@ -91,35 +107,58 @@ class Block:
         """Whether the next round counts as spent on control."""
         return Stage.LEAVING <= self.stage <= Stage.RETURNING
 
-    def observe(self, facts: RoundFacts) -> None:
-        """The round that ran. A round without the task's sequences ends the block."""
-        own = facts.tasks.get(self.task)
-        if own is None or not own.num_sequences:
+    def leave(self, task: str) -> None:
+        """The task has no sequence left, or another drafter. The block ends when all have left."""
+        self._parts[task].is_here = False
+        if not self.treatments:
             self.stage = Stage.ENDED
+
+    def observe(self, facts: RoundFacts) -> None:
+        """The round that ran. A task without sequences in it leaves the block."""
+        for task in self.treatments:
+            if task not in facts.tasks or not facts.tasks[task].num_sequences:
+                self.leave(task)
+        if self.stage is Stage.ENDED:
             return
         self._num_rounds += 1
         phase = _COUNTED.get(self.stage)
-        num_done = self._num_rounds
+        num_done, length = self._num_rounds, self._lengths[self.stage]
         if phase is not None:
-            tally = self._tallies.setdefault(phase, Tally(facts.started_at))
-            tally.add(facts, own)
-            num_done = tally.num_rounds
-            if num_done < self._lengths[self.stage] and self._num_rounds >= _MOST_PROMPTS * self._lengths[self.stage]:
+            for task in self.treatments:
+                self._parts[task].add(phase, facts)
+            self._num_counted += not facts.has_prompt
+            num_done = self._num_counted
+            if num_done < length and self._num_rounds >= _MOST_PROMPTS * length:
                 self.stage = Stage.ENDED
-        self._advance(num_done)
-
-    def _advance(self, num_done: int) -> None:
         while self.stage < Stage.ENDED and num_done >= self._lengths[self.stage]:
             self.stage = Stage(self.stage + 1)
-            self._num_rounds = num_done = 0
+            self._num_rounds = self._num_counted = num_done = 0
 
     def slices(self) -> tuple[Slice, ...]:
-        """What was counted: nothing unless the control slice is complete."""
-        control = self._tallies.get(Phase.CONTROL)
-        if control is None or control.num_rounds < self._lengths[Stage.CONTROL]:
+        """What was counted: of a task nothing unless its control slice is complete."""
+        complete = self._lengths[Stage.CONTROL]
+        return tuple(one for part in self._parts.values() for one in part.slices(complete))
+
+
+@dataclass(slots=True)
+class _Part:
+    """A task's share in a block."""
+
+    block_id: str
+    task: str
+    treatment: Treatment
+    is_here: bool = True
+    tallies: dict[Phase, Tally] = field(default_factory=dict)
+
+    def add(self, phase: Phase, facts: RoundFacts) -> None:
+        self.tallies.setdefault(phase, Tally(facts.started_at)).add(facts, facts.tasks[self.task])
+
+    def slices(self, num_control_rounds: int) -> tuple[Slice, ...]:
+        control = self.tallies.get(Phase.CONTROL)
+        if control is None or control.num_rounds < num_control_rounds:
             return ()
         return tuple(
             tally.slice(self.block_id, self.task, phase, self.treatment)
-            for phase, tally in self._tallies.items()
+            for phase, tally in self.tallies.items()
             if tally.num_rounds
         )

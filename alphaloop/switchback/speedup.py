@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from alphaloop.acceptance import Interval
 from alphaloop.switchback.slices import Phase, Slice, Stratum
@@ -33,7 +34,7 @@ from alphaloop.switchback.student import t95
 from alphaloop.switchback.time_ratio import Floats, TimeRatios, time_ratios
 
 #: Blocks below which nothing is estimated, and below which a group of strata does not stand alone.
-_LEAST_BLOCKS: Final = 8
+LEAST_BLOCKS: Final = 8
 #: A difference that nobody would act on.
 _NEGLIGIBLE: Final = 0.02
 
@@ -68,10 +69,10 @@ def measured_speedup(slices: Iterable[Slice]) -> MeasuredSpeedup:
     found = list(slices)
     blocks = compared_blocks(found)
     num_control_rounds = sum(block.control.num_rounds for block in blocks)
-    if len(blocks) < _LEAST_BLOCKS:
+    if len(blocks) < LEAST_BLOCKS:
         return MeasuredSpeedup(None, None, len(blocks), num_control_rounds, 0.0, Verdict.NO_VERDICT_YET)
     treated = [one for one in found if one.phase is not Phase.CONTROL]
-    group_of = collapsed(blocks, (one.stratum for one in treated), least_blocks=_LEAST_BLOCKS)
+    group_of = collapsed(blocks, (one.stratum for one in treated), least_blocks=LEAST_BLOCKS)
     groups = [group_of[block.stratum] for block in blocks]
     texts = _Texts(treated, group_of)
     times = time_ratios(blocks, groups, texts.mean_proposed.tolist())
@@ -127,14 +128,8 @@ class _Parts:
         """Linearised: see `time_ratios` for the blocks, Cochran 1977, §6.4, for a ratio over stretches."""
         vanilla_s = texts.tokens * texts.round_s / times.ratio  # [stretches, groups]
         moved = -(times.influence @ vanilla_s.sum(axis=0))  # [blocks]
-        by_group = [
-            float(own @ own) * len(own) / (len(own) - 1)
-            for index in sorted(set(groups))
-            for own in [moved[np.asarray(groups) == index]]
-        ]
-        sizes = [groups.count(index) for index in sorted(set(groups))]
-        of_times = sum(by_group)
-        uncertain = sum(v * v / (n - 1) for v, n in zip(by_group, sizes, strict=True))
+        of_times = float(moved @ moved)
+        degrees_of_times = _degrees_of_freedom(moved, times.weight, np.asarray(groups))
         # More proposals than usual make longer rounds too: what they yield is set against what they take.
         extra = texts.proposed - texts.plain_rounds * texts.mean_proposed
         treatment_s = (texts.rounds + times.token_cost / times.ratio * extra) * texts.round_s
@@ -146,7 +141,7 @@ class _Parts:
             treatment_s=float(treatment_s.sum()),
             variance_of_times=of_times,
             variance_of_texts=_serial_variance(residual) * num / max(num - 1, 1),
-            degrees_of_times=of_times**2 / uncertain if uncertain else math.inf,
+            degrees_of_times=degrees_of_times,
             degrees_of_texts=float(max(num - 1, 1)),
         )
 
@@ -160,6 +155,17 @@ class _Parts:
         degrees_of_freedom = variance**2 / uncertain if uncertain else math.inf
         margin = t95(degrees_of_freedom) * math.sqrt(variance) / (self.vanilla_s + prompt_s)
         return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin)), degrees_of_freedom
+
+
+def _degrees_of_freedom(moved: Floats, weight: Floats, group: NDArray[np.int_]) -> float:
+    """Satterthwaite's, of a sum over groups; each has its effective number of blocks (Kish 1965), less one."""
+    whole = uncertain = 0.0
+    for index in set(group.tolist()):
+        own, its = moved[group == index], weight[group == index]
+        variance, num_effective = float(own @ own), float(its.sum() ** 2 / (its @ its))
+        whole += variance
+        uncertain += variance**2 / max(num_effective - 1, 0.25)
+    return whole**2 / uncertain if uncertain else math.inf
 
 
 def _serial_variance(residual: Floats) -> float:

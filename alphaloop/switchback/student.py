@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Final
-
-from alphaloop.acceptance import Z95
 
 #: Beyond it the normal quantile is right to four digits.
 _NEARLY_NORMAL: Final = 1e5
 _TINY: Final = 1e-300
 
 
-@lru_cache(maxsize=4096)
 def t95(degrees_of_freedom: float) -> float:
-    """The t that a variate with so many degrees of freedom exceeds in absolute value in 5 % of cases.
+    """The t that a variate with so many degrees of freedom exceeds in absolute value in 5 % of cases."""
+    return t_quantile(degrees_of_freedom, 0.05)
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(degrees_of_freedom: float, tail: float) -> float:
+    """The t that such a variate exceeds in absolute value with the probability `tail`.
 
     Infinite without a degree of freedom. By bisection on the tail, I_x(ν/2, ½) with x = ν / (ν + t²) (DLMF 8.17).
     """
     if degrees_of_freedom <= 0:
         return math.inf
     if degrees_of_freedom >= _NEARLY_NORMAL:
-        return Z95
+        return NormalDist().inv_cdf(1 - tail / 2)
     low, high = 0.0, 1.0
-    while two_sided_tail(high, degrees_of_freedom) > 0.05:
+    while two_sided_tail(high, degrees_of_freedom) > tail:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        if two_sided_tail(middle, degrees_of_freedom) > 0.05:
+        if two_sided_tail(middle, degrees_of_freedom) > tail:
             low = middle
         else:
             high = middle

@@ -38,6 +38,7 @@ class TaskSpeedup:
     sequence_s: float  #: seconds times sequences of the treatment
     num_blocks: int
     num_control_rounds: int
+    control_share: float  #: of the seconds times sequences of all slices, those of control; washouts are in no slice
     speedup: Interval | None  #: None before there are eight blocks
     verdict: Verdict
     covers_from: datetime
@@ -70,15 +71,20 @@ def task_speedup(subject: Subject, slices: Sequence[Slice], computed_at: datetim
         mean_running=sum(one.sum_running for one in treated) / num_rounds,
         mean_context=sum(one.sum_context for one in treated) / num_rounds,
         num_tokens=sum(one.num_tokens + one.num_prompt_tokens for one in treated),
-        sequence_s=sum(one.sequence_s + one.prompt_sequence_s for one in treated),
+        sequence_s=_sequence_s(treated),
         num_blocks=found.num_blocks,
         num_control_rounds=found.num_control_rounds,
+        control_share=1 - _sequence_s(treated) / whole_s if (whole_s := _sequence_s(slices)) else 0.0,
         speedup=found.speedup,
         verdict=found.verdict,
         covers_from=min(begins),
         covers_to=max(begins),
         computed_at=computed_at,
     )
+
+
+def _sequence_s(slices: Iterable[Slice]) -> float:
+    return sum(one.sequence_s + one.prompt_sequence_s for one in slices)
 
 
 def shown_of(speedups: Iterable[TaskSpeedup]) -> TaskSpeedup | None:

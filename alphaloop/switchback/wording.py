@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.speedup import LEAST_BLOCKS, Verdict
 
 NO_VERDICT: Final = "no verdict yet"
 
@@ -35,6 +35,8 @@ class Measured(Protocol):
     def mean_running(self) -> float: ...
     @property
     def num_blocks(self) -> int: ...
+    @property
+    def control_share(self) -> float: ...
 
 
 def figure(measured: Measured | None) -> str:
@@ -45,7 +47,7 @@ def figure(measured: Measured | None) -> str:
     if measured is None:
         return "-"
     if measured.speedup is None:
-        return NO_VERDICT
+        return f"{NO_VERDICT} ({measured.num_blocks} of {LEAST_BLOCKS} blocks)"
     bounds = measured.speedup
     estimate = NO_VERDICT if measured.verdict == Verdict.NO_VERDICT_YET else f"{bounds.mean:.2f}"
     return f"{estimate} [{bounds.low:.2f} {bounds.high:.2f}]"
@@ -59,12 +61,25 @@ def load(measured: Measured | None) -> str:
     return f"k {least}{'' if least == most else f'-{most}'}, {measured.mean_running:.1f} running"
 
 
+def control(measured: Measured | None) -> str:
+    """`12 blocks, 2.0% control`: the evidence, and the share of the time that it took."""
+    return "" if measured is None else f"{measured.num_blocks} blocks, {measured.control_share:.1%} control"
+
+
+def reason_word(reason: str | None, verdict: str | None) -> str:
+    """Why a task is decoded as it is. The policy's `faster` is an expectation until that verdict was measured."""
+    word = (reason or "-").replace("_", " ")
+    if reason != Verdict.FASTER or verdict == Verdict.FASTER:
+        return word
+    return "expected faster, measured slower" if verdict == Verdict.SLOWER else "expected faster"
+
+
 def sentence(drafter: str, measured: Measured) -> str:
     """What the experiment says of a drafter, in one sentence."""
     blocks = f"{measured.num_blocks} block{'' if measured.num_blocks == 1 else 's'} of control rounds"
-    where = f"{drafter}, {load(measured)}; {blocks}"
+    where = f"{drafter}, {load(measured)}; {blocks}, {measured.control_share:.1%} of the time"
     bounds = measured.speedup
     if bounds is None:
-        return f"No verdict yet ({where}): eight blocks are the least."
+        return f"No verdict yet ({where}): {LEAST_BLOCKS} blocks are the least."
     text = f"Speed-up {bounds.mean:.2f}x vanilla, {bounds.low:.2f} to {bounds.high:.2f} ({where})"
     return f"{text}: {Verdict(measured.verdict).value.replace('_', ' ')}."

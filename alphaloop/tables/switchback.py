@@ -75,6 +75,7 @@ task_speedups: Final = Table(
     Column("sequence_s", Double, nullable=False, comment="Seconds times sequences that this took"),
     Column("num_blocks", BigInteger, nullable=False, comment="Control slices with the treatment before and after"),
     Column("num_control_rounds", BigInteger, nullable=False, comment="Vanilla rounds in them"),
+    Column("control_share", Double, nullable=False, comment="Of seconds times sequences, those in control slices"),
     Column("speedup", Double, comment="Measured, over vanilla; null before there are eight blocks"),
     Column("speedup_low", Double, comment="Lower 95 % bound"),
     Column("speedup_high", Double, comment="Upper 95 % bound"),

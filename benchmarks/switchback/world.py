@@ -16,6 +16,8 @@ from alphaloop.switchback.slices import Treatment
 TASK: Final = "task"
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _READ_MS: Final = 8.0
+#: Texts that a producer sends in a row.
+_IN_A_ROW: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Drafting:
     fixed_cost: float = 0.0  #: time of a round beyond a vanilla one's, over the vanilla one's
     cost_per_token: float = 0.0  #: the same, for each proposed token a sequence
     catch_up: tuple[float, ...] = ()  #: the same, of the first rounds after a pause
+    producers: tuple[float, ...] = ()  #: mean acceptance of each; a producer sends several texts in a row
 
 
 #: Treatment that is vanilla decoding: the null experiment.
@@ -103,7 +106,7 @@ class World:
         drafting = scenario.drafting
         self.treatment = Treatment("draft", drafting.num_draft_tokens)
         spread = 1 / drafting.correlation - 1 if drafting.correlation else 0.0
-        self._beta = (spread * drafting.mean_acceptance, spread * (1 - drafting.mean_acceptance))
+        self._spread, self._mean, self._num_texts = spread, drafting.mean_acceptance, 0
         self._spells = _Spells(scenario.host, self._rng)
         self._arrivals = _arrivals(scenario, self._rng)
         self._next_arrival_s = next(self._arrivals)
@@ -188,8 +191,13 @@ class World:
     def _text(self) -> Text:
         rng = self._rng
         length = min(max(round(rng.lognormvariate(math.log(60), 0.8)), 8), 600)
-        acceptance = rng.betavariate(*self._beta) if self.scenario.drafting.correlation else 0.0
-        share = self.scenario.drafting.copying_share
+        drafting, acceptance = self.scenario.drafting, 0.0
+        if drafting.producers and self._num_texts % _IN_A_ROW == 0:
+            self._mean = rng.choice(drafting.producers)
+        self._num_texts += 1
+        if drafting.correlation:
+            acceptance = rng.betavariate(self._spread * self._mean, self._spread * (1 - self._mean))
+        share = drafting.copying_share
         return Text(length, round(rng.uniform(50, 500)), acceptance, is_copying=rng.random() < share)
 
 

@@ -73,6 +73,7 @@ CREATE TABLE task_speedups (
     sequence_s DOUBLE PRECISION NOT NULL,
     num_blocks BIGINT NOT NULL,
     num_control_rounds BIGINT NOT NULL,
+    control_share DOUBLE PRECISION NOT NULL,
     speedup DOUBLE PRECISION,
     speedup_low DOUBLE PRECISION,
     speedup_high DOUBLE PRECISION,
@@ -100,6 +101,7 @@ COMMENT ON COLUMN task_speedups.num_tokens IS 'Tokens that the treatment put out
 COMMENT ON COLUMN task_speedups.sequence_s IS 'Seconds times sequences that this took';
 COMMENT ON COLUMN task_speedups.num_blocks IS 'Control slices with the treatment before and after';
 COMMENT ON COLUMN task_speedups.num_control_rounds IS 'Vanilla rounds in them';
+COMMENT ON COLUMN task_speedups.control_share IS 'Of seconds times sequences, those in control slices';
 COMMENT ON COLUMN task_speedups.speedup IS 'Measured, over vanilla; null before there are eight blocks';
 COMMENT ON COLUMN task_speedups.speedup_low IS 'Lower 95 % bound';
 COMMENT ON COLUMN task_speedups.speedup_high IS 'Upper 95 % bound';

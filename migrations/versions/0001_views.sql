@@ -41,6 +41,7 @@ SELECT DISTINCT ON (task)
     verdict,
     num_blocks,
     num_control_rounds,
+    control_share,
     num_tokens,
     sequence_s,
     covers_from,
@@ -72,6 +73,7 @@ COMMENT ON COLUMN task_speedup_now.speedup_high IS 'Upper 95 % bound';
 COMMENT ON COLUMN task_speedup_now.verdict IS 'faster, slower, no_difference or no_verdict_yet';
 COMMENT ON COLUMN task_speedup_now.num_blocks IS 'Blocks: control slices with treatment before and after';
 COMMENT ON COLUMN task_speedup_now.num_control_rounds IS 'Vanilla rounds in the blocks';
+COMMENT ON COLUMN task_speedup_now.control_share IS 'Of seconds times sequences, those in control slices';
 COMMENT ON COLUMN task_speedup_now.num_tokens IS 'Tokens that the treatment put out';
 COMMENT ON COLUMN task_speedup_now.sequence_s IS 'Seconds times sequences that these tokens took';
 COMMENT ON COLUMN task_speedup_now.covers_from IS 'When the first slice began';
@@ -92,7 +94,8 @@ SELECT
          ELSE from_drafter || ' k=' || from_num_draft_tokens END AS was,
     CASE WHEN to_mode = 'vanilla' THEN 'vanilla'
          ELSE to_drafter || ' k=' || to_num_draft_tokens END AS became,
-    reason,
+    -- The policy calls its best choice "faster"; the word is kept where the expected interval is above 1.
+    CASE WHEN reason = 'faster' AND speedup_low <= 1 THEN 'not_surely_faster' ELSE reason END AS reason,
     explanation,
     sampling_bucket,
     batch,
@@ -116,7 +119,8 @@ COMMENT ON COLUMN decision_log.decided_at IS 'When';
 COMMENT ON COLUMN decision_log.task IS 'Kind of prompt';
 COMMENT ON COLUMN decision_log.was IS 'Choice before; null for the first';
 COMMENT ON COLUMN decision_log.became IS 'Choice from then on';
-COMMENT ON COLUMN decision_log.reason IS 'One word: alphaloop.deciding.decision.Reason';
+COMMENT ON COLUMN decision_log.reason IS
+    'alphaloop.deciding.decision.Reason; not_surely_faster where faster was expected with bounds that hold 1';
 COMMENT ON COLUMN decision_log.explanation IS 'The reason with its figures';
 COMMENT ON COLUMN decision_log.sampling_bucket IS 'Sampling settings it applies to';
 COMMENT ON COLUMN decision_log.batch IS 'Batch size it was decided at';

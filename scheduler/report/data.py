@@ -44,6 +44,7 @@ class MeasuredLine(_Part):
     mean_context: float = Field(description="Tokens of context a sequence.")
     num_blocks: int = Field(description="Control slices with the treatment before and after.")
     num_control_rounds: int = Field(description="Vanilla rounds in them.")
+    control_share: float = Field(description="Of seconds times sequences, those in control slices.")
     tokens_per_s: float | None = Field(description="Tokens a second of one running sequence, as it drafts.")
     vanilla_tokens_per_s: float | None = Field(description="The same of vanilla rounds, by the speed-up.")
     covers_from: AwareDatetime = Field(description="When the first slice began.")
@@ -62,6 +63,7 @@ class MeasuredLine(_Part):
             mean_context=found.mean_context,
             num_blocks=found.num_blocks,
             num_control_rounds=found.num_control_rounds,
+            control_share=found.control_share,
             tokens_per_s=found.tokens_per_s,
             vanilla_tokens_per_s=found.vanilla_tokens_per_s,
             covers_from=found.covers_from,

@@ -7,7 +7,7 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from alphaloop.switchback.wording import figure, load
+from alphaloop.switchback.wording import control, figure, load, reason_word
 from scheduler.report.data import Report
 from scheduler.report.plots import alpha_plot, history_plot
 from scheduler.report.text import costs, estimate, how, words
@@ -24,6 +24,8 @@ def render_page(report: Report) -> str:
         estimate=estimate,
         figure=figure,
         load=load,
+        control=control,
+        reason_word=reason_word,
         words=words,
         costs=costs,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from alphaloop.probing.due import Why
-from alphaloop.switchback.wording import sentence
+from alphaloop.switchback.wording import reason_word, sentence
 from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
 
 WIDTH: Final = 100
@@ -71,7 +71,7 @@ def _row(line: TaskLine) -> tuple[str, ...]:
         str(line.num_draft_tokens) if line.num_draft_tokens else "-",
         estimate(line.alpha_1),
         _share(line.alpha.mean) if line.alpha else "-",
-        line.reason or "-",
+        reason_word(line.reason, line.measured.verdict if line.measured else None),
     )
 
 

@@ -35,7 +35,12 @@ from alphaloop.store.overview import Overview
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.switchback.wording import figure, load
+from alphaloop.switchback.task_speedup import TaskSpeedup
+from alphaloop.switchback.wording import control, figure, load, reason_word, sentence
+from scheduler.facts import SentProbes
+from scheduler.metrics import SPEEDUP, SchedulerMetrics
+from scheduler.report.data import MeasuredLine, Report, TaskLine
+from scheduler.report.text import render_text
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift_events import content
 from tests.fixtures.history import record_runs
@@ -273,13 +278,13 @@ def test_explain_says_what_was_measured_and_why_the_choice_changed(
         shown = cli("explain", "code").out
         assert max(map(len, shown.splitlines())) <= width
         told = " ".join(shown.split())
-        assert "(lookup, k 4, 4.0 running; 12 blocks of control rounds): faster." in told
+        assert "(lookup, k 4, 4.0 running; 12 blocks of control rounds, 5.3% of the time): faster." in told
         assert "nothing → lookup k=3 (faster; batch 4, greedy)" in told
         assert "lookup k=3 2.10x (1.90 to 2.40), vanilla 1; from 8 jobs" in told
 
 
-def test_the_screens_agree_about_the_measured_speed_up(cli: Cli, environment: None, decoded: Database) -> None:
-    """Now, and an hour ago, when there were too few blocks for a verdict."""
+def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, environment: None, decoded: Database) -> None:
+    """The view, status, the report, explain and metrics; and explain of an hour ago, when there was no verdict."""
     slices, now = SwitchbackStore(decoded), datetime.now(UTC)
     slices.add(block_rows(subject("code"), now - timedelta(minutes=90), 3))
     slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 12, cost=2.0))
@@ -295,10 +300,79 @@ def test_the_screens_agree_about_the_measured_speed_up(cli: Cli, environment: No
         console.print(task_table([status], None))
     assert figure(status.measured) in printed.get()
     assert load(status.measured) in printed.get()
+    assert control(status.measured) in printed.get()
+    shown = slices.shown(now)["code"]
+    assert sentence("lookup", shown) in " ".join(cli("explain", "code").out.split())
+    report = report_of("code", shown)
+    assert sentence("lookup", shown) in " ".join(render_text(report).split())
+    with decoded.begin() as connection:
+        row = connection.execute(text("SELECT * FROM task_speedup_now")).mappings().one()
+    metrics = SchedulerMetrics()
+    metrics.run_succeeded(report, SentProbes(), now)
+    of_metrics = {
+        "ratio": "speedup",
+        "low": "speedup_low",
+        "high": "speedup_high",
+        "blocks": "num_blocks",
+        "min_draft_tokens": "min_num_draft_tokens",
+        "max_draft_tokens": "max_num_draft_tokens",
+        "mean_running": "mean_running",
+        "control_share": "control_share",
+    }
+    labels = {"task": "code", "drafter": "lookup"}
+    for name, column in of_metrics.items():
+        found = metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{name}", labels)
+        assert found == row[column], name
     then = cli("explain", "code", "--at", "1h", "--json").json["measured"]["speedup"]
     assert (then["speedup"], then["num_blocks"], then["verdict"]) == (None, 3, "no_verdict_yet")
     told = " ".join(cli("explain", "code", "--at", "1h").out.split())
-    assert "No verdict yet (lookup, k 4, 4.0 running; 3 blocks of control rounds)" in told
+    assert "No verdict yet (lookup, k 4, 4.0 running; 3 blocks of control rounds, 5.3% of the time)" in told
+
+
+def report_of(task: str, measured: TaskSpeedup) -> Report:
+    line = TaskLine(
+        task=task,
+        num_jobs=12,
+        mode="speculative",
+        drafter="lookup",
+        num_draft_tokens=4,
+        reason="faster",
+        num_speculative_jobs=12,
+        measured=MeasuredLine.of(measured),
+    )
+    at = measured.computed_at
+    return Report(created_at=at, covers_from=at, covers_to=at, headline="", tasks=(line,))
+
+
+def test_without_a_verdict_all_screens_say_what_is_missing(cli: Cli, environment: None, decoded: Database) -> None:
+    slices, now = SwitchbackStore(decoded), datetime.now(UTC)
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 3))
+    slices.refresh(now)
+    shown = slices.shown(now)["code"]
+    assert figure(shown) == "no verdict yet (3 of 8 blocks)"
+    (status,) = Overview(decoded).tasks_now()
+    assert figure(status.measured) == figure(shown)
+    assert sentence("lookup", shown) in " ".join(render_text(report_of("code", shown)).split())
+    metrics = SchedulerMetrics()
+    metrics.run_succeeded(report_of("code", shown), SentProbes(), now)
+    labels = {"task": "code", "drafter": "lookup"}
+    values = {n: metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{n}", labels) for n in SPEEDUP}
+    assert {name for name, value in values.items() if value is None} == {"ratio", "low", "high"}
+    assert values["blocks"] == 3
+
+
+def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt(decoded: Database) -> None:
+    assert reason_word("faster", "faster") == "faster"
+    assert reason_word("faster", "slower") == "expected faster, measured slower"
+    assert reason_word("faster", "no_verdict_yet") == reason_word("faster", None) == "expected faster"
+    assert reason_word("not_faster", None) == "not faster"
+    for low, word in ((1.9, "faster"), (0.97, "not_surely_faster")):
+        ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
+        chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
+        DecisionLog(decoded).record_change(f"task-{word}", TARGET, DEVICE, "greedy", 4, chosen, "w")
+        with decoded.begin() as connection:
+            asked = text("SELECT reason FROM decision_log WHERE task = :task")
+            assert connection.execute(asked, {"task": f"task-{word}"}).scalar_one() == word
 
 
 def test_explain_says_whose_rounds_count_for_a_drafter(

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from alphaloop.payoff.bounds import median_bounds
+from alphaloop.payoff.bounds import Block, median_bounds, total_bounds
 from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness, Figures, RoundTimes, Tails
 from worker.measuring.observations import Measured, Observation
 
@@ -16,7 +16,8 @@ def figures_of(measured: Measured, candidate: Candidate, exactness: Exactness, n
     observations = measured.of(candidate)
     baseline = measured.of(VANILLA)
     texts = [generation for _, generation in measured.generations(candidate)]
-    ratios = paired_ratios(observations, baseline)
+    blocks, vanilla_blocks = blocks_of(observations), blocks_of(baseline)
+    ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(blocks, vanilla_blocks, strict=True)]
     token_s = [
         (text.wall_s - text.time_to_first_token_s) / (text.counts.num_tokens - 1)
         for text in texts
@@ -24,10 +25,11 @@ def figures_of(measured: Measured, candidate: Candidate, exactness: Exactness, n
     ]
     return Figures(
         candidate=candidate,
-        tokens_per_s=statistics.median(observation.tokens_per_s for observation in observations),
+        tokens_per_s=sum(block.num_tokens for block in blocks) / sum(block.wall_s for block in blocks),
+        blocks=blocks,
         ratios=tuple(ratios),
-        ratio=median_bounds(ratios, num_comparisons),
-        ratio_of_totals=_total(observations) / _total(baseline),
+        ratio=total_bounds(blocks, vanilla_blocks, num_comparisons),
+        median=median_bounds(ratios, num_comparisons),
         first_token_s=Tails.of([text.time_to_first_token_s for text in texts]),
         token_s=Tails.of(token_s) if token_s else None,
         response_s=Tails.of([text.wall_s for text in texts]),
@@ -38,16 +40,12 @@ def figures_of(measured: Measured, candidate: Candidate, exactness: Exactness, n
     )
 
 
-def paired_ratios(ours: Sequence[Observation], theirs: Sequence[Observation]) -> list[float]:
-    """Of every block, by its number, the ratio of tokens a second; of its repeats the median.
-
-    Blocks are what is independent of each other, repeats are not.
-    """
-    by_block: dict[int, list[float]] = defaultdict(list)
-    for one, other in zip(ours, theirs, strict=True):
-        by_block[one.block].append(one.tokens_per_s / other.tokens_per_s)
-    return [statistics.median(by_block[block]) for block in sorted(by_block)]
-
-
-def _total(observations: Sequence[Observation]) -> float:
-    return sum(o.num_tokens for o in observations) / sum(o.wall_s for o in observations)
+def blocks_of(observations: Sequence[Observation]) -> tuple[Block, ...]:
+    """Of every block, by its number, all repeats added up. Blocks are independent of each other, repeats are not."""
+    by_number: dict[int, list[Observation]] = defaultdict(list)
+    for one in observations:
+        by_number[one.block].append(one)
+    return tuple(
+        Block(sum(one.num_tokens for one in same), sum(one.wall_s for one in same))
+        for _, same in sorted(by_number.items())
+    )

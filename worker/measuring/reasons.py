@@ -6,12 +6,12 @@ interval excludes the other value, or without that cost the bar would be reached
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from alphaloop.acceptance import Interval
-from alphaloop.payoff.bounds import median_bounds
+from alphaloop.payoff.bounds import total_bounds
 from alphaloop.payoff.figures import Acceptance, Figures
 from alphaloop.payoff.rounds import RoundCosts
 
@@ -99,12 +99,12 @@ def low_acceptance(e: Evidence) -> str | None:
 def k_too_high(e: Evidence) -> str | None:
     """A shorter draft is faster on the same prompts, or would be by α_i and the measured costs."""
     shorter = [s for s in e.siblings if s.candidate.num_draft_tokens < e.k]
-    best = max(shorter, key=lambda s: s.ratio.median, default=None)
+    best = max(shorter, key=lambda s: s.ratio.estimate, default=None)
     if best is not None:
-        pairs = median_bounds([s / own for s, own in zip(best.ratios, e.own.ratios, strict=True)], len(shorter))
-        if pairs.known is not None and pairs.known[0] > 1 and pairs.median >= NOTABLE:
+        pairs = total_bounds(best.blocks, e.own.blocks, len(shorter))
+        if pairs.known is not None and pairs.known[0] > 1 and pairs.estimate >= NOTABLE:
             return (
-                f"k={e.k} is too long: on the same prompts k={best.candidate.num_draft_tokens} is {pairs.median:.2f} "
+                f"k={e.k} is too long: on the same prompts k={best.candidate.num_draft_tokens} is {pairs.estimate:.2f} "
                 f"[{pairs.known[0]:.2f} {pairs.known[1]:.2f}] times as fast{_fall(e)}."
             )
     modelled = e.costs.best_shorter() if e.costs else None
@@ -152,7 +152,7 @@ def domain(e: Evidence) -> str | None:
 def draft_cost(e: Evidence) -> str | None:
     """With a draft that cost nothing, the bar would be reached."""
     c = e.costs
-    if c is None or c.draft_step is None or e.own.ratio.median >= e.bar:
+    if c is None or c.draft_step is None or e.own.ratio.estimate >= e.bar:
         return None
     free = c.whole(c.tokens / (c.verify + c.rest))
     if free < e.bar:
@@ -166,7 +166,7 @@ def draft_cost(e: Evidence) -> str | None:
 def wide_pass(e: Evidence) -> str | None:
     """With passes as cheap as vanilla's, the bar would be reached."""
     c = e.costs
-    if c is None or e.own.ratio.median >= e.bar or c.verify <= NOTABLE * c.vanilla_verify:
+    if c is None or e.own.ratio.estimate >= e.bar or c.verify <= NOTABLE * c.vanilla_verify:
         return None
     free = c.whole(c.tokens / (c.draft + c.vanilla_verify + c.rest))
     if free < e.bar:
@@ -181,7 +181,7 @@ def wide_pass(e: Evidence) -> str | None:
 def prompt_dominated(e: Evidence) -> str | None:
     """The rounds gain enough; the time lies in reading prompts, which nothing here shortens."""
     c = e.costs
-    if c is None or e.own.ratio.median >= e.bar or c.tokens / c.total < e.bar:
+    if c is None or e.own.ratio.estimate >= e.bar or c.tokens / c.total < e.bar:
         return None
     return (
         f"Reading prompts takes {_percent(c.vanilla_reading)} of vanilla's time and cannot be drafted: the rounds "
@@ -212,13 +212,30 @@ def nothing_proposed(e: Evidence) -> str | None:
 
 def long_tail(e: Evidence) -> str | None:
     """The median prompt and all tokens together disagree, so the median hides something."""
-    known = e.own.ratio.known
-    if known is None or known[0] <= e.own.ratio_of_totals <= known[1]:
+    median, total = e.own.median, e.own.ratio.estimate
+    if median.known is None:
         return None
-    others = "less" if e.own.ratio_of_totals < e.own.ratio.median else "more"
+    low, high = median.known
+    if round(low, 2) <= round(total, 2) <= round(high, 2):
+        return None
+    others = "less" if total < median.estimate else "more"
     return (
-        f"All tokens over all seconds are {e.own.ratio_of_totals:.2f}x, outside the median's bounds: long texts gain "
-        f"{others} than the median one."
+        f"The median is {median.estimate:.2f}x [{low:.2f} {high:.2f}], and all tokens over all seconds are "
+        f"{total:.2f}x: prompts that gain {others} than the median one take more of the time."
+    )
+
+
+def slower_texts(e: Evidence) -> str | None:
+    """Prompts on which vanilla was faster, whatever all of them came to."""
+    slower = [(r, block) for r, block in zip(e.own.ratios, e.own.blocks, strict=True) if r < 1]
+    if not slower:
+        return None
+    slowest, share = min(r for r, _ in slower), sum(block.wall_s for _, block in slower)
+    what = "prompt was" if len(slower) == 1 else "prompts were"
+    what = what if e.batch == 1 else what.replace("prompt", "batch").replace("batchs", "batches")
+    return (
+        f"{len(slower)} of {len(e.own.ratios)} {what} slower than vanilla, the slowest {slowest:.2f}x; they took "
+        f"{_percent(share / sum(block.wall_s for block in e.own.blocks))} of its time."
     )
 
 
@@ -236,12 +253,24 @@ REASONS: Final = (
     prompt_dominated,
     short_outputs,
     long_tail,
+    slower_texts,
 )
+#: Of these, what holds of a candidate that ships too.
+HIDDEN: Final = (long_tail, slower_texts)
 
 
 def reasons(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """The name and sentence of every reason that the figures support."""
-    for reason in REASONS:
+    return _supported(REASONS, evidence)
+
+
+def hidden(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """What the total of a candidate that ships does not show."""
+    return _supported(HIDDEN, evidence)
+
+
+def _supported(candidates: Iterable[Callable[[Evidence], str | None]], evidence: Evidence) -> Iterator[tuple[str, str]]:
+    for reason in candidates:
         if (sentence := reason(evidence)) is not None:
             yield reason.__name__, sentence
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alphaloop.payoff.bounds import median_bounds
+from alphaloop.payoff.bounds import total_bounds
 from alphaloop.payoff.figures import VANILLA, Candidate, Exactness
 from alphaloop.payoff.report import Footprint, Report, Row, Setup
 from alphaloop.payoff.rounds import costs_of
 from alphaloop.payoff.verdict import Verdict, judge
 from worker.measuring.figures import figures_of
 from worker.measuring.observations import Measured
-from worker.measuring.reasons import Evidence, GreedySample, HeldOut, reasons
+from worker.measuring.reasons import Evidence, GreedySample, HeldOut, hidden, reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def report_of(
         costs = costs_of(vanilla, own)
         name = own.candidate.drafter or ""
         siblings = [other for other in found if other.candidate.drafter == name and other is not own]
-        is_best = all(other.ratio.median <= own.ratio.median for other in siblings)
+        is_best = all(other.ratio.estimate <= own.ratio.estimate for other in siblings)
         evidence = Evidence(
             own,
             vanilla,
@@ -59,11 +59,11 @@ def report_of(
             records.findings.get(name, ()),
             records.held_out.get(name),
         )
-        why = () if judgement.verdict is Verdict.SHIP else tuple(reasons(evidence))
-        rows.append(Row(own, judgement, costs, why))
+        why = hidden(evidence) if judgement.verdict is Verdict.SHIP else reasons(evidence)
+        rows.append(Row(own, judgement, costs, tuple(why)))
     shipped = max(
         (row for row in rows if row.judgement.verdict is Verdict.SHIP),
-        key=lambda row: row.figures.ratio.median,
+        key=lambda row: row.figures.ratio.estimate,
         default=None,
     )
     return Report(
@@ -81,14 +81,13 @@ def report_of(
 
 
 def _rivals(shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
-    """Those whose own pairs with the chosen one have 1 between their bounds."""
+    """Those whose ratio to the chosen one, of all tokens, has 1 between its bounds."""
     if shipped is None:
         return ()
     others = [row for row in rows if row.judgement.verdict is Verdict.SHIP and row is not shipped]
     found = []
     for row in others:
-        pairs = zip(shipped.figures.ratios, row.figures.ratios, strict=True)
-        bounds = median_bounds([one / other for one, other in pairs], len(others))
+        bounds = total_bounds(shipped.figures.blocks, row.figures.blocks, len(others))
         if bounds.known is None or bounds.known[0] <= 1 <= bounds.known[1]:
             found.append(row.candidate)
     return tuple(found)

@@ -27,7 +27,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    judgement, ratio = row.judgement, row.figures.ratio
+    judgement = row.judgement
     return {
         **_figures(row.figures),
         "drafter": row.candidate.drafter,
@@ -35,9 +35,9 @@ def _row(row: Row) -> dict[str, Any]:
         "num_draft_tokens": row.candidate.num_draft_tokens,
         "verdict": judgement.verdict.value,
         "num_more_batches": judgement.num_more,
-        "ratio": {"median": ratio.median, "low": ratio.low, "high": ratio.high, "num_batches": ratio.num_values},
+        "ratio": asdict(row.figures.ratio),
+        "median_ratio": asdict(row.figures.median),
         "ratios": list(row.figures.ratios),
-        "ratio_of_totals": row.figures.ratio_of_totals,
         "exactness": asdict(row.figures.exactness),
         "costs_in_vanilla_rounds": None if row.costs is None else asdict(row.costs),
         "reasons": [{"name": name, "sentence": sentence} for name, sentence in row.reasons],

@@ -76,7 +76,7 @@ def _sampling(setup: Setup) -> str:
 
 
 def _speeds(report: Report) -> object:
-    made = table("candidate", "tokens/s", "x vanilla [95 %]", "all tokens", "verdict", right=["tokens/s", "all tokens"])
+    made = table("candidate", "tokens/s", "x vanilla [95 %]", "median [95 %]", "verdict", right=["tokens/s"])
     made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
     for row in report.rows:
         verdict = row.judgement.verdict
@@ -84,7 +84,7 @@ def _speeds(report: Report) -> object:
             row.candidate.name,
             rate(row.figures.tokens_per_s),
             Text(_ratio(row.figures.ratio)),
-            f"{row.figures.ratio_of_totals:.2f}",
+            Text(_ratio(row.figures.median)),
             Text(verdict.upper(), style=_STYLES[verdict]),
         )
     return made
@@ -92,7 +92,7 @@ def _speeds(report: Report) -> object:
 
 def _ratio(bounds: Bounds) -> str:
     bounds_text = "no bounds" if bounds.known is None else f"{bounds.known[0]:.2f} {bounds.known[1]:.2f}"
-    return f"{bounds.median:.2f} [{bounds_text}]"
+    return f"{bounds.estimate:.2f} [{bounds_text}]"
 
 
 def _tails(everything: Sequence[Figures]) -> object:
@@ -223,7 +223,7 @@ def _conclusion(report: Report) -> Iterator[str]:
     if (number := len(report.rows)) > 1:
         yield (
             f"The bounds hold for all {number} candidates at once, with 95 % confidence, so the best may be picked by "
-            f"them; the median of the one picked is a little flattered."
+            f"them; the estimate of the one picked is a little flattered."
         )
     for bounds_text in report.notes:
         yield f"Note: {bounds_text}."

@@ -233,14 +233,15 @@ class OursOnSlots:
         )
 
     def _note_truth(self, done: SlotRound) -> None:
-        """Rounds outside control: what they took, and what the subject's vanilla rounds would have taken."""
+        """Rounds outside control: their time, and what it would be with all that is on trial in vanilla."""
+        if self._schedule.is_charged or not self._on_trial:
+            return
+        vanilla_ms = done.vanilla_ms([i for i, one in enumerate(done.running) if one.job.number in self._on_trial])
         for subject in set(self._on_trial.values()):
-            if self._arms.get(subject) is None or self._schedule.is_charged:
-                continue
             places = [i for i, one in enumerate(done.running) if self._on_trial.get(one.job.number) == subject]
             truth = self.truth.setdefault(subject, Truth())
             read_ms = len(places) * (done.read_ms + done.draft_read_ms)
-            truth.vanilla_ms += sum(done.num_tokens[i] for i in places) * done.vanilla_ms(places) + read_ms
+            truth.vanilla_ms += sum(done.num_tokens[i] for i in places) * vanilla_ms + read_ms
             truth.treatment_ms += len(places) * done.ms
 
 

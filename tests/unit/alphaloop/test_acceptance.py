@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import (
     AcceptanceCounts,
     InconsistentCounts,
-    design_effect,
     prompt_bucket,
     sampling_bucket,
-    wilson,
 )
 
 Round = tuple[int, int, int]
@@ -181,63 +179,3 @@ def test_prompt_buckets_include_their_limit() -> None:
         "<=4096",
         ">4096",
     ]
-
-
-def test_wilsons_interval_has_its_published_values() -> None:
-    # Newcombe 1998, table I: the score interval without continuity correction.
-    for successes, trials, low, high in [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)]:
-        interval = wilson(successes, trials)
-        assert (interval.low, interval.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
-
-
-@given(st.integers(1, 10**6), st.data(), st.floats(1, 1000))
-def test_an_interval_holds_its_estimate_and_widens_with_clustering(
-    trials: int, data: st.DataObject, deff: float
-) -> None:
-    successes = data.draw(st.integers(0, trials))
-    plain, clustered = wilson(successes, trials), wilson(successes, trials, deff)
-    assert 0 <= clustered.low <= plain.low + 1e-9
-    assert plain.low - 1e-9 <= plain.mean <= plain.high + 1e-9
-    assert plain.high - 1e-9 <= clustered.high <= 1
-
-
-def test_without_trials_everything_is_possible() -> None:
-    assert (wilson(0, 0).low, wilson(0, 0).high) == (0.0, 1.0)
-
-
-def sums(jobs: Sequence[tuple[int, int]]) -> tuple[int, int, int, int, int, int]:
-    return (
-        len(jobs),
-        sum(a for a, _ in jobs),
-        sum(n for _, n in jobs),
-        sum(a * a for a, _ in jobs),
-        sum(n * n for _, n in jobs),
-        sum(a * n for a, n in jobs),
-    )
-
-
-def test_independent_tokens_have_no_design_effect_and_identical_ones_their_cluster_size(rng: random.Random) -> None:
-    independent = [(sum(rng.random() < 0.6 for _ in range(20)), 20) for _ in range(3000)]
-    all_or_none = [(20 * (rng.random() < 0.6), 20) for _ in range(3000)]
-    assert design_effect(*sums(independent)) == pytest.approx(1.0, abs=0.15)
-    assert design_effect(*sums(all_or_none)) == pytest.approx(20.0, rel=0.05)
-
-
-def test_a_clustered_interval_covers_the_truth_about_95_times_in_100(rng: random.Random) -> None:
-    covered = 0
-    for _ in range(400):
-        jobs = []
-        for _ in range(60):
-            rate, length = rng.betavariate(3, 2), rng.randint(5, 40)
-            jobs.append((sum(rng.random() < rate for _ in range(length)), length))
-        num_jobs, accepts, trials, *squares = sums(jobs)
-        interval = wilson(accepts, trials, design_effect(num_jobs, accepts, trials, *squares))
-        covered += interval.low <= 0.6 <= interval.high
-    assert 0.90 <= covered / 400 <= 0.99
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda p: (min(p), max(p))), max_size=20))
-def test_a_design_effect_is_at_least_one_and_finite(jobs: list[tuple[int, int]]) -> None:
-    effect = design_effect(*sums(jobs))
-    assert effect >= 1
-    assert math.isfinite(effect)

@@ -1,13 +1,14 @@
-"""Bounds of medians: known ranks, and that they hold as often as they say, all of them at once."""
+"""Bounds of totals and medians: known figures, and that they hold as often as they say, all of them at once."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 import pytest
 
-from alphaloop.payoff.bounds import median_bounds, min_values, percentile
+from alphaloop.payoff.bounds import Block, median_bounds, min_values, percentile, total_bounds
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))])
@@ -16,7 +17,7 @@ def test_the_ranks_are_those_of_the_sign_test(n: int, ranks: tuple[int, int], rn
     rng.shuffle(values)
     bounds = median_bounds(values)
     assert (bounds.low, bounds.high) == ranks
-    assert bounds.median == (n + 1) / 2
+    assert bounds.estimate == (n + 1) / 2
 
 
 @pytest.mark.parametrize("num_comparisons", [1, 2, 3, 6, 25])
@@ -49,6 +50,36 @@ def _true_median() -> float:
 
 
 TRUE_MEDIAN = _true_median()
+
+
+def test_the_ratio_of_all_tokens_weighs_a_block_by_its_time() -> None:
+    # Sixteen short blocks at 1.30 and four long ones at .75.
+    vanilla = [Block(100, 1.0)] * 16 + [Block(2000, 20.0)] * 4
+    ours = [Block(b.num_tokens, b.wall_s / (1.3 if b.wall_s == 1.0 else 0.75)) for b in vanilla]
+    found = total_bounds(ours, vanilla)
+    assert found.estimate == pytest.approx(96 / (16 / 1.3 + 80 / 0.75))
+    assert found.known is not None
+    assert found.known[0] < found.estimate < found.known[1]
+    assert median_bounds([a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, vanilla, strict=True)]).estimate == 1.3
+
+
+def test_one_long_block_beside_short_ones_bounds_nothing() -> None:
+    vanilla = [Block(10, 0.1)] * 9 + [Block(9000, 90.0)]
+    assert total_bounds(vanilla, vanilla).known is None
+
+
+@pytest.mark.parametrize("num_blocks", [6, 20, 60])
+def test_bounds_of_totals_hold_the_truth(num_blocks: int, seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    held, repeats, true_ratio = 0, 400, math.exp(-(0.2**2) / 2)  # of the time of all tokens: E[1 / ratio]
+    for _ in range(repeats):
+        seconds = draws.lognormal(0, 0.6, num_blocks)
+        ratios = draws.lognormal(0, 0.2, num_blocks)
+        vanilla = [Block(round(1e4 * s), s) for s in seconds]
+        ours = [Block(round(1e4 * s), s / r) for s, r in zip(seconds, ratios, strict=True)]
+        low, high = total_bounds(ours, vanilla).known or (0.0, math.inf)
+        held += low <= true_ratio <= high
+    assert 0.91 <= held / repeats <= 0.99
 
 
 def test_percentiles_are_interpolated(rng: random.Random) -> None:

@@ -7,8 +7,10 @@ import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from alphaloop.payoff.bounds import Bounds, median_bounds
+from alphaloop.payoff.bounds import Block, Bounds, median_bounds, total_bounds
 from alphaloop.payoff.verdict import Judgement, Verdict, judge
 
 
@@ -25,6 +27,35 @@ from alphaloop.payoff.verdict import Judgement, Verdict, judge
 )
 def test_the_bar_belongs_to_those_who_reach_it(low: float, high: float, verdict: Verdict) -> None:
     assert judge(Bounds((low + high) / 2, low, high, 30), 1.3, 3).verdict is verdict
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)), min_size=1, max_size=40),
+    st.floats(0.1, 3.0),
+    st.integers(1, 6),
+)
+def test_what_ships_is_faster_in_total_beyond_its_error(
+    blocks: list[tuple[int, float, float]], bar: float, num_comparisons: int
+) -> None:
+    ours = [Block(num_tokens, wall_s) for num_tokens, wall_s, _ in blocks]
+    vanilla = [Block(num_tokens, wall_s) for num_tokens, _, wall_s in blocks]
+    bounds = total_bounds(ours, vanilla, num_comparisons)
+    total = sum(b.wall_s for b in vanilla) / sum(b.wall_s for b in ours)
+    assert bounds.estimate == pytest.approx(total)
+    if judge(bounds, bar, num_comparisons).verdict is Verdict.SHIP:
+        assert bounds.low is not None
+        assert 1 < bounds.low <= total * (1 + 1e-9)
+        assert bounds.low >= bar
+
+
+def test_a_median_above_the_bar_does_not_ship_a_slower_total() -> None:
+    vanilla = [Block(100, 1.0)] * 16 + [Block(2000, 20.0)] * 4
+    ours = [Block(b.num_tokens, b.wall_s / (1.3 if b.wall_s == 1.0 else 0.75)) for b in vanilla]
+    assert judge(total_bounds(ours, vanilla), 1.2, 1).verdict is Verdict.DO_NOT_SHIP
+
+
+def test_a_bar_below_one_ships_nothing_that_may_be_slower() -> None:
+    assert judge(Bounds(1.0, 0.95, 1.05, 30), 0.9, 1).verdict is Verdict.TOO_CLOSE
 
 
 def test_a_wrong_text_never_ships() -> None:

@@ -49,6 +49,7 @@ def task_line(task: str) -> TaskLine:
             mean_context=512.0,
             num_blocks=40,
             num_control_rounds=640,
+            control_share=0.02,
             tokens_per_s=123.4,
             vanilla_tokens_per_s=100.3,
             covers_from=AT - timedelta(days=1),

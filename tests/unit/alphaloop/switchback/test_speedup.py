@@ -172,6 +172,31 @@ def test_windows_with_unusual_proposals_are_set_right() -> None:
     assert found.decoding.mean == pytest.approx(1.8 / (1 + 0.1 * proposed), rel=1e-3)
 
 
+def test_a_load_that_changes_inside_a_block_is_set_right() -> None:
+    # Twice as many sequences take 1.3 times as long, in both arms: most blocks begin at a high load that falls.
+    slices: list[Slice] = []
+    rng = random.Random(5)
+    for block in range(24):
+        loads = [16, 16, 8, 8] if block % 3 else [8, 8, 16, 16]
+        for phase, running in zip(_PHASES, loads, strict=True):
+            vanilla_s = 0.01 * 1.3 ** math.log2(running) * math.exp(rng.gauss(0, 0.002))
+            cost, tokens = (1.0, 1.0) if phase is Phase.CONTROL else (1.5, 2.0)
+            slices.append(one_slice(block, phase, round_s=cost * vanilla_s, tokens_per_round=tokens, running=running))
+    found = measured_speedup(slices).speedup
+    assert found is not None
+    assert found.low <= 2 / 1.5 <= found.high
+    assert found.mean == pytest.approx(2 / 1.5, rel=0.005)
+
+
+def test_a_block_counts_by_the_sequences_that_run() -> None:
+    # Blocks come as often at 4 as at 7 sequences, which are one stratum; seven have 7/11 of the sequences.
+    slices = [one for block in range(40) for one in cycle(block, tokens=2.0, cost=1.2, running=4)]
+    slices += [one for block in range(40, 80) for one in cycle(block, tokens=2.0, cost=1.6, running=7)]
+    found = measured_speedup(slices)
+    assert found.speedup is not None
+    assert found.speedup.mean == pytest.approx(2 / math.exp((4 * math.log(1.2) + 7 * math.log(1.6)) / 11), rel=1e-3)
+
+
 def test_few_blocks_give_no_verdict() -> None:
     found = measured_speedup([one for i in range(7) for one in cycle(i, tokens=3.0, cost=1.0)])
     assert found.speedup is None

@@ -149,9 +149,18 @@ def test_silence_of_a_drafter() -> None:
 
 
 def test_the_median_is_not_believed_alone() -> None:
-    told = why.long_tail(evidence(ratio=[1.4] * NUM_PROMPTS, ratio_of_totals=1.1))
+    ratios, seconds = [1.4] * 16 + [0.75] * 4, [1.0] * 16 + [20.0] * 4
+    told = why.long_tail(evidence(ratio=ratios, seconds=seconds))
     assert told is not None
-    assert "1.10x" in told
-    assert "gain less than" in told
-    assert why.long_tail(evidence(ratio=[1.4] * NUM_PROMPTS)) is None
-    assert why.long_tail(evidence(ratio=[1.4] * 3, ratio_of_totals=1.1)) is None
+    assert "The median is 1.40x" in told
+    assert "all tokens over all seconds are 0.81x: prompts that gain less" in told
+    assert why.long_tail(evidence(ratio=[1.3, 1.4, 1.5] * 6)) is None
+    assert why.long_tail(evidence(ratio=[1.4] * 3)) is None
+
+
+def test_what_ships_shows_the_texts_that_it_slows_down() -> None:
+    told = dict(why.hidden(evidence(ratio=[2.0] * 18 + [0.9, 0.8])))
+    assert told.keys() == {"long_tail", "slower_texts"}
+    slower = "2 of 20 prompts were slower than vanilla, the slowest 0.80x; they took 21 % of its time."
+    assert told["slower_texts"] == slower
+    assert not list(why.hidden(evidence(ratio=2.0)))

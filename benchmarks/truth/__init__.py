@@ -1,0 +1,1 @@
+"""How often the intervals that are shown hold the truth, on simulated jobs whose truth is known."""

@@ -1,0 +1,42 @@
+"""The benchmark of shown intervals: few jobs show nothing, many show an interval that holds the truth."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.truth import acceptance, measure, speedup
+from benchmarks.truth.coverage import Shown, coverage
+
+
+def test_runs_without_bounds_are_counted_apart() -> None:
+    found = coverage("α", "case", 4, [Shown(None, None, 1.0), Shown(0.9, 1.1, 1.0), Shown(1.1, 1.2, 1.0)])
+    assert (found.num_runs, found.num_shown, found.num_covered, found.num_above) == (3, 2, 1, 1)
+    assert found.share == 0.5
+    assert found.median_width == pytest.approx(0.15)
+    assert coverage("α", "case", 4, [Shown(None, None, 1.0)]).share is None
+
+
+def test_the_shown_interval_of_few_jobs_covers_more_often_than_the_one_of_before() -> None:
+    by_case: dict[str, dict[str, int]] = {}
+    for one in acceptance.rows(8, 100, 1):
+        by_case.setdefault(one.case, {})[one.what] = one.num_covered
+    assert len(by_case) == 4
+    for found in by_case.values():
+        assert found["α"] > found["α, estimated design effect"]
+
+
+def test_measure_bounds_nothing_of_four_prompts_and_holds_the_truth_of_twenty() -> None:
+    assert {one.num_shown for one, _ in measure.rows(4, 5, 1)} == {0}
+    for one, _ in measure.rows(20, 60, 1):
+        assert one.num_shown == 60
+        assert one.num_covered >= 50
+
+
+def test_the_speed_up_is_shown_once_there_are_blocks_enough() -> None:
+    known = speedup.scenarios()[1]
+    few = speedup.play(known, 4, 0.02, 1)
+    assert few.low is None
+    many = speedup.play(known, 150, 0.2, 1)
+    assert many.low is not None
+    assert many.high is not None
+    assert many.low <= many.truth.speedup <= many.high
