@@ -8,9 +8,10 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from alphaloop.switchback.wording import control, figure, load, reason_word
+from scheduler.report.changes import told_changes
 from scheduler.report.data import Report
 from scheduler.report.plots import alpha_plot, history_plot
-from scheduler.report.text import costs, estimate, how, words
+from scheduler.report.wording import costs, freshness, how, words
 
 
 def render_page(report: Report) -> str:
@@ -21,13 +22,14 @@ def render_page(report: Report) -> str:
         # Safe: this SVG is ours, its texts are paths and its label is escaped.
         plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
         how=how,
-        estimate=estimate,
         figure=figure,
         load=load,
         control=control,
         reason_word=reason_word,
         words=words,
         costs=costs,
+        told_changes=told_changes,
+        freshness=freshness,
     )
 
 

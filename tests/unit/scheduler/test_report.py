@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,108 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from alphaloop.errors import ConfigError
-from alphaloop.probing.due import Why
-from alphaloop.store.drift_events import EventState
-from alphaloop.switchback.speedup import Verdict
-from scheduler.causes.cause import Cause
 from scheduler.report import Report, render_page, render_text, write_report
-from scheduler.report.data import DraftLine, DriftLine, Estimate, HistoryPoint, MeasuredLine, ProbeLine, TaskLine
-
-AT = datetime(2026, 11, 21, 6, tzinfo=UTC)
-NASTY = "<script>alert('x')</script>&amp;\"'"
-
-
-def task_line(task: str) -> TaskLine:
-    alpha = Estimate(mean=0.72, low=0.65, high=0.78)
-    return TaskLine(
-        task=task,
-        num_jobs=12345,
-        mode="speculative",
-        drafter="lookup",
-        num_draft_tokens=8,
-        reason="short_output",
-        explanation=NASTY,
-        num_speculative_jobs=9,
-        acceptance_from="traffic",
-        sampling_buckets=("greedy", "t<=1.0"),
-        alpha_1=alpha,
-        alpha=alpha,
-        alpha_num_draft_tokens=(3, 8),
-        measured=MeasuredLine(
-            drafter="lookup",
-            speedup=Estimate(mean=1.23, low=1.01, high=1.55),
-            verdict=Verdict.FASTER,
-            min_num_draft_tokens=3,
-            max_num_draft_tokens=8,
-            mean_running=12.34,
-            mean_context=512.0,
-            num_blocks=40,
-            num_control_rounds=640,
-            control_share=0.02,
-            tokens_per_s=123.4,
-            vanilla_tokens_per_s=100.3,
-            covers_from=AT - timedelta(days=1),
-            covers_to=AT,
-        ),
-    )
-
-
-def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), headline: str = NASTY) -> Report:
-    points = tuple(
-        HistoryPoint(start=AT + timedelta(hours=i), num_jobs=3, alpha_1=Estimate(mean=0.5, low=0.4, high=0.6))
-        for i in range(5)
-    )
-    return Report(
-        created_at=AT,
-        covers_from=AT - timedelta(days=14),
-        covers_to=AT,
-        headline=headline,
-        tasks=tuple(task_line(task) for task in tasks),
-        drift=(
-            DriftLine(
-                id=7,
-                task="code",
-                drafter="lookup",
-                draft_revision="r",
-                cause=Cause.DRAFT_STALE,
-                state=EventState.CONFIRMED,
-                verdict=NASTY,
-                action="Train it.",
-                lost_tokens_per_s=12.34,
-                opened_at=AT,
-            ),
-        ),
-        probes=(
-            ProbeLine(
-                task="code",
-                drafter="lookup",
-                num_draft_tokens=3,
-                num_probes=4,
-                last_probed=None,
-                why=Why.NEW,
-                device_s=40.0,
-                at_stake_device_s=0.0,
-            ),
-        ),
-        probe_budget_device_s=60.0,
-        num_due=3,
-        num_probe_sets=2,
-        drafts=(
-            DraftLine(
-                drafter="lookup",
-                draft_revision="r" * 40,
-                target_revision="t" * 40,
-                status="stale",
-                status_reason=NASTY,
-                status_changed_at=AT,
-            ),
-        ),
-        history=dict.fromkeys(tasks, points),
-    )
-
-
-def empty() -> Report:
-    return Report(created_at=AT, covers_from=AT - timedelta(days=14), covers_to=AT, headline="Nothing yet.")
+from tests.fixtures.reports import empty, full
 
 
 class Page(HTMLParser):
