@@ -22,7 +22,17 @@ from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flagging import Flagged
 from scheduler.probing.sending import HEADERS, Sender
 from scheduler.probing.watch import Watched
-from scheduler.report import Report, build_report, changes_between, render_page, render_text, write_report
+from scheduler.report import (
+    Report,
+    build_report,
+    changes_between,
+    render_index,
+    render_page,
+    render_text,
+    write_index,
+    write_report,
+)
+from scheduler.report.index import MAX_ENTRIES
 from scheduler.timetable import timetable
 
 log = logging.getLogger(__name__)
@@ -110,6 +120,8 @@ class Reporter:
             )
         )
         page = write_report(self._folder, report, text, html)
+        headings = self._reports.headings(MAX_ENTRIES)
+        write_index(self._folder, lambda pages: render_index(headings, pages))
         self._sender.send(
             DRIFT_REPORTS, key=self._schedule_id.encode(), value=report.model_dump_json().encode(), headers=HEADERS
         )

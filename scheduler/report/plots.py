@@ -21,6 +21,16 @@ MUTED: Final = "#66727f"
 GRID: Final = "#e3e8ed"
 BLUE: Final = "#1b6ac9"
 GREY: Final = "#8a97a5"
+PAPER: Final = "#ffffff"
+#: The page's variables for these colours, so that a plot is light or dark with its page.
+VARIABLES: Final = {
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--line",
+    BLUE: "--blue",
+    GREY: "--grey",
+    PAPER: "--paper",
+}
 MAX_PANELS: Final = 12
 WIDTH_IN: Final = 4.7  # narrow, so that the letters stay readable on a phone
 
@@ -52,13 +62,13 @@ def alpha_plot(tasks: Sequence[TaskLine]) -> str | None:
             is_on = line.mode == "speculative"
             colour = BLUE if is_on else GREY
             axes.plot([alpha.low, alpha.high], [y, y], color=colour, linewidth=2.4, solid_capstyle="round", alpha=0.45)
-            inside = colour if is_on else "white"
+            inside = colour if is_on else PAPER
             axes.plot([alpha.mean], [y], marker="o", markersize=6.5, color=colour, markerfacecolor=inside)
         axes.set_yticks(range(len(measured)), [_short(line.task, 22) for line, _ in measured])
         axes.set_ylim(-0.6, len(measured) - 0.4)
         axes.set_xlim(0, 1)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
-        axes.set_xlabel("acceptance of the first drafted token, with 95 % interval")
+        axes.set_xlabel("share of first drafted tokens accepted, 95 % interval")
         _bare(axes, grid="x")
         means = "; ".join(f"{line.task} {alpha.mean:.2f}" for line, alpha in reversed(measured))
         return _svg(figure, "alpha", f"Acceptance of the first drafted token by task: {means}")
@@ -137,5 +147,6 @@ def _svg(figure: Figure, name: str, alt: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
     svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub("|".join(VARIABLES), lambda found: f"var({VARIABLES[found[0]]})", svg)
     text = escape(alt, quote=True)
     return svg.replace("<svg", f'<svg role="img" aria-label="{text}"', 1).strip()

@@ -153,7 +153,7 @@ def changes_told(database: Database) -> list[tuple[str, str]]:
     return [(line["kind"], line["sentence"]) for line in stored.content["changes"]["lines"]]
 
 
-def test_a_report_begins_with_what_changed(make: Make, database: Database, history: History) -> None:
+def test_a_report_begins_with_what_changed(make: Make, database: Database, history: History, tmp_path: Path) -> None:
     scheduler = make()
     history.traffic("code", 0.85, 5, NOW - HOUR, MINUTE)
     scheduler.run_once(NOW)
@@ -176,6 +176,9 @@ def test_a_report_begins_with_what_changed(make: Make, database: Database, histo
     assert [kind for kind, _ in told] == ["flag", "draft", "choice"]
     assert "(fault) was opened." in told[0][1]
     assert "is new and active" in told[1][1]
+    index = (tmp_path / "reports" / "index.html").read_text(encoding="utf-8")
+    assert index.count("<a href=") == 3
+    assert index.count('<span class="tag flag">1</span>') == 1, "one flag was open in the third"
     assert told[2][1] == "code is decoded vanilla, before with lookup, k = 3."
     scheduler.run_once(NOW + 4 * MINUTE)
     assert changes_told(database) == []

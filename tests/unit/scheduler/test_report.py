@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from alphaloop.errors import ConfigError
-from scheduler.report import Report, render_page, render_text, write_report
-from tests.fixtures.reports import empty, full
+from alphaloop.store.reports import ReportHeading
+from scheduler.report import Report, render_index, render_page, render_text, write_index, write_report
+from scheduler.report.files import drop_reports, page_name
+from scheduler.report.index import MAX_ENTRIES
+from tests.fixtures.reports import AT, NASTY, empty, full
 
 
 class Page(HTMLParser):
@@ -51,6 +55,20 @@ def test_the_page_is_whole_and_self_contained(report: Report) -> None:
     assert ("viewport", "width=device-width, initial-scale=1") in {
         (attrs.get("name"), attrs.get("content")) for tag, attrs in page.tags if tag == "meta"
     }
+
+
+def test_plots_are_light_or_dark_with_their_page() -> None:
+    html = render_page(full())
+    plots = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
+    assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", plots)) <= {
+        "none",
+        *(f"var(--{name})" for name in ("ink", "muted", "line", "blue", "grey", "paper")),
+    }
+    variables = set(re.findall(r"var\((--[a-z-]+)\)", html))
+    for colours in re.findall(r":root \{(.*?)\}", html, re.DOTALL):
+        assert variables <= set(re.findall(r"(--[a-z-]+):", colours)), "each colour is there in light and in dark"
+    assert len(re.findall(r":root \{", html)) == 2
+    assert "@media print" in html
 
 
 def test_what_comes_from_outside_is_escaped() -> None:
@@ -109,8 +127,47 @@ def test_the_files(tmp_path: Path) -> None:
     assert Report.model_validate(json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))) == report
 
 
+def heading(hours_ago: int, summary: str = NASTY) -> ReportHeading:
+    return ReportHeading(AT - timedelta(hours=hours_ago), summary, 2, 1)
+
+
+def test_the_index_lists_the_newest_reports_whose_pages_are_there(tmp_path: Path) -> None:
+    for hours in (0, 1, 2):
+        report = full().model_copy(update={"created_at": AT - timedelta(hours=hours)})
+        write_report(tmp_path, report, render_text(report), render_page(report))
+    (tmp_path / "drift-report-notes.html").write_text("not a report")
+    headings = [heading(hours) for hours in range(5)]
+    write_index(tmp_path, lambda pages: render_index(headings, pages))
+    html = (tmp_path / "index.html").read_text(encoding="utf-8")
+    names = [page_name(AT - timedelta(hours=hours)) for hours in (0, 1, 2)]
+    links = [attrs["href"] for tag, attrs in Page(html).tags if tag == "a"]
+    assert links == names, "the newest first"
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") == 3
+    assert "not listed" not in html
+    drop_reports(tmp_path, AT - timedelta(hours=1))
+    write_index(tmp_path, lambda pages: render_index(headings, pages))
+    html = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert [attrs["href"] for tag, attrs in Page(html).tags if tag == "a"] == names[:2]
+
+
+def test_the_index_is_bounded() -> None:
+    headings = [heading(hours) for hours in range(MAX_ENTRIES + 5)]
+    html = render_index(headings, [page_name(one.created_at) for one in headings])
+    assert html.count("<a href=") == MAX_ENTRIES
+    assert "5 more reports in this folder are not listed" in html
+
+
+def test_two_reports_of_one_second_share_a_page_and_a_line() -> None:
+    html = render_index([heading(0, "the newer"), heading(0, "the older")], [page_name(AT)])
+    assert html.count("<a href=") == 1
+    assert "the newer" in html
+
+
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "reports").write_text("a file")
+    with pytest.raises(ConfigError, match="reports"):
+        write_index(tmp_path / "reports" / "inside", lambda _: "")
     with pytest.raises(ConfigError, match="reports") as caught:
         write_report(tmp_path / "reports", empty(), "", "")
     assert "report_folder" in (caught.value.hint or "")
