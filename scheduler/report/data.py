@@ -180,11 +180,28 @@ class Changes(_Part):
 
 
 class HistoryPoint(_Part):
-    """α_1 of one task over one stretch of time."""
+    """α_1 over one stretch of time, or of the probes of one run."""
 
     start: AwareDatetime
-    num_jobs: int
+    num_jobs: int = Field(description="Jobs of traffic, or probes.")
     alpha_1: Estimate
+
+
+class RevisionMark(_Part):
+    """When something behind the acceptance of a task was new."""
+
+    at: AwareDatetime = Field(description="The first job or probe under it.")
+    changed: tuple[str, ...] = Field(description="What differs from before: target, draft, engine.")
+
+
+class TaskHistory(_Part):
+    """α_1 of a task with one drafter over time, under every revision."""
+
+    drafter: str
+    step_s: float = Field(description="Length of a stretch of traffic; a stretch without a job has no point.")
+    traffic: tuple[HistoryPoint, ...] = Field((), description="Oldest first.")
+    probes: tuple[HistoryPoint, ...] = Field((), description="A point a run, oldest first.")
+    revisions: tuple[RevisionMark, ...] = Field((), description="Oldest first.")
 
 
 class Report(_Part):
@@ -210,4 +227,4 @@ class Report(_Part):
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
     exactness: ExactnessLine = Field(default_factory=ExactnessLine)
     drafts: tuple[DraftLine, ...] = ()
-    history: dict[str, tuple[HistoryPoint, ...]] = Field(default_factory=dict, description="By task, oldest first.")
+    history: dict[str, TaskHistory] = Field(default_factory=dict, description="By task.")

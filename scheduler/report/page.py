@@ -5,9 +5,10 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from alphaloop.switchback.wording import control, figure, load, reason_word
+from scheduler.report.alpha_plot import alpha_plot
 from scheduler.report.changes import told_changes
 from scheduler.report.data import Report
-from scheduler.report.plots import alpha_plot, history_plot
+from scheduler.report.history_plot import history_plot
 from scheduler.report.templates import template
 from scheduler.report.wording import costs, freshness, how, words
 

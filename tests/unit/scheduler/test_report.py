@@ -62,7 +62,7 @@ def test_plots_are_light_or_dark_with_their_page() -> None:
     plots = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
     assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", plots)) <= {
         "none",
-        *(f"var(--{name})" for name in ("ink", "muted", "line", "blue", "grey", "paper")),
+        *(f"var(--{name})" for name in ("ink", "muted", "line", "blue", "green", "grey", "paper")),
     }
     variables = set(re.findall(r"var\((--[a-z-]+)\)", html))
     for colours in re.findall(r":root \{(.*?)\}", html, re.DOTALL):
@@ -82,6 +82,8 @@ def test_plots_have_a_text_for_those_who_cannot_see_them() -> None:
     assert len(labels) == 2
     assert labels[0] is not None
     assert "code 0.72" in labels[0]
+    assert labels[1] is not None
+    assert "code: traffic 0.50 to 0.50, probes 0.50 to 0.50, target, draft changed 2026-11-21 11:00 UTC" in labels[1]
 
 
 def test_the_ids_of_two_plots_do_not_clash() -> None:
