@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -15,8 +17,11 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.probes import MEASURED, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
 from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flagging import Flagged
@@ -32,10 +37,14 @@ from scheduler.report import (
     write_index,
     write_report,
 )
+from scheduler.report.accounts import gaps, saved_device_s
+from scheduler.report.data import TaskLine
 from scheduler.report.index import MAX_ENTRIES
 from scheduler.timetable import timetable
 
 log = logging.getLogger(__name__)
+
+_DAY: Final = timedelta(days=1)
 
 
 class Reporter:
@@ -55,6 +64,7 @@ class Reporter:
         self._timetable = timetable(settings)
         self._drift, self._drafts = DriftStore(database), DraftRegistry(database)
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
+        self._probes, self._schedule = ProbeStore(database), ScheduleStore(database)
         self._switchback, self._reports = SwitchbackStore(database), ReportStore(database)
 
     def publish(
@@ -66,19 +76,24 @@ class Reporter:
         flagged: Flagged,
     ) -> tuple[Report, Path]:
         """The report of a run, and the page's path. Raises StoreError, BrokerError, ConfigError."""
+        measured = self._switchback.shown(counts.now)
         report = build_report(
             counts,
             choices,
             self._drafts.all(),
             self._events.open_events(),
             sent,
-            self._switchback.shown(counts.now),
+            measured,
             self._incidents.open_incidents(),
             watched,
             flagged,
         )
+        now = counts.now
         report = report.model_copy(
             update={
+                **self._accounts(now),
+                "tasks": self._with_savings(report.tasks, measured, counts),
+                "gaps": gaps(self._schedule.succeeded(counts.since, now), now, self._longest_pause(now)),
                 "last_decoded_at": counts.last_decoded_at or self._drift.last_decoded_at(counts.now),
                 "next_due": self._timetable.next_due(counts.now),
             }
@@ -89,6 +104,30 @@ class Reporter:
             closed = self._incidents.closed_since(before.created_at)
             report = report.model_copy(update={"changes": changes_between(before, report, states, closed)})
         return report, self._keep(report)
+
+    def _accounts(self, now: datetime) -> dict[str, float]:
+        return {
+            "device_s": round(self._probes.device_s(now - _DAY, now), 3),
+            "probe_spent_device_s": round(self._probes.device_s(now - _DAY, now, purposes=MEASURED), 3),
+        }
+
+    def _with_savings(
+        self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], counts: Counts
+    ) -> tuple[TaskLine, ...]:
+        passes = self._drift.saved_passes(counts.since, counts.now)
+        return tuple(
+            line.model_copy(
+                update={
+                    "saved_device_s": saved_device_s(measured.get(line.task)),
+                    "num_saved_passes": passes.get(line.task, 0),
+                }
+            )
+            for line in tasks
+        )
+
+    def _longest_pause(self, now: datetime) -> timedelta:
+        """Longer than this is a gap: one run may be skipped, because another one took too long."""
+        return 2 * timedelta(seconds=self._timetable.longest_pause_s(now))
 
     def _last_report(self) -> Report | None:
         """The newest report; None before the first, and where another version of alphaloop wrote it otherwise."""

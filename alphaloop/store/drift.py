@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, Connection, cast, func, select
 
 from alphaloop.measurements import DecodedJob, Stream
-from alphaloop.messages import Purpose
+from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import SHADOW
 from alphaloop.tables import acceptance_hourly, decode_runs
@@ -64,6 +64,21 @@ class DriftStore:
                 if jobs := _newest(connection, stream, begin, until, limits[stream]):
                     found[stream] = jobs
         return found
+
+    def saved_passes(self, since: datetime, until: datetime) -> dict[str, int]:
+        """By task, target passes that drafts saved its traffic in the hours that began in (since, until].
+
+        Vanilla decoding takes one pass a token, so this is tokens minus rounds. A pass is one of a single sequence.
+        """
+        hours = acceptance_hourly.c
+        query = (
+            select(hours.task, cast(func.sum(hours.num_tokens - hours.rounds), BigInteger))
+            .where(hours.bucket > since, hours.bucket <= until)
+            .where(hours.purpose == Purpose.TRAFFIC, hours.mode == Mode.SPECULATIVE)
+            .group_by(hours.task)
+        )
+        with self._database.begin() as connection:
+            return {task: num_passes for task, num_passes in connection.execute(query)}
 
     def last_decoded_at(self, until: datetime) -> datetime | None:
         """When the newest job of traffic was decoded; its hour where the job itself was deleted. None before any.

@@ -69,6 +69,18 @@ class ScheduleStore:
             row = connection.execute(query).first()
         return (row.scheduled_for, row.outcome or {}) if row else None
 
+    def succeeded(self, since: datetime, until: datetime) -> list[datetime]:
+        """When the runs in [since, until] that ended without an error were started, of every schedule; oldest first."""
+        runs = schedule_runs.c
+        query = (
+            select(runs.started_at)
+            .where(runs.started_at >= since, runs.started_at <= until)
+            .where(runs.finished_at.is_not(None), ~runs.outcome.has_key("error"))
+            .order_by(runs.started_at)
+        )
+        with self._database.begin() as connection:
+            return list(connection.execute(query).scalars())
+
 
 class AdvisoryLock:
     """A lock tied to a connection outside the pool: it ends with this process.

@@ -89,6 +89,10 @@ class TaskLine(_Part):
     alpha: Estimate | None = Field(None, description="Pooled over positions; read it with its k.")
     alpha_num_draft_tokens: tuple[int, ...] = Field((), description="The k of the jobs behind alpha.")
     measured: MeasuredLine | None = Field(None, description="Null where the last day has no slice of the task.")
+    saved_device_s: Estimate | None = Field(
+        None, description="Saved in the slices of the measured speed-up; below 0 lost; null without a verdict."
+    )
+    num_saved_passes: int = Field(0, description="Target passes of single sequences that traffic was spared.")
 
 
 class DriftLine(_Part):
@@ -179,6 +183,13 @@ class Changes(_Part):
     lines: tuple[ChangeLine, ...] = Field((), description="The most serious kind first.")
 
 
+class GapLine(_Part):
+    """A time in which no run ended well, so that nothing was tested and no probe was sent."""
+
+    begins: AwareDatetime = Field(description="The start of the run before.")
+    ends: AwareDatetime = Field(description="The start of the run after.")
+
+
 class HistoryPoint(_Part):
     """α_1 over one stretch of time, or of the probes of one run."""
 
@@ -222,6 +233,9 @@ class Report(_Part):
     probes: tuple[ProbeLine, ...] = Field((), description="Sent by this run.")
     probes_waiting: tuple[ProbeLine, ...] = Field((), description="Due, and held back by the budget.")
     probe_budget_device_s: float = 0.0
+    probe_spent_device_s: float = Field(0.0, description="Device seconds of probes and controls in the last day.")
+    device_s: float = Field(0.0, description="Device seconds of all jobs in the last day.")
+    gaps: tuple[GapLine, ...] = Field((), description="Without measurement, oldest first.")
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")

@@ -10,7 +10,7 @@ from scheduler.report.changes import told_changes
 from scheduler.report.data import Report
 from scheduler.report.history_plot import history_plot
 from scheduler.report.templates import template
-from scheduler.report.wording import costs, freshness, how, words
+from scheduler.report.wording import costs, freshness, gap_lines, how, probe_spend, saved, words
 
 
 def render_page(report: Report) -> str:
@@ -29,4 +29,7 @@ def render_page(report: Report) -> str:
         costs=costs,
         told_changes=told_changes,
         freshness=freshness,
+        saved=saved,
+        probe_spend=probe_spend,
+        gap_lines=gap_lines,
     )

@@ -10,7 +10,7 @@ from alphaloop.probing.due import Why
 from alphaloop.switchback.wording import reason_word, sentence
 from scheduler.report.changes import told_changes
 from scheduler.report.data import Report, TaskLine
-from scheduler.report.wording import costs, estimate, freshness, how, share, words
+from scheduler.report.wording import costs, estimate, freshness, gap_lines, how, probe_spend, saved, share, words
 
 WIDTH: Final = 100
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
@@ -37,6 +37,10 @@ def render_text(report: Report) -> str:
     if report.incidents:
         parts += ["Incidents", *_incidents(report), ""]
     parts += ["Measured speed-up", *_measured(report), ""]
+    if report.tasks:
+        parts += ["Saved by speculation", *_saved(report), ""]
+    if report.gaps:
+        parts += ["Not measured", *(f"  {told}" for told in gap_lines(report)), ""]
     parts += ["Drift", *_drift(report), ""]
     parts += ["Probes", *_probes(report), ""]
     parts += ["Drafts", *_drafts(report)]
@@ -100,6 +104,14 @@ def _measured(report: Report) -> list[str]:
     return lines or ["  no verdict yet: no slice of the switchback experiment was recorded in the last day"]
 
 
+def _saved(report: Report) -> list[str]:
+    return [
+        line
+        for task in report.tasks
+        for line in textwrap.wrap(f"{task.task}: {saved(task)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    ]
+
+
 def _drift(report: Report) -> list[str]:
     changed = f"  {report.opened} opened and {report.closed} closed by this run."
     if not report.drift:
@@ -138,7 +150,7 @@ def _probes(report: Report) -> list[str]:
         lines += textwrap.wrap(
             f"Held back by the budget {budget}: {waiting}.", WIDTH, initial_indent="  ", subsequent_indent="    "
         )
-    return lines or ["  None was due: every task and drafter has fresh evidence."]
+    return [*(lines or ["  None was due: every task and drafter has fresh evidence."]), f"  {probe_spend(report)}"]
 
 
 def _drafts(report: Report) -> list[str]:

@@ -9,6 +9,8 @@ from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
 
 #: A system without a job for so long is called idle.
 IDLE: Final = timedelta(hours=1)
+#: Gaps that the report names.
+MAX_GAPS: Final = 10
 
 
 def how(line: TaskLine) -> str:
@@ -45,6 +47,26 @@ def costs(line: DriftLine) -> str:
 def moment(at: datetime) -> str:
     """`2026-11-21 06:00 UTC`."""
     return f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def saved(line: TaskLine) -> str:
+    """What speculation saved a task: device seconds of the last day by its speed-up, and passes of the window."""
+    passes = f"{line.num_saved_passes:,} target passes"
+    time = line.saved_device_s
+    if time is None:
+        return f"device time not known, {passes}"
+    return f"{time.mean:,.0f} s [{time.low:,.0f} {time.high:,.0f}] of device time in the last day, {passes}"
+
+
+def probe_spend(report: Report) -> str:
+    """What probes took of the device."""
+    told = f"In the last day probes took {report.probe_spent_device_s:,.0f} of {report.device_s:,.0f} device seconds"
+    return f"{told} ({report.probe_spent_device_s / report.device_s:.1%})." if report.device_s > 0 else f"{told}."
+
+
+def gap_lines(report: Report) -> tuple[str, ...]:
+    """When nobody measured: the newest gaps, the newest first."""
+    return tuple(f"{moment(gap.begins)} to {moment(gap.ends)}" for gap in report.gaps[: -MAX_GAPS - 1 : -1])
 
 
 def freshness(report: Report) -> tuple[str, ...]:

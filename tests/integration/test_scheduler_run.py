@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.errors import DeliveryFailed
@@ -27,7 +27,7 @@ from alphaloop.store.drift_events import DriftEventStore, EventChange, EventStat
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
-from alphaloop.tables import draft_revisions, drift_events, probe_runs, schedule_runs
+from alphaloop.tables import decode_runs, draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.drift_events import content
@@ -191,6 +191,21 @@ def test_a_report_of_another_version_is_not_compared_with(make: Make, database: 
     stored = ReportStore(database).latest()
     assert stored is not None
     assert stored.content["changes"] == {"since": None, "lines": []}
+
+
+def test_times_without_a_good_run_are_gaps(make: Make, database: Database, outbox: Outbox) -> None:
+    scheduler = make(interval_s=3600.0)
+    scheduler.run_once(NOW - 9 * HOUR)
+    outbox.refuses = True
+    with pytest.raises(DeliveryFailed):
+        scheduler.run_once(NOW - 5 * HOUR)
+    outbox.refuses = False
+    scheduler.run_once(NOW - HOUR)
+    scheduler.run_once(NOW)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    (gap,) = stored.content["gaps"]
+    assert [datetime.fromisoformat(gap[end]) for end in ("begins", "ends")] == [NOW - 9 * HOUR, NOW - HOUR]
 
 
 def test_an_idle_system_says_since_when(make: Make, database: Database, history: History) -> None:
@@ -371,6 +386,14 @@ def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
     assert stored is not None
     (line,) = stored.content["tasks"]
     assert line["num_jobs"] == 40
+    assert line["saved_device_s"]["mean"] > 0
+    with database.begin() as connection:
+        tokens, rounds = connection.execute(
+            select(func.sum(decode_runs.c.num_tokens), func.sum(decode_runs.c.rounds)).where(
+                decode_runs.c.mode == Mode.SPECULATIVE
+            )
+        ).one()
+    assert line["num_saved_passes"] == tokens - rounds > 0
     shown = slices.shown(NOW)["code"]
     assert shown.speedup is not None
     assert line["measured"]["speedup"] == asdict(shown.speedup)

@@ -1,0 +1,85 @@
+"""What the report says was saved, spent and not measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from alphaloop.acceptance import Interval
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
+from scheduler.report import render_page, render_text
+from scheduler.report.accounts import gaps, saved_device_s
+from scheduler.report.wording import MAX_GAPS, gap_lines, probe_spend, saved
+from tests.fixtures.reports import empty, full, task_line
+
+NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+SPEEDUP = TaskSpeedup(
+    subject=Subject("code", "greedy", "t", "e", "h", "cpu", "lookup", "r"),
+    min_num_draft_tokens=3,
+    max_num_draft_tokens=3,
+    mean_running=4.0,
+    mean_context=100.0,
+    num_tokens=1000,
+    sequence_s=400.0,
+    num_blocks=12,
+    num_control_rounds=50,
+    control_share=0.02,
+    speedup=Interval(1.5, 1.2, 1.8),
+    verdict=Verdict.FASTER,
+    covers_from=NOW - HOUR,
+    covers_to=NOW,
+    computed_at=NOW,
+)
+
+
+def test_a_hundred_device_seconds_at_half_as_fast_again_saved_fifty() -> None:
+    found = saved_device_s(SPEEDUP)
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((50.0, 20.0, 80.0))
+
+
+def test_a_slower_drafter_lost_time() -> None:
+    found = saved_device_s(replace(SPEEDUP, speedup=Interval(0.8, 0.7, 0.9), verdict=Verdict.SLOWER))
+    assert found is not None
+    assert (found.mean, found.low, found.high) == pytest.approx((-20.0, -30.0, -10.0))
+
+
+def test_without_a_verdict_nothing_is_known() -> None:
+    assert saved_device_s(None) is None
+    assert saved_device_s(replace(SPEEDUP, speedup=None, verdict=Verdict.NO_VERDICT_YET)) is None
+    assert saved_device_s(replace(SPEEDUP, verdict=Verdict.NO_VERDICT_YET)) is None
+    line = task_line("code").model_copy(update={"saved_device_s": None})
+    assert saved(line) == "device time not known, 123,456 target passes"
+
+
+def test_a_pause_that_is_too_long_is_a_gap_also_before_now() -> None:
+    runs = [NOW - 9 * HOUR, NOW - 8 * HOUR, NOW - 4 * HOUR, NOW - 3 * HOUR]
+    found = gaps(runs, NOW, 2 * HOUR)
+    assert [(gap.begins, gap.ends) for gap in found] == [(runs[1], runs[2]), (runs[3], NOW)]
+    assert gaps([], NOW, HOUR) == ()
+    assert gaps([*runs[2:], NOW], NOW, 4 * HOUR) == ()
+
+
+def test_the_newest_gaps_are_named() -> None:
+    runs = [NOW - hours * HOUR for hours in range(60, -1, -3)]
+    report = empty().model_copy(update={"gaps": gaps(runs, NOW, HOUR)})
+    assert len(report.gaps) == 20
+    assert len(gap_lines(report)) == MAX_GAPS
+    assert gap_lines(report)[0] == "2026-11-21 03:00 UTC to 2026-11-21 06:00 UTC"
+
+
+def test_the_spend_of_probes() -> None:
+    assert probe_spend(full()) == "In the last day probes took 40 of 5,000 device seconds (0.8%)."
+    assert probe_spend(empty()) == "In the last day probes took 0 of 0 device seconds."
+
+
+def test_page_and_text_tell_the_same() -> None:
+    report = full()
+    text, html = " ".join(render_text(report).split()), render_page(report)
+    for told in (saved(report.tasks[0]), probe_spend(report), *gap_lines(report)):
+        assert told in text
+        assert told in html
