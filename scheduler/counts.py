@@ -29,6 +29,11 @@ class Counts:
         """Traffic jobs."""
         return sum(len(jobs) for jobs in self.streams.values())
 
+    @property
+    def last_decoded_at(self) -> datetime | None:
+        """When the newest traffic job was decoded; None without one."""
+        return max((jobs[-1].decoded_at for jobs in self.streams.values()), default=None)
+
     def current_streams(self) -> dict[Stream, Sequence[DecodedJob]]:
         """Speculative streams of the revisions that decoded last, by task and drafter."""
         newest: dict[tuple[str, str], tuple[datetime, DriftSubject]] = {}

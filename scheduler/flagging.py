@@ -12,7 +12,7 @@ from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
-from alphaloop.store.drift_events import DriftEvent, DriftEventStore, EventState
+from alphaloop.store.drift_events import DriftEventStore, EventState
 from alphaloop.store.switchback import SwitchbackStore
 from scheduler.causes.cause import Finding
 from scheduler.draft_status import status_changes
@@ -58,10 +58,6 @@ class Flagger:
             self._drafts.set_status(one.drafter, one.draft_revision, one.target_revision, one.status, one.reason)
         states = Counter(change.state for change in made)
         return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
-
-    def open_events(self) -> list[DriftEvent]:
-        """Events that are not over, oldest first."""
-        return self._events.open_events()
 
     def _cost(self, finding: Finding, choices: Mapping[str, SettingInForce], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after

@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from alphaloop.errors import AlphaloopError, StoreError
-from alphaloop.kafka.topics import DRIFT_REPORTS
 from alphaloop.probing.planning import ProbePlanner
 from alphaloop.settings import SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry, DraftRevision
+from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.drift_memory import DriftMemoryStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeStore
-from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
@@ -34,14 +32,14 @@ from scheduler.causes.cause import Incident
 from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts
 from scheduler.drift import watch_traffic
-from scheduler.facts import SentProbes, SettingInForce
-from scheduler.flagging import Flagged, Flagger
+from scheduler.facts import SettingInForce
+from scheduler.flagging import Flagger
 from scheduler.housekeeping import Housekeeper
 from scheduler.judging import About, Judged, judge
 from scheduler.metrics import SchedulerMetrics
-from scheduler.probing.sending import HEADERS, ProbeSender, Sender
-from scheduler.probing.watch import ExactnessWatch, Watched
-from scheduler.report import Report, build_report, render_page, render_text, write_report
+from scheduler.probing.sending import ProbeSender, Sender
+from scheduler.probing.watch import ExactnessWatch
+from scheduler.reporting import Reporter
 from scheduler.retention import MessageRetention, Retention
 
 log = logging.getLogger(__name__)
@@ -94,16 +92,15 @@ class Scheduler:
         `message_retention` asks the broker how long a message of a jobs topic may still be read. `delete_text` deletes
         a text outside Postgres by its address; None where no store is configured.
         """
-        self._settings, self._sender, self._metrics = settings, sender, metrics
-        self._report_folder, self._owner, self._flush_timeout_s = report_folder, owner, flush_timeout_s
-        self._schedule_id = schedule_id
+        self._settings, self._metrics = settings, metrics
+        self._owner, self._schedule_id = owner, schedule_id
         self._schedule = ScheduleStore(database)
         self._drift, self._drafts, self._decisions = (
             DriftStore(database),
             DraftRegistry(database),
             DecisionLog(database),
         )
-        self._probes, self._reports = ProbeStore(database), ReportStore(database)
+        self._probes = ProbeStore(database)
         self._switchback = SwitchbackStore(database)
         self._flagger = Flagger(database, settings)
         self._drift_memory = DriftMemoryStore(database)
@@ -118,6 +115,7 @@ class Scheduler:
             Retention(RetentionStore(database), settings, report_folder, message_retention, delete_text),
             settings,
         )
+        self._reporter = Reporter(database, sender, settings, report_folder, schedule_id, flush_timeout_s)
         self._probe_sender = ProbeSender(
             ProbePlanner(database, settings, tasks, change_jobs), self._probes, sender, settings, flush_timeout_s
         )
@@ -144,7 +142,7 @@ class Scheduler:
                 judged = self._judge(counts, self._incidents.open_incidents())
                 flagged = self._flagger.flag(judged, choices, now)
                 sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
-                report, page = self._report(counts, choices, sent, watched, flagged)
+                report, page = self._reporter.publish(counts, choices, sent, watched, flagged)
         except Exception as error:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
@@ -205,46 +203,6 @@ class Scheduler:
                     made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
                 )
         return found
-
-    def _report(
-        self,
-        counts: Counts,
-        choices: dict[str, SettingInForce],
-        sent: SentProbes,
-        watched: Watched,
-        flagged: Flagged,
-    ) -> tuple[Report, Path]:
-        """Write the report to Postgres, to the folder and to the topic."""
-        drafts: Sequence[DraftRevision] = self._drafts.all()
-        report = build_report(
-            counts,
-            choices,
-            drafts,
-            self._flagger.open_events(),
-            sent,
-            self._switchback.shown(counts.now),
-            self._incidents.open_incidents(),
-            watched,
-            flagged,
-        )
-        text, html = render_text(report), render_page(report)
-        self._reports.save(
-            StoredReport(
-                report.created_at,
-                report.covers_from,
-                report.covers_to,
-                report.headline,
-                report.model_dump(mode="json"),
-                text,
-                html,
-            )
-        )
-        page = write_report(self._report_folder, report, text, html)
-        self._sender.send(
-            DRIFT_REPORTS, key=self._schedule_id.encode(), value=report.model_dump_json().encode(), headers=HEADERS
-        )
-        self._sender.flush(self._flush_timeout_s)
-        return report, page
 
 
 def _logged(summary: RunSummary) -> dict[str, Any]:

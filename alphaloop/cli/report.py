@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.store.reports import ReportStore
+from alphaloop.store.reports import ReportStore, StoredReport
 
 EXAMPLE: Final = """\
 alphaloop report
@@ -35,6 +36,7 @@ def report(
         found = ReportStore(database).latest()
     if found is None:
         raise AlphaloopError("there is no report yet", hint="make one now with `alphaloop scheduler once`")
+    _say_if_old(found)
     if as_json:
         print_json({**found.content, "created_at": found.created_at, "summary": found.summary})
     elif html is None:
@@ -45,6 +47,16 @@ def report(
         _write(html, found.html)
         with contextlib.suppress(ValueError):
             note(f"written to {html.absolute().as_uri()}")
+
+
+def _say_if_old(found: StoredReport) -> None:
+    """A note where a newer report should exist."""
+    next_due = found.content.get("next_due")
+    if next_due is not None and datetime.fromisoformat(next_due) < datetime.now(UTC):
+        note(
+            f"this report is old: it was made at {found.created_at:%Y-%m-%d %H:%M} UTC, and the run that was due at "
+            f"{datetime.fromisoformat(next_due):%Y-%m-%d %H:%M} UTC made none yet; does a scheduler run?"
+        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -65,6 +65,26 @@ class DriftStore:
                     found[stream] = jobs
         return found
 
+    def last_decoded_at(self, until: datetime) -> datetime | None:
+        """When the newest job of traffic was decoded; its hour where the job itself was deleted. None before any.
+
+        The hourly sums say in which hour to look.
+        """
+        hours, runs = acceptance_hourly.c, decode_runs.c
+        newest_hour = select(func.max(hours.bucket)).where(
+            hours.bucket <= until, hours.purpose == Purpose.TRAFFIC, hours.mode != SHADOW
+        )
+        with self._database.begin() as connection:
+            hour: datetime | None = connection.execute(newest_hour).scalar_one()
+            if hour is None:
+                return None
+            newest_job = select(func.max(runs.decoded_at)).where(
+                runs.purpose == Purpose.TRAFFIC,
+                runs.decoded_at >= hour,
+                runs.decoded_at < min(hour + _HOUR, until + timedelta(microseconds=1)),
+            )
+            return connection.execute(newest_job).scalar_one() or hour
+
     def num_tokens(self, task: str, since: datetime, until: datetime) -> int:
         """Tokens of a task's traffic in the hours that began in (since, until]."""
         hours = acceptance_hourly.c

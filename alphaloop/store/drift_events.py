@@ -137,6 +137,26 @@ class DriftEventStore:
             rows = connection.execute(query).mappings().all()
         return [PastState(**{**row, "state": EventState(row["state"])}) for row in rows]
 
+    def states_since(self, moment: datetime) -> list[tuple[DriftSubject, PastState]]:
+        """What became of all events after `moment`, oldest first, each with the event's subject."""
+        states, events = drift_event_states.c, drift_events.c
+        names = [field.name for field in fields(PastState)]
+        query = (
+            select(*(events[name] for name in _SUBJECT), *(states[name] for name in names))
+            .join(drift_events, events.id == states.event_id)
+            .where(states.at > moment)
+            .order_by(states.id)
+        )
+        with self._database.begin() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [
+            (
+                DriftSubject(**{name: row[name] for name in _SUBJECT}),
+                PastState(**{name: row[name] for name in names} | {"state": EventState(row["state"])}),
+            )
+            for row in rows
+        ]
+
     def write(self, changes: Sequence[EventChange], now: datetime) -> None:
         """Carry out the changes of a run, all or none."""
         if not changes:

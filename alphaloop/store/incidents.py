@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
@@ -47,6 +47,16 @@ class OpenIncident:
     opened_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedIncident:
+    """An incident that is over, because later probes were right."""
+
+    id: int
+    found: Incident
+    opened_at: datetime
+    closed_at: datetime
+
+
 class IncidentStore:
     """The table of incidents."""
 
@@ -74,22 +84,14 @@ class IncidentStore:
         """Incidents that are not over, oldest first."""
         query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
         with self._database.begin() as connection:
+            return [OpenIncident(row.id, _incident(row), row.opened_at) for row in connection.execute(query)]
+
+    def closed_since(self, moment: datetime) -> list[ClosedIncident]:
+        """Incidents that were closed after `moment`, oldest first."""
+        query = select(incidents).where(incidents.c.closed_at > moment).order_by(incidents.c.closed_at, incidents.c.id)
+        with self._database.begin() as connection:
             return [
-                OpenIncident(
-                    row.id,
-                    Incident(
-                        IncidentKind(row.kind),
-                        row.task,
-                        row.drafter,
-                        row.draft_revision,
-                        row.target_revision,
-                        row.engine,
-                        tuple(row.job_ids),
-                        row.sentence,
-                        row.evidence,
-                    ),
-                    row.opened_at,
-                )
+                ClosedIncident(row.id, _incident(row), row.opened_at, row.closed_at)
                 for row in connection.execute(query)
             ]
 
@@ -103,3 +105,17 @@ class IncidentStore:
             )
             with self._database.begin() as connection:
                 connection.execute(statement)
+
+
+def _incident(row: Row[Any]) -> Incident:
+    return Incident(
+        IncidentKind(row.kind),
+        row.task,
+        row.drafter,
+        row.draft_revision,
+        row.target_revision,
+        row.engine,
+        tuple(row.job_ids),
+        row.sentence,
+        row.evidence,
+    )

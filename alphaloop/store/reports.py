@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import ColumnElement, Integer, case, func, insert, select
 
 from alphaloop.store.database import Database
 from alphaloop.tables import reports
@@ -24,6 +24,16 @@ class StoredReport:
     content: Mapping[str, Any]
     text: str
     html: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportHeading:
+    """What a list of reports says of one."""
+
+    created_at: datetime
+    summary: str
+    num_flags: int  #: drift events that were open
+    num_incidents: int  #: that were open
 
 
 class ReportStore:
@@ -53,3 +63,19 @@ class ReportStore:
         with self._database.begin() as connection:
             row = connection.execute(query).mappings().first()
         return StoredReport(**row) if row else None
+
+    def headings(self, limit: int) -> list[ReportHeading]:
+        """The newest `limit` reports, the newest first."""
+        query = (
+            select(reports.c.created_at, reports.c.summary, _length("drift"), _length("incidents"))
+            .order_by(reports.c.created_at.desc(), reports.c.id.desc())
+            .limit(limit)
+        )
+        with self._database.begin() as connection:
+            return [ReportHeading(*row) for row in connection.execute(query)]
+
+
+def _length(name: str) -> ColumnElement[int]:
+    """The length of an array of a report's data; 0 where the data have none."""
+    part = reports.c.content[name]
+    return case((func.jsonb_typeof(part) == "array", func.jsonb_array_length(part, type_=Integer)), else_=0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
-from typing import Final
 
 from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.probing.plan import Measurement
@@ -16,7 +14,7 @@ from alphaloop.store.incidents import OpenIncident
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes.cause import Cause
 from scheduler.counts import Counts
-from scheduler.estimates import Acceptance, acceptance, alpha_over_time
+from scheduler.estimates import Acceptance, acceptance
 from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flagging import Flagged
 from scheduler.probing.watch import Watched
@@ -25,16 +23,14 @@ from scheduler.report.data import (
     DriftLine,
     Estimate,
     ExactnessLine,
-    HistoryPoint,
     IncidentLine,
     MeasuredLine,
     ProbeLine,
     Report,
+    TaskHistory,
     TaskLine,
 )
-
-STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
-MAX_POINTS: Final = 24
+from scheduler.report.history import task_history
 
 
 def build_report(
@@ -193,21 +189,12 @@ def _most_tried(counts: Counts, task: str) -> str | None:
     return max(sorted(tried), key=lambda drafter: tried[drafter], default=None)
 
 
-def _history(counts: Counts) -> dict[str, tuple[HistoryPoint, ...]]:
-    found: dict[str, tuple[HistoryPoint, ...]] = {}
+def _history(counts: Counts) -> dict[str, TaskHistory]:
+    found: dict[str, TaskHistory] = {}
     for task in counts.tasks:
         drafter = _most_tried(counts, task)
-        jobs = counts.traffic(task, drafter) if drafter else []
-        if not jobs:
-            continue
-        span = jobs[-1].decoded_at - jobs[0].decoded_at
-        step = next((s for s in STEPS if span / s <= MAX_POINTS), STEPS[-1])
-        points = tuple(
-            HistoryPoint(start=p.start, num_jobs=p.num_jobs, alpha_1=Estimate.of(p.alpha))
-            for p in alpha_over_time(jobs, step)
-        )
-        if points:
-            found[task] = points
+        if drafter and (history := task_history(counts, task, drafter)):
+            found[task] = history
     return found
 
 

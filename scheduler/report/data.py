@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -153,12 +154,54 @@ class ExactnessLine(_Part):
     num_closed: int = Field(0, description="Incidents closed, because later probes were right.")
 
 
+class ChangeKind(StrEnum):
+    """What a change is about, the most serious first."""
+
+    INCIDENT = "incident"
+    FLAG = "flag"  #: a drift event was opened, confirmed, acknowledged, closed or reopened
+    DRAFT = "draft"  #: a draft revision is new, or its status changed
+    CHOICE = "choice"  #: a task is decoded in another way
+    SPEEDUP = "speedup"  #: a measured speed-up became known, is no longer known, or has another verdict
+
+
+class ChangeLine(_Part):
+    """One change since the last report."""
+
+    kind: ChangeKind
+    about: str = Field(description="The task; of a draft the drafter.")
+    sentence: str
+
+
+class Changes(_Part):
+    """What changed since the last report."""
+
+    since: AwareDatetime | None = Field(None, description="When that was made; null without one to compare with.")
+    lines: tuple[ChangeLine, ...] = Field((), description="The most serious kind first.")
+
+
 class HistoryPoint(_Part):
-    """α_1 of one task over one stretch of time."""
+    """α_1 over one stretch of time, or of the probes of one run."""
 
     start: AwareDatetime
-    num_jobs: int
+    num_jobs: int = Field(description="Jobs of traffic, or probes.")
     alpha_1: Estimate
+
+
+class RevisionMark(_Part):
+    """When something behind the acceptance of a task was new."""
+
+    at: AwareDatetime = Field(description="The first job or probe under it.")
+    changed: tuple[str, ...] = Field(description="What differs from before: target, draft, engine.")
+
+
+class TaskHistory(_Part):
+    """α_1 of a task with one drafter over time, under every revision."""
+
+    drafter: str
+    step_s: float = Field(description="Length of a stretch of traffic; a stretch without a job has no point.")
+    traffic: tuple[HistoryPoint, ...] = Field((), description="Oldest first.")
+    probes: tuple[HistoryPoint, ...] = Field((), description="A point a run, oldest first.")
+    revisions: tuple[RevisionMark, ...] = Field((), description="Oldest first.")
 
 
 class Report(_Part):
@@ -169,6 +212,9 @@ class Report(_Part):
     covers_from: AwareDatetime
     covers_to: AwareDatetime
     headline: str
+    last_decoded_at: AwareDatetime | None = Field(None, description="When the newest job of traffic was decoded.")
+    next_due: AwareDatetime | None = Field(None, description="When the next run is due; by then this report is old.")
+    changes: Changes = Field(default_factory=Changes)
     tasks: tuple[TaskLine, ...] = ()
     drift: tuple[DriftLine, ...] = ()
     opened: int = Field(0, description="Drift events that this run opened or reopened.")
@@ -181,4 +227,4 @@ class Report(_Part):
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
     exactness: ExactnessLine = Field(default_factory=ExactnessLine)
     drafts: tuple[DraftLine, ...] = ()
-    history: dict[str, tuple[HistoryPoint, ...]] = Field(default_factory=dict, description="By task, oldest first.")
+    history: dict[str, TaskHistory] = Field(default_factory=dict, description="By task.")

@@ -1,8 +1,9 @@
-"""The report in a folder: three files a run, and `latest.html`."""
+"""The report in a folder: three files a run, `latest.html` and `index.html`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -14,13 +15,18 @@ from scheduler.report.data import Report
 STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
 
 
+def page_name(created_at: datetime) -> str:
+    """The name of the page of a report."""
+    return f"{created_at.astimezone(UTC).strftime(STEM)}.html"
+
+
 def write_report(folder: Path, report: Report, text: str, html: str) -> Path:
     """Write `drift-report-<UTC time>.{html,json,txt}` and `latest.html`; returns the page's path.
 
     Each file appears whole or not at all. Raises ConfigError when the folder cannot be written.
     """
-    stem = report.created_at.astimezone(UTC).strftime(STEM)
-    page = folder / f"{stem}.html"
+    page = folder / page_name(report.created_at)
+    stem = page.stem
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / f"{stem}.json", report.model_dump_json(indent=2) + "\n")
@@ -32,10 +38,22 @@ def write_report(folder: Path, report: Report, text: str, html: str) -> Path:
     return page
 
 
-def drop_reports(folder: Path, before: datetime) -> int:
-    """Delete the files of reports that were made before `before`; returns how many. `latest.html` stays.
+def write_index(folder: Path, render: Callable[[Collection[str]], str]) -> None:
+    """Write `index.html`; `render` makes it from the names of the pages of reports that are in the folder.
 
     Raises ConfigError when the folder cannot be written.
+    """
+    try:
+        pages = [path.name for path in folder.glob("drift-report-*.html") if _made_at(path) is not None]
+        _write(folder / "index.html", render(pages))
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def drop_reports(folder: Path, before: datetime) -> int:
+    """Delete the files of reports that were made before `before`; returns how many.
+
+    `latest.html` and `index.html` stay. Raises ConfigError when the folder cannot be written.
     """
     num_files = 0
     try:

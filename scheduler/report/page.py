@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from alphaloop.switchback.wording import control, figure, load, reason_word
+from scheduler.report.alpha_plot import alpha_plot
+from scheduler.report.changes import told_changes
 from scheduler.report.data import Report
-from scheduler.report.plots import alpha_plot, history_plot
-from scheduler.report.text import costs, estimate, how, words
+from scheduler.report.history_plot import history_plot
+from scheduler.report.templates import template
+from scheduler.report.wording import costs, freshness, how, words
 
 
 def render_page(report: Report) -> str:
     """The report as HTML."""
     plots = {"alpha": alpha_plot(report.tasks), "history": history_plot(report.history)}
-    return _template().render(
+    return template("page.html.j2").render(
         report=report,
         # Safe: this SVG is ours, its texts are paths and its label is escaped.
         plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
         how=how,
-        estimate=estimate,
         figure=figure,
         load=load,
         control=control,
         reason_word=reason_word,
         words=words,
         costs=costs,
+        told_changes=told_changes,
+        freshness=freshness,
     )
-
-
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    source = resources.files("scheduler.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source)

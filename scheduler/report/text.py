@@ -8,7 +8,9 @@ from typing import Final
 
 from alphaloop.probing.due import Why
 from alphaloop.switchback.wording import reason_word, sentence
-from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
+from scheduler.report.changes import told_changes
+from scheduler.report.data import Report, TaskLine
+from scheduler.report.wording import costs, estimate, freshness, how, share, words
 
 WIDTH: Final = 100
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
@@ -23,6 +25,10 @@ def render_text(report: Report) -> str:
         f"alphaloop report, {report.created_at:%Y-%m-%d %H:%M} UTC",
         *textwrap.wrap(report.headline, WIDTH),
         f"Window: {report.covers_from:%Y-%m-%d %H:%M} to {report.covers_to:%Y-%m-%d %H:%M} UTC.",
+        *(line for told in freshness(report) for line in textwrap.wrap(told, WIDTH)),
+        "",
+        "What changed",
+        *_changes(report),
         "",
     ]
     if report.tasks:
@@ -37,30 +43,11 @@ def render_text(report: Report) -> str:
     return "\n".join(line.rstrip() for line in parts) + "\n"
 
 
-def how(line: TaskLine) -> str:
-    """How a task is decoded, in at most two words."""
-    if line.mode == "speculative" and line.drafter:
-        return line.drafter
-    return line.mode or "-"
-
-
-def estimate(value: Estimate | None) -> str:
-    """`.72 [.65 .78]`, or a dash."""
-    if value is None:
-        return "-"
-    return f"{_share(value.mean)} [{_share(value.low)} {_share(value.high)}]"
-
-
-def words(cause: str) -> str:
-    """A cause as people say it."""
-    return cause.replace("_", " ")
-
-
-def costs(line: DriftLine) -> str:
-    """What it costs to do nothing."""
-    if line.lost_tokens_per_s is None:
-        return "cost not known"
-    return f"costs {line.lost_tokens_per_s:.3g} tokens/s" if line.lost_tokens_per_s else "costs nothing"
+def _changes(report: Report) -> list[str]:
+    lines = [f"  {told_changes(report.changes)}"]
+    for line in report.changes.lines:
+        lines += textwrap.wrap(line.sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    return lines
 
 
 def _row(line: TaskLine) -> tuple[str, ...]:
@@ -70,13 +57,9 @@ def _row(line: TaskLine) -> tuple[str, ...]:
         how(line),
         str(line.num_draft_tokens) if line.num_draft_tokens else "-",
         estimate(line.alpha_1),
-        _share(line.alpha.mean) if line.alpha else "-",
+        share(line.alpha.mean) if line.alpha else "-",
         reason_word(line.reason, line.measured.verdict if line.measured else None),
     )
-
-
-def _share(value: float) -> str:
-    return f"{value:.2f}".removeprefix("0")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

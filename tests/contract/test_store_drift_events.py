@@ -72,6 +72,19 @@ def test_a_life(store: DriftEventStore) -> None:
     assert (history[3].sentence, history[3].evidence) == ("on it", None)
 
 
+def test_what_became_of_all_events_since_a_moment(store: DriftEventStore) -> None:
+    store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW)
+    change(store, EventState.CONFIRMED, THIN, NOW + HOUR)
+    other = replace(THIN, subject=replace(SUBJECT, task="sql"))
+    store.write([EventChange(None, EventState.OPENED, other, "It fell too.")], NOW + 2 * HOUR)
+    found = store.states_since(NOW)
+    assert [(subject.task, state.state, state.sentence) for subject, state in found] == [
+        ("code", EventState.CONFIRMED, THIN.verdict),
+        ("sql", EventState.OPENED, "It fell too."),
+    ]
+    assert store.states_since(NOW + 2 * HOUR) == []
+
+
 def test_one_open_event_a_cause_and_none_of_a_run_that_failed(store: DriftEventStore) -> None:
     opened = EventChange(None, EventState.OPENED, THIN, "It fell.")
     other = EventChange(None, EventState.OPENED, content(SUBJECT, "fault"), "It fell.")

@@ -111,12 +111,21 @@ def test_report(cli: Cli, environment: None, database: Database, tmp_path: Path)
         )
     )
     assert cli("report").out.strip() == "All is [well]."
+    assert "this report is old" not in cli("report").err
     assert cli("report", "--json").json["summary"] == "All is well."
     assert cli("report", "--html", "-").out == "<p>well</p>"
     page = tmp_path / "page.html"
     assert page.as_uri() in cli("report", "--html", page).err
     assert page.read_text() == "<p>well</p>"
     assert cli("report", "--html", tmp_path / "none" / "page.html").code == 1
+
+
+def test_a_report_says_that_it_is_old(cli: Cli, environment: None, database: Database) -> None:
+    now = datetime.now(UTC)
+    for due, is_old in ((now - timedelta(minutes=1), True), (now + timedelta(hours=1), False)):
+        content = {"next_due": due.isoformat()}
+        ReportStore(database).save(StoredReport(now, now - timedelta(days=1), now, "Well.", content, "Well.\n", ""))
+        assert ("this report is old" in cli("report").err) is is_old
 
 
 def test_drift(cli: Cli, environment: None, database: Database) -> None:

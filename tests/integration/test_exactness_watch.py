@@ -107,6 +107,10 @@ def test_a_dropped_token_opens_an_incident_that_a_right_run_closes(
     probe(database, engine, NOW - HOUR)
     assert watch.compare_new(NOW) == Watched(3, 3, 0, 0, len(incidents))
     assert IncidentStore(database).open_incidents() == []
+    closed = IncidentStore(database).closed_since(NOW - HOUR)
+    assert {one.found.kind: one.found for one in closed} == incidents
+    assert {(one.opened_at, one.closed_at) for one in closed} == {(NOW - HOUR, NOW)}
+    assert IncidentStore(database).closed_since(NOW) == []
 
 
 def test_the_second_choices_are_the_target_s(tiny_engine: Callable[..., TransformersEngine]) -> None:

@@ -24,7 +24,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
-from alphaloop.store.reports import ReportStore
+from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence
 from alphaloop.tables import draft_revisions, drift_events, probe_runs, schedule_runs
@@ -145,6 +145,65 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     assert traffic["accepts_after"] / traffic["trials_after"] < 0.7
     assert row.lost_tokens_per_s > 0, "expected, by what was accepted then and now"
     assert [state.state for state in DriftEventStore(database).history(row.id)] == ["opened", "closed"]
+
+
+def changes_told(database: Database) -> list[tuple[str, str]]:
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    return [(line["kind"], line["sentence"]) for line in stored.content["changes"]["lines"]]
+
+
+def test_a_report_begins_with_what_changed(make: Make, database: Database, history: History, tmp_path: Path) -> None:
+    scheduler = make()
+    history.traffic("code", 0.85, 5, NOW - HOUR, MINUTE)
+    scheduler.run_once(NOW)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    assert (stored.content["changes"]["since"], changes_told(database)) == (None, [])
+    assert "This is the first report" in stored.text
+    scheduler.run_once(NOW + MINUTE)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    assert f"Nothing changed since the report of {NOW:%Y-%m-%d %H:%M} UTC." in stored.text
+    subject = DriftSubject("sql", "lookup", DRAFT, TARGET)
+    opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
+    DriftEventStore(database).write([opened], NOW + 2 * MINUTE)
+    DraftRegistry(database).register("lookup", DRAFT, TARGET)
+    vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.SHORT_OUTPUT, "")
+    DecisionLog(database).record_change("code", TARGET, "cpu", "greedy", 1, vanilla, "w")
+    scheduler.run_once(NOW + 3 * MINUTE)
+    told = changes_told(database)
+    assert [kind for kind, _ in told] == ["flag", "draft", "choice"]
+    assert "(fault) was opened." in told[0][1]
+    assert "is new and active" in told[1][1]
+    index = (tmp_path / "reports" / "index.html").read_text(encoding="utf-8")
+    assert index.count("<a href=") == 3
+    assert index.count('<span class="tag flag">1</span>') == 1, "one flag was open in the third"
+    assert told[2][1] == "code is decoded vanilla, before with lookup, k = 3."
+    scheduler.run_once(NOW + 4 * MINUTE)
+    assert changes_told(database) == []
+
+
+def test_a_report_of_another_version_is_not_compared_with(make: Make, database: Database) -> None:
+    other = {"object": "alphaloop.report", "heading": "of another version"}
+    ReportStore(database).save(StoredReport(NOW - HOUR, NOW - DAY, NOW - HOUR, "", other, "", ""))
+    make().run_once(NOW)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    assert stored.content["changes"] == {"since": None, "lines": []}
+
+
+def test_an_idle_system_says_since_when(make: Make, database: Database, history: History) -> None:
+    history.traffic("code", 0.85, 3, NOW - 3 * DAY, MINUTE)
+    newest = NOW - 3 * DAY + 2 * MINUTE
+    summary = make(drift_window_days=1.0, interval_s=7200.0).run_once(NOW)
+    assert "Nothing was decoded" in summary.headline
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    assert datetime.fromisoformat(stored.content["last_decoded_at"]) == newest
+    assert NOW < datetime.fromisoformat(stored.content["next_due"]) <= NOW + 2 * HOUR
+    assert f"the last one at {newest:%Y-%m-%d %H:%M} UTC" in stored.text
+    assert f"the last one at {newest:%Y-%m-%d %H:%M} UTC" in stored.html
 
 
 def prompts(num: int) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,108 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from alphaloop.errors import ConfigError
-from alphaloop.probing.due import Why
-from alphaloop.store.drift_events import EventState
-from alphaloop.switchback.speedup import Verdict
-from scheduler.causes.cause import Cause
-from scheduler.report import Report, render_page, render_text, write_report
-from scheduler.report.data import DraftLine, DriftLine, Estimate, HistoryPoint, MeasuredLine, ProbeLine, TaskLine
-
-AT = datetime(2026, 11, 21, 6, tzinfo=UTC)
-NASTY = "<script>alert('x')</script>&amp;\"'"
-
-
-def task_line(task: str) -> TaskLine:
-    alpha = Estimate(mean=0.72, low=0.65, high=0.78)
-    return TaskLine(
-        task=task,
-        num_jobs=12345,
-        mode="speculative",
-        drafter="lookup",
-        num_draft_tokens=8,
-        reason="short_output",
-        explanation=NASTY,
-        num_speculative_jobs=9,
-        acceptance_from="traffic",
-        sampling_buckets=("greedy", "t<=1.0"),
-        alpha_1=alpha,
-        alpha=alpha,
-        alpha_num_draft_tokens=(3, 8),
-        measured=MeasuredLine(
-            drafter="lookup",
-            speedup=Estimate(mean=1.23, low=1.01, high=1.55),
-            verdict=Verdict.FASTER,
-            min_num_draft_tokens=3,
-            max_num_draft_tokens=8,
-            mean_running=12.34,
-            mean_context=512.0,
-            num_blocks=40,
-            num_control_rounds=640,
-            control_share=0.02,
-            tokens_per_s=123.4,
-            vanilla_tokens_per_s=100.3,
-            covers_from=AT - timedelta(days=1),
-            covers_to=AT,
-        ),
-    )
-
-
-def full(tasks: tuple[str, ...] = ("code", "question_answering", "a" * 100), headline: str = NASTY) -> Report:
-    points = tuple(
-        HistoryPoint(start=AT + timedelta(hours=i), num_jobs=3, alpha_1=Estimate(mean=0.5, low=0.4, high=0.6))
-        for i in range(5)
-    )
-    return Report(
-        created_at=AT,
-        covers_from=AT - timedelta(days=14),
-        covers_to=AT,
-        headline=headline,
-        tasks=tuple(task_line(task) for task in tasks),
-        drift=(
-            DriftLine(
-                id=7,
-                task="code",
-                drafter="lookup",
-                draft_revision="r",
-                cause=Cause.DRAFT_STALE,
-                state=EventState.CONFIRMED,
-                verdict=NASTY,
-                action="Train it.",
-                lost_tokens_per_s=12.34,
-                opened_at=AT,
-            ),
-        ),
-        probes=(
-            ProbeLine(
-                task="code",
-                drafter="lookup",
-                num_draft_tokens=3,
-                num_probes=4,
-                last_probed=None,
-                why=Why.NEW,
-                device_s=40.0,
-                at_stake_device_s=0.0,
-            ),
-        ),
-        probe_budget_device_s=60.0,
-        num_due=3,
-        num_probe_sets=2,
-        drafts=(
-            DraftLine(
-                drafter="lookup",
-                draft_revision="r" * 40,
-                target_revision="t" * 40,
-                status="stale",
-                status_reason=NASTY,
-                status_changed_at=AT,
-            ),
-        ),
-        history=dict.fromkeys(tasks, points),
-    )
-
-
-def empty() -> Report:
-    return Report(created_at=AT, covers_from=AT - timedelta(days=14), covers_to=AT, headline="Nothing yet.")
+from alphaloop.store.reports import ReportHeading
+from scheduler.report import Report, render_index, render_page, render_text, write_index, write_report
+from scheduler.report.files import drop_reports, page_name
+from scheduler.report.index import MAX_ENTRIES
+from tests.fixtures.reports import AT, NASTY, empty, full
 
 
 class Page(HTMLParser):
@@ -154,6 +57,20 @@ def test_the_page_is_whole_and_self_contained(report: Report) -> None:
     }
 
 
+def test_plots_are_light_or_dark_with_their_page() -> None:
+    html = render_page(full())
+    plots = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
+    assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", plots)) <= {
+        "none",
+        *(f"var(--{name})" for name in ("ink", "muted", "line", "blue", "green", "grey", "paper")),
+    }
+    variables = set(re.findall(r"var\((--[a-z-]+)\)", html))
+    for colours in re.findall(r":root \{(.*?)\}", html, re.DOTALL):
+        assert variables <= set(re.findall(r"(--[a-z-]+):", colours)), "each colour is there in light and in dark"
+    assert len(re.findall(r":root \{", html)) == 2
+    assert "@media print" in html
+
+
 def test_what_comes_from_outside_is_escaped() -> None:
     html = render_page(full())
     assert "<script" not in html
@@ -165,6 +82,8 @@ def test_plots_have_a_text_for_those_who_cannot_see_them() -> None:
     assert len(labels) == 2
     assert labels[0] is not None
     assert "code 0.72" in labels[0]
+    assert labels[1] is not None
+    assert "code: traffic 0.50 to 0.50, probes 0.50 to 0.50, target, draft changed 2026-11-21 11:00 UTC" in labels[1]
 
 
 def test_the_ids_of_two_plots_do_not_clash() -> None:
@@ -210,8 +129,47 @@ def test_the_files(tmp_path: Path) -> None:
     assert Report.model_validate(json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))) == report
 
 
+def heading(hours_ago: int, summary: str = NASTY) -> ReportHeading:
+    return ReportHeading(AT - timedelta(hours=hours_ago), summary, 2, 1)
+
+
+def test_the_index_lists_the_newest_reports_whose_pages_are_there(tmp_path: Path) -> None:
+    for hours in (0, 1, 2):
+        report = full().model_copy(update={"created_at": AT - timedelta(hours=hours)})
+        write_report(tmp_path, report, render_text(report), render_page(report))
+    (tmp_path / "drift-report-notes.html").write_text("not a report")
+    headings = [heading(hours) for hours in range(5)]
+    write_index(tmp_path, lambda pages: render_index(headings, pages))
+    html = (tmp_path / "index.html").read_text(encoding="utf-8")
+    names = [page_name(AT - timedelta(hours=hours)) for hours in (0, 1, 2)]
+    links = [attrs["href"] for tag, attrs in Page(html).tags if tag == "a"]
+    assert links == names, "the newest first"
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") == 3
+    assert "not listed" not in html
+    drop_reports(tmp_path, AT - timedelta(hours=1))
+    write_index(tmp_path, lambda pages: render_index(headings, pages))
+    html = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert [attrs["href"] for tag, attrs in Page(html).tags if tag == "a"] == names[:2]
+
+
+def test_the_index_is_bounded() -> None:
+    headings = [heading(hours) for hours in range(MAX_ENTRIES + 5)]
+    html = render_index(headings, [page_name(one.created_at) for one in headings])
+    assert html.count("<a href=") == MAX_ENTRIES
+    assert "5 more reports in this folder are not listed" in html
+
+
+def test_two_reports_of_one_second_share_a_page_and_a_line() -> None:
+    html = render_index([heading(0, "the newer"), heading(0, "the older")], [page_name(AT)])
+    assert html.count("<a href=") == 1
+    assert "the newer" in html
+
+
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "reports").write_text("a file")
+    with pytest.raises(ConfigError, match="reports"):
+        write_index(tmp_path / "reports" / "inside", lambda _: "")
     with pytest.raises(ConfigError, match="reports") as caught:
         write_report(tmp_path / "reports", empty(), "", "")
     assert "report_folder" in (caught.value.hint or "")

@@ -1,0 +1,129 @@
+"""Makes the report of a run and puts it where people look: Postgres, the folder and the topic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from alphaloop.kafka.topics import DRIFT_REPORTS
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.switchback import SwitchbackStore
+from scheduler.counts import Counts
+from scheduler.facts import SentProbes, SettingInForce
+from scheduler.flagging import Flagged
+from scheduler.probing.sending import HEADERS, Sender
+from scheduler.probing.watch import Watched
+from scheduler.report import (
+    Report,
+    build_report,
+    changes_between,
+    render_index,
+    render_page,
+    render_text,
+    write_index,
+    write_report,
+)
+from scheduler.report.index import MAX_ENTRIES
+from scheduler.timetable import timetable
+
+log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Makes and publishes reports."""
+
+    def __init__(
+        self,
+        database: Database,
+        sender: Sender,
+        settings: SchedulerSettings,
+        folder: Path,
+        schedule_id: str,
+        flush_timeout_s: float,
+    ) -> None:
+        self._sender, self._folder = sender, folder
+        self._schedule_id, self._flush_timeout_s = schedule_id, flush_timeout_s
+        self._timetable = timetable(settings)
+        self._drift, self._drafts = DriftStore(database), DraftRegistry(database)
+        self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
+        self._switchback, self._reports = SwitchbackStore(database), ReportStore(database)
+
+    def publish(
+        self,
+        counts: Counts,
+        choices: Mapping[str, SettingInForce],
+        sent: SentProbes,
+        watched: Watched,
+        flagged: Flagged,
+    ) -> tuple[Report, Path]:
+        """The report of a run, and the page's path. Raises StoreError, BrokerError, ConfigError."""
+        report = build_report(
+            counts,
+            choices,
+            self._drafts.all(),
+            self._events.open_events(),
+            sent,
+            self._switchback.shown(counts.now),
+            self._incidents.open_incidents(),
+            watched,
+            flagged,
+        )
+        report = report.model_copy(
+            update={
+                "last_decoded_at": counts.last_decoded_at or self._drift.last_decoded_at(counts.now),
+                "next_due": self._timetable.next_due(counts.now),
+            }
+        )
+        before = self._last_report()
+        if before is not None:
+            states = self._events.states_since(before.created_at)
+            closed = self._incidents.closed_since(before.created_at)
+            report = report.model_copy(update={"changes": changes_between(before, report, states, closed)})
+        return report, self._keep(report)
+
+    def _last_report(self) -> Report | None:
+        """The newest report; None before the first, and where another version of alphaloop wrote it otherwise."""
+        stored = self._reports.latest()
+        if stored is None:
+            return None
+        try:
+            return Report.model_validate(stored.content)
+        except ValidationError as error:
+            log.warning(
+                "the report of %s was made by another version and is not compared with: %d fields differ",
+                stored.created_at,
+                error.error_count(),
+                extra={"action": "report_not_compared"},
+            )
+            return None
+
+    def _keep(self, report: Report) -> Path:
+        text, html = render_text(report), render_page(report)
+        self._reports.save(
+            StoredReport(
+                report.created_at,
+                report.covers_from,
+                report.covers_to,
+                report.headline,
+                report.model_dump(mode="json"),
+                text,
+                html,
+            )
+        )
+        page = write_report(self._folder, report, text, html)
+        headings = self._reports.headings(MAX_ENTRIES)
+        write_index(self._folder, lambda pages: render_index(headings, pages))
+        self._sender.send(
+            DRIFT_REPORTS, key=self._schedule_id.encode(), value=report.model_dump_json().encode(), headers=HEADERS
+        )
+        self._sender.flush(self._flush_timeout_s)
+        return page

@@ -1,0 +1,79 @@
+"""α_1 over time: traffic and probes, gaps, and the revisions behind it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from alphaloop.measurements import DecodedJob, ProbeResult, Stream
+from scheduler.counts import Counts
+from scheduler.report.data import Estimate, HistoryPoint
+from scheduler.report.history import task_history
+from scheduler.report.history_plot import history_plot, stretches
+
+NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+OLD = Stream("code", "target-1", "engine-1", "greedy", "small", "draft-1")
+
+
+def jobs(first: datetime, num_jobs: int, accepts: int = 8) -> list[DecodedJob]:
+    return [DecodedJob(first + i * MINUTE, 3, "faster", (10,), (accepts,), 20, 1.0) for i in range(num_jobs)]
+
+
+def probe(at: datetime, *, draft: str = "draft-1", task: str = "code", accepts: int = 6) -> ProbeResult:
+    return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (accepts,), 20, 1.0)
+
+
+def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> Counts:
+    return Counts(NOW - 10 * HOUR, NOW, streams, probes)
+
+
+def test_every_revision_is_in_it_and_marked_where_it_was_new() -> None:
+    other_target = Stream("code", "target-2", "engine-1", "greedy", "small", "draft-2")
+    other_sampling = Stream("code", "target-1", "engine-1", "t<=1.0", "small", "draft-1")
+    found = task_history(
+        counts(
+            {
+                OLD: jobs(NOW - 8 * HOUR, 5),
+                other_sampling: jobs(NOW - 7 * HOUR, 5),
+                other_target: jobs(NOW - 2 * HOUR, 5, accepts=3),
+                Stream("code", "target-2", "engine-2", "greedy"): jobs(NOW - HOUR, 5),
+            },
+            [],
+        ),
+        "code",
+        "small",
+    )
+    assert found is not None
+    assert sum(point.num_jobs for point in found.traffic) == 15, "vanilla jobs are not among them"
+    assert (found.traffic[0].alpha_1.mean, found.traffic[-1].alpha_1.mean) == (0.8, 0.3)
+    (mark,) = found.revisions
+    assert (mark.at, set(mark.changed)) == (NOW - 2 * HOUR, {"target", "draft"})
+
+
+def test_probes_of_the_window_have_a_point_a_run() -> None:
+    probes = [probe(NOW - 20 * HOUR), probe(NOW - 3 * HOUR), probe(NOW - 3 * HOUR), probe(NOW - HOUR, draft="draft-2")]
+    found = task_history(counts({}, [*probes, probe(NOW - HOUR, task="sql")]), "code", "small")
+    assert found is not None
+    assert found.traffic == ()
+    assert [(p.start, p.num_jobs, p.alpha_1.mean) for p in found.probes] == [
+        (NOW - 3 * HOUR, 2, 0.6),
+        (NOW - HOUR, 1, 0.6),
+    ]
+    assert [(mark.at, mark.changed) for mark in found.revisions] == [(NOW - HOUR, ("draft",))]
+    plot = history_plot({"code": found})
+    assert plot is not None
+    assert "probes 0.60 to 0.60, draft changed 2026-11-21 05:00 UTC" in plot
+
+
+def test_nothing_tested_is_no_history() -> None:
+    assert task_history(counts({}, [probe(NOW - 20 * HOUR)]), "code", "small") is None
+    assert history_plot({}) is None
+
+
+def test_a_time_without_jobs_is_a_gap() -> None:
+    points = [
+        HistoryPoint(start=NOW + i * HOUR, num_jobs=1, alpha_1=Estimate(mean=0.5, low=0.4, high=0.6))
+        for i in (0, 1, 4, 5, 6, 9)
+    ]
+    assert [len(stretch) for stretch in stretches(points, HOUR)] == [2, 3, 1]
+    assert stretches([], HOUR) == []
