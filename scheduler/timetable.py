@@ -15,6 +15,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.settings import SchedulerSettings
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ANY_DAY: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _INSTANT: Final = timedelta(microseconds=1)
 #: How far back the last time of a cron expression is looked for; 29 February on a Monday comes every 28 years.
 _SPANS: Final = tuple(timedelta(days=days) for days in (1 / 24, 1, 31, 366, 30 * 366))
@@ -89,9 +90,9 @@ def by_cron(expression: str, jitter_s: float = 0.0) -> Timetable:
                 while (following := next_due(found)) <= now:
                     found = following
                 return found
-        raise ConfigError(f"scheduler.cron: {expression!r} had no time in the 30 years before {now}")
+        raise ConfigError(f"scheduler.cron: {expression!r} names no time within 30 years")
 
-    due_at(datetime.now(UTC))
+    due_at(_ANY_DAY)  # raises where the expression names no time
     return Timetable(due_at, next_due, jitter_s)
 
 

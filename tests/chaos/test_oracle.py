@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -52,7 +52,13 @@ RETRIED, EXPIRED, HURRIED = planted(Fate.FAILS_FIRST), planted(Fate.EXPIRES), pl
 CANCELLED = planted(Fate.IS_CANCELLED)
 
 
-def outcome(job: PlannedJob, text: str | None = None, attempt: int = 2, status: Status | None = None) -> bytes:
+def outcome(
+    job: PlannedJob,
+    text: str | None = None,
+    attempt: int = 2,
+    status: Status | None = None,
+    recorded_at: datetime | None = None,
+) -> bytes:
     ended = status or STATUSES[job.fate]
     has_text = ended is Status.SUCCEEDED
     chunks = NUM_WORDS if has_text else 0
@@ -64,8 +70,13 @@ def outcome(job: PlannedJob, text: str | None = None, attempt: int = 2, status: 
         error=None if has_text else Failure(code=f"job_{ended}", message="told by a test"),
         attempt=attempt,
         num_chunks=chunks if job.is_streamed else None,
-        recorded_at=datetime.now(UTC),
+        recorded_at=recorded_at or datetime.now(UTC),
     ).encode()
+
+
+def before_deadline(job: PlannedJob) -> datetime:
+    assert job.deadline is not None
+    return job.deadline - timedelta(milliseconds=1)
 
 
 def sound() -> Ledger:
@@ -164,7 +175,9 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
     "a job that expired before its deadline": (
         Promise.RIGHT,
         "expired before its deadline",
-        lambda it: with_outcome(it, HURRIED, outcome(HURRIED, status=Status.EXPIRED), "expired"),
+        lambda it: with_outcome(
+            it, HURRIED, outcome(HURRIED, status=Status.EXPIRED, recorded_at=before_deadline(HURRIED)), "expired"
+        ),
     ),
     "a job that was decoded behind its deadline": (
         Promise.RIGHT,

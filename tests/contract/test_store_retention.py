@@ -198,6 +198,10 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "probe_prompts": "written by people",
         "draft_revisions": "written by people",
         "code_revisions": "one row a release",
+        "drift_event_states": "deleted with their drift event",
+        "drift_memories": "dropped when their stream had no job for as long as a run reads back",
+        "drift_positions": "one row a task",
+        "stored_texts": "dropped after their jobs, with what lies at their addresses",
         "leader_terms": "one row",
         "leader_leases": "one row",
     }

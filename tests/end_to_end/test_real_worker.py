@@ -115,7 +115,7 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
     assert second.terminate() == 0, second.log[-2000:]
     results = {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
     assert {result.status for result in results.values()} == {Status.SUCCEEDED}
-    assert 2 in {result.attempt for result in results.values()}
+    assert max(result.attempt for result in results.values()) > 1, "an interrupted job was claimed again"
     expected = _texts_of(smollm2_engine, jobs)
     assert {job_id: result.text for job_id, result in results.items()} == expected
     assert _statuses(database) == {"succeeded": len(jobs)}

@@ -20,7 +20,7 @@ class ChunkSender:
     """Chunks with text are not waited for; the final ones are, together with every chunk that has to be sent again.
 
     A chunk that was not acknowledged in time is sent again, later than its successors: readers put chunks in order. A
-    chunk that Kafka refuses, or whose topic is unavailable, is dropped.
+    chunk that Kafka refuses, or whose topic is unavailable, is dropped. Each chunk is told once when it is settled.
     """
 
     def __init__(
@@ -31,6 +31,12 @@ class ChunkSender:
         self._retry = retry
         self._is_hurried = is_hurried
         self._again: deque[ChunkMessage] = deque()
+        self._num_under_way = 0
+
+    @property
+    def has_under_way(self) -> bool:
+        """Whether the client has chunks with text whose delivery reports have not come."""
+        return self._num_under_way > 0
 
     def send(self, chunks: Sequence[ChunkMessage]) -> None:
         """Hand these to the client, after those that have to be sent again. Raises FatalBrokerError."""
@@ -38,6 +44,7 @@ class ChunkSender:
         self._again.clear()
         for chunk in (*kept, *chunks):
             told = partial(self._reported, chunk)
+            self._num_under_way += 1
             try:
                 self._sender.send(
                     chunk.topic, key=chunk.key, value=chunk.value, headers=chunk.headers, on_delivery=told, wait_s=0.0
@@ -57,7 +64,12 @@ class ChunkSender:
         def once() -> None:
             messages = [Message(chunk.topic, chunk.key, chunk.value, chunk.headers) for chunk in waiting]
             reports = deliver(self._sender, messages, is_hurried=self._is_hurried)
-            late = [(chunk, told) for chunk, told in zip(waiting, reports, strict=True) if self._may_arrive(told)]
+            late: list[tuple[ChunkMessage, BrokerError]] = []
+            for chunk, told in zip(waiting, reports, strict=True):
+                if self._may_arrive(told):
+                    late.append((chunk, told))
+                else:
+                    chunk.settle()
             waiting[:] = [chunk for chunk, _ in late]
             for _, told in late:
                 raise told
@@ -65,12 +77,15 @@ class ChunkSender:
         self._retry.until_done("end streams", once)
 
     def _reported(self, chunk: ChunkMessage, report: Report) -> None:
-        if report is None or isinstance(report, FatalBrokerError):
+        self._num_under_way -= 1
+        if isinstance(report, FatalBrokerError):
             return  # the next result meets a dead producer, too
-        if len(self._again) >= MOST_KEPT:
+        if report is not None and len(self._again) >= MOST_KEPT:
             self._count_dropped(report.code)
         elif self._may_arrive(report):
             self._again.append(chunk)
+            return
+        chunk.settle()
 
     def _may_arrive(self, report: Report) -> TypeGuard[BrokerError]:
         """Whether a chunk that was not acknowledged is to be sent again; counts it if not."""

@@ -20,7 +20,7 @@ from worker.intake.polling import Delivery, Intake
 from worker.jobs.chunks import ChunkSender
 from worker.jobs.forwarding import Forwarder
 from worker.jobs.letters import DeadMessage, failed_job
-from worker.jobs.publications import AnswerAgain, PublishingQueue, Recorded
+from worker.jobs.publications import AnswerAgain, Publication, PublishingQueue, Recorded
 from worker.jobs.refusals import OnRefusal, Outgoing, RefusedResults
 from worker.jobs.sending import Message, Sender, deliver
 from worker.jobs.streaming import ChunkMessage, final_message
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 RELAY_LIMIT: Final = 4  #: groups of results recorded earlier that are published in one go
 _IDLE_WAIT_S: Final = 0.2
+#: Between two looks for the acknowledgements of chunks, because the outcome of their job waits for these.
+_LOOK_S: Final = 0.005
 
 
 class Publisher:
@@ -71,13 +73,23 @@ class Publisher:
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
         self._relay_overdue()
-        publications = self._queue.take(timeout_s)
+        publications = self._take(timeout_s)
         self._chunks.send([one for one in publications if isinstance(one, ChunkMessage)])
         awaited = [one for one in publications if not isinstance(one, ChunkMessage)]
         if awaited:
             replaced = self._publish([outgoing for one in awaited for outgoing in _outgoing(one)])
             self._settle(awaited, replaced)
         return len(publications)
+
+    def _take(self, timeout_s: float) -> list[Publication]:
+        """What waits. While chunks are under way, their delivery reports are handled every few milliseconds."""
+        while self._chunks.has_under_way:
+            taken = self._queue.take(min(timeout_s, _LOOK_S))
+            self._sender.poll(0.0)
+            timeout_s -= _LOOK_S
+            if taken or timeout_s <= 0:
+                return taken
+        return self._queue.take(timeout_s)
 
     def _publish(self, results: Sequence[Outgoing]) -> Mapping[str, bytes]:
         """Until every result is acknowledged or settled because Kafka refuses it; returns the replacements by job."""

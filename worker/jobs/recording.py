@@ -26,6 +26,7 @@ from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.outcomes import ended
 from worker.jobs.publications import PublishingQueue, Recorded
+from worker.jobs.unsettled_streams import UnsettledStreams
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 from worker.tracing import JobTrace, TracedJob, Tracing
@@ -39,6 +40,8 @@ MOST_BYTES_AT_ONCE: Final = 8 << 20
 #: that ends alone does not wait; the others leave time for commit and broker, so that results come within 50 ms.
 GATHER_S: Final = 0.03
 _IDLE_WAIT_S: Final = 0.2
+#: Between two looks whether the streams of held outcomes are settled.
+_LOOK_S: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,10 @@ def undecoded(claims: Claims, now: datetime) -> list[EndedJob]:
 
 
 class Recorder:
-    """Result, counts, status and outbox in one transaction; outcomes whose claim was lost are dropped."""
+    """Result, counts, status and outbox in one transaction; outcomes whose claim was lost are dropped.
+
+    The outcome of a streamed job is held until its stream is settled, as UnsettledStreams says.
+    """
 
     def __init__(
         self,
@@ -91,11 +97,20 @@ class Recorder:
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
         )
+        self._unsettled: UnsettledStreams[EndedJob] = UnsettledStreams(
+            stream_of=lambda one: one.claimed.stream,
+            num_bytes_of=lambda one: len(one.outcome.result),
+            is_hurried=is_hurried,
+            clock=clock,
+        )
         self._recorded: deque[Outcome] = deque()
 
     def __len__(self) -> int:
-        """Outcomes that are not recorded yet, those of the transaction in hand among them."""
-        return self._waiting.num_unsettled
+        """Outcomes that are not recorded yet, those of the transaction in hand among them.
+
+        One of a streamed job may count twice.
+        """
+        return self._waiting.num_unsettled + len(self._unsettled)
 
     def put(self, ended: Sequence[EndedJob]) -> None:
         """Hand over outcomes; waits for room unless the worker is told to hurry."""
@@ -105,8 +120,7 @@ class Recorder:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
         if (gathering_s := self._gathered_at + GATHER_S - self._clock()) > 0:
             self._pause(gathering_s)
-        group = self._waiting.take(MOST_AT_ONCE, timeout_s, max_bytes=MOST_BYTES_AT_ONCE)
-        if not group:
+        if not (group := self._take(timeout_s)):
             return 0
         self._gathered_at = self._clock()
         group, messages = self._record(group)
@@ -128,6 +142,13 @@ class Recorder:
         self._count(winners)
         self._metrics.fenced(len(group) - len(won))
         return len(won)
+
+    def _take(self, timeout_s: float) -> list[EndedJob]:
+        """A group that may be recorded now: what waits, and what is no longer held."""
+        held = self._unsettled
+        wait_s = min(timeout_s, _LOOK_S) if held.num_held else timeout_s
+        limit, max_bytes = MOST_AT_ONCE - held.num_held, MOST_BYTES_AT_ONCE - held.num_bytes
+        return held.pass_on(self._waiting.take(limit, wait_s, max_bytes=max_bytes))
 
     def _record(self, group: list[EndedJob]) -> tuple[list[EndedJob], list[OutboxMessage]]:
         """Record the group; returns it as it was recorded, and the messages to publish.

@@ -24,7 +24,23 @@ VANILLA = SettingInForce("vanilla", None, 0, "not_faster", "")
 def speedup(mean: float, since: datetime, drafter: str = "small") -> TaskSpeedup:
     subject = Subject("code", "greedy", "target-1", "engine-1", "host", "cpu", drafter, "draft-1")
     bounds = Interval(mean, mean - 0.1, mean + 0.1)
-    return TaskSpeedup(subject, 3, 3, 4.0, 200.0, 1000, 10.0, 12, 100, bounds, Verdict.FASTER, since, since, since)
+    return TaskSpeedup(
+        subject,
+        min_num_draft_tokens=3,
+        max_num_draft_tokens=3,
+        mean_running=4.0,
+        mean_context=200.0,
+        num_tokens=1000,
+        sequence_s=10.0,
+        num_blocks=12,
+        num_control_rounds=100,
+        control_share=0.05,
+        speedup=bounds,
+        verdict=Verdict.FASTER,
+        covers_from=since,
+        covers_to=since,
+        computed_at=since,
+    )
 
 
 def test_measured_speed_ups_are_taken_where_both_are_known() -> None:

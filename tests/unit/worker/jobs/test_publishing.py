@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from alphaloop.store.outbox import OutboxMessage
 from tests.fixtures.claimed import NOW, FinishedDeliveries, delivery
 from tests.fixtures.runs import outcome
 from tests.fixtures.sending import FakeSender, SentMessage
+from tests.fixtures.worker import until
 from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.publications import AnswerAgain, PublishingQueue, Recorded
 from worker.jobs.publishing import Publisher
@@ -32,6 +34,8 @@ from worker.jobs.streaming import JobStream
 from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
+
+WAIT_S = 10.0
 
 
 class World(FakeSender):
@@ -422,6 +426,23 @@ def test_a_job_without_a_text_ends_its_stream_too(status: Status) -> None:
     assert (chunk.seq, chunk.status, chunk.text, chunk.finish_reason) == (0, status, "", None)
     assert chunk.error is not None
     assert chunk.error.code == "why"
+
+
+def test_while_a_chunk_is_under_way_every_turn_looks_for_its_acknowledgement() -> None:
+    """Its job's outcome waits for that, although nothing else is to be published."""
+    one = Publishing()
+    one.publisher.turn(0.0)
+    assert one.world.num_polls == 0
+    stream = JobStream("j1", 1, {})
+    one.queue.put(stream.add("one ", created=0, model="target"))
+    one.publisher.turn(0.0)
+    assert not stream.is_settled
+    with ThreadPoolExecutor(1) as pool:
+        turn = pool.submit(one.publisher.turn, WAIT_S)
+        until(lambda: stream.is_settled, "the acknowledgement is handled while the turn waits", WAIT_S / 2)
+        one.queue.put(one.recorded(1))
+        assert turn.result(WAIT_S) == 1
+    assert one.world.num_polls == 1, "nothing is under way any more"
 
 
 def test_chunks_alone_are_not_waited_for() -> None:

@@ -17,6 +17,7 @@ from worker.jobs import recording
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publications import Publication, PublishingQueue, Recorded
 from worker.jobs.recording import GATHER_S, EndedJob, Recorder
+from worker.jobs.unsettled_streams import MOST_HELD_S
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 
@@ -129,6 +130,40 @@ def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> N
     assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1", "j2"]
     assert one.recorder.take_recorded() == []
     assert one.recorder.turn(0.0) == 0
+
+
+def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_others_do_not_wait() -> None:
+    one = Recording()
+    claimed = claimed_job("j1", stream=True)
+    assert claimed.stream is not None
+    chunk = claimed.stream.add("word ", created=0, model="target")
+    one.recorder.put([ended_job(claimed)])
+    one.recorder.put(ended("j2"))
+    assert one.recorder.turn(0.0) == 1
+    assert one.store.transactions == [["j2"]]
+    with ThreadPoolExecutor(1) as pool:
+        turn = pool.submit(one.recorder.turn, WAIT_S)
+        assert turn.result(WAIT_S / 2) == 0, "the recorder looks at what it holds before the idle wait is over"
+    assert len(one.recorder) == 1, "a drain waits for it"
+    chunk.settle()
+    assert one.recorder.turn(0.0) == 1
+    assert one.recorder.turn(0.0) == 0
+    assert (one.store.transactions, len(one.recorder)) == ([["j2"], ["j1"]], 0)
+
+
+@pytest.mark.parametrize("is_hurried", [True, False])
+def test_the_outcome_of_a_stream_that_is_never_settled_is_recorded_too(is_hurried: bool) -> None:
+    one = Recording()
+    claimed = claimed_job("j1", stream=True)
+    assert claimed.stream is not None
+    claimed.stream.add("word ", created=0, model="target")
+    one.recorder.put([ended_job(claimed)])
+    assert (one.recorder.turn(0.0), one.store.transactions) == (0, [])
+    if is_hurried:
+        one.hurry.set()
+    else:
+        one.now += MOST_HELD_S
+    assert (one.recorder.turn(0.0), one.store.transactions) == (1, [["j1"]])
 
 
 def test_while_one_group_is_committed_the_next_one_gathers() -> None:
