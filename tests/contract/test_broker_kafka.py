@@ -27,6 +27,7 @@ from alphaloop.kafka.topics import ensure_topics, is_reachable
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import settings_for
+from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
 
@@ -144,6 +145,14 @@ def test_a_stopped_broker_keeps_messages_and_offsets(
         reader.close()
 
 
+def _has_stopped(pid: int | None) -> bool:
+    """Threads of a process that was sent SIGSTOP stop one after the other, and one of them may still answer."""
+    tasks = Path(f"/proc/{pid}/task")
+    if not tasks.is_dir():
+        return True  # not Linux
+    return {task.joinpath("stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()} == {"T"}
+
+
 def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
     own_kafka: EmbeddedKafka, own_settings: KafkaSettings, fresh_prefix: str
 ) -> None:
@@ -161,6 +170,7 @@ def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
             assert time.monotonic() < deadline
         assert own_kafka.pid is not None
         os.kill(own_kafka.pid, signal.SIGSTOP)
+        until(lambda: _has_stopped(own_kafka.pid), "every thread of the broker stands still")
         begun = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=r"no answer within 1 s"):
             consumer.commit({partition: 1})

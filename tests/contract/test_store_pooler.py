@@ -63,7 +63,10 @@ def test_a_hundred_workers_share_a_few_sessions(database: Database, pooler_url: 
         nonlocal most
         while not is_over.wait(0.05):
             with database.begin() as connection:
-                counted = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                counted = """
+                    SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND backend_type = 'client backend'
+                """
                 most = max(most, int(connection.execute(text(counted)).scalar_one()) - 1)
 
     def work(number: int) -> None:

@@ -159,7 +159,7 @@ def test_many_small_headers_fill_the_buffer(source: ScriptedSource, intake: Inta
 def test_a_log_that_goes_back_is_delivered_and_committed_again(
     source: ScriptedSource, intake: Intake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "worker.intake.polling")
+    caplog.set_level(logging.WARNING, "worker.intake.assigned")
     for offset in range(3):
         source.script.put(record(P0, offset))
     lost, *others = take_all(intake, 3)
