@@ -45,12 +45,11 @@ def test_equal_texts_are_right() -> None:
         (0.125, 3, []),
         (0.5, 3, []),
         (0.51, 3, [IncidentKind.WRONG_TEXT]),
-        (0.125, 99, [IncidentKind.WRONG_TEXT]),
+        (0.0, 99, []),  # seen with bfloat16: of three equal choices the third
+        (0.51, 99, [IncidentKind.WRONG_TEXT]),
     ],
 )
-def test_only_the_second_choice_of_a_near_tie_may_replace_the_first(
-    gap: float, second: int, found: list[IncidentKind]
-) -> None:
+def test_texts_may_part_at_a_near_tie_and_nowhere_else(gap: float, second: int, found: list[IncidentKind]) -> None:
     pair = TextPair(control((9.0, 9.0, gap, 9.0), (1, 2, second, 4)), decoded("lookup", (5, 6, 3, 77)))
     assert kinds(pair) == found
 
