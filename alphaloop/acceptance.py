@@ -168,6 +168,10 @@ class Interval:
     low: float
     high: float
 
+    def is_within(self, margin: float) -> bool:
+        """Whether all of it lies inside ±margin: the equivalence test of a change (Schuirmann 1987)."""
+        return -margin <= self.low and self.high <= margin
+
 
 def sampling_bucket(
     temperature: float, *, is_cut: bool = False, is_reproducible: bool = False, is_adjusted: bool = False

@@ -30,7 +30,7 @@ class Side:
 
 def state_of(change: Interval, margin: float) -> State:
     """What an estimate of a change of α_1 shows."""
-    if -margin <= change.low and change.high <= margin:
+    if change.is_within(margin):
         return State.STEADY
     if change.high < 0 and change.mean < -margin:
         return State.FELL

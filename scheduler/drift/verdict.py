@@ -49,10 +49,6 @@ class Difference:
         """With 95 % bounds."""
         return Interval(self.change, self.change - Z95 * self.error, self.change + Z95 * self.error)
 
-    def is_within(self, margin: float) -> bool:
-        """Whether the interval lies inside ±margin."""
-        return -margin <= self.interval.low and self.interval.high <= margin
-
 
 def verdicts(subject: DriftSubject, stream: WatchedStream, margin: float) -> list[TrafficVerdict]:
     """Of all segments together first; then of each, where there are two or more.
@@ -83,7 +79,7 @@ def _overall(subject: DriftSubject, memory: Memory, later: Tally, margin: float)
     state = State.TOO_LITTLE
     if memory.clock[PHASE] == ALARMED:
         state = State.FELL if memory.alarm[DIRECTION] < 0 else State.ROSE
-    elif difference is not None and difference.is_within(margin):
+    elif difference is not None and difference.interval.is_within(margin):
         state = State.STEADY
     counts = _of_first(before), _of_first(later.first)
     return _verdict(subject, "", state, difference, memory, counts)
@@ -99,7 +95,7 @@ def _segment(subject: DriftSubject, name: str, memory: Memory, later: Tally, row
         )
     state = State.TOO_LITTLE
     if difference is not None:
-        if difference.is_within(margin):
+        if difference.interval.is_within(margin):
             state = State.STEADY
         elif memory.clock[PHASE] == ALARMED and difference.interval.high < 0:
             state = State.FELL
