@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause lock up down chaos fuzz clean
+.PHONY: help demo test check format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql lock up down chaos fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -82,8 +82,11 @@ bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside th
 bench-whole: $(INSTALLED) $(VLLM)/.installed ## Kafka to Kafka, beside the engine alone and vLLM: make bench-whole PROMPTS=folder (2 hours)
 	@$(BIN)/python -m benchmarks.whole --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" $(ARGS)
 
-bench-cause: $(INSTALLED) ## how often the cause of a fall is named rightly: 500 simulated histories (1 minute)
+bench-cause: $(INSTALLED) ## how often the cause of a fall is named rightly, through the drift test: 500 simulated histories (2 minutes)
 	@$(BIN)/python -m benchmarks.cause $(ARGS)
+
+bench-sql: $(INSTALLED) ## the documents' queries and the scheduler's reads with 20 million stored runs (20 GB of disk, half an hour; ARGS='--runs 1000000')
+	@$(BIN)/python -m benchmarks.stored_runs $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock

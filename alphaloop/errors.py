@@ -38,6 +38,7 @@
     ├── EmbeddedError             the broker or database that alphaloop starts itself
     │   ├── InstallFailed         a download was refused, interrupted, or differs from its checksum
     │   └── StartFailed           a child process did not start
+    ├── NotificationFailed        a service did not take a notification: the same one is sent again later
     └── WorkerThreadDied          a thread of the worker ended with an error of alphaloop's: the process exits
 
 A message names what was found and what was expected; a hint says what to do. Control flow is not an error: a lost
@@ -305,6 +306,12 @@ class StartFailed(EmbeddedError):
     """A child process did not start."""
 
     code = "start_failed"
+
+
+class NotificationFailed(AlphaloopError):
+    """A service did not take a notification."""
+
+    code = "notification_failed"
 
 
 class WorkerThreadDied(AlphaloopError):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from alphaloop.errors import InvalidField, JobConflict, MessageError, UnknownTask
+from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError, UnknownTask
 from alphaloop.messages import Job, Origin, parse_job, payload_digest
 from alphaloop.settings import Settings
 
@@ -58,11 +58,15 @@ class JobReader:
             self._max_bytes = max(self._max_bytes, settings.claim_check.max_bytes)
 
     def read(self, lines: Iterable[bytes], name: str) -> Iterator[JobLine | BadLine]:
-        """One item a line that is not blank; `name` is the file's, for the reports."""
+        """One item a line that is not blank; a bad one if every line is. `name` is the file's, for the reports."""
+        is_empty = True
         for number, line in enumerate(lines, 1):
             content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if content.strip():
+                is_empty = False
                 yield self.read_line(content.strip(), f"{name}:{number}")
+        if is_empty:
+            yield BadLine(name, MalformedMessage("expected one JSON object a line, found no line with text"))
 
     def read_line(self, line: bytes, where: str) -> JobLine | BadLine:
         """One line that is not blank; `where` is its place, for the reports."""
@@ -89,6 +93,7 @@ class JobReader:
             task=task if isinstance(task, str) else "",
             max_bytes=self._max_bytes,
             max_depth=limits.max_json_depth,
+            ignored=limits.ignored_body_fields,
         )
         known = self._settings.tasks
         if known and job.task not in known:

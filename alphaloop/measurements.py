@@ -1,4 +1,4 @@
-"""What the measuring process reads back: jobs in the order they were decoded, and probes beside their controls."""
+"""What the measuring process reads back: jobs in the order they were decoded, and probes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ class DecodedJob:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskSpend:
+    """What the traffic of a task took."""
+
+    num_jobs: int = 0
+    num_tokens: int = 0  #: generated
+    device_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WatchedJob:
     """What the drift test reads of a job of traffic."""
 
@@ -51,7 +60,7 @@ class WatchedJob:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One decoded probe with its vanilla twin on the same prompt, when that was decoded too."""
+    """What was measured of a drafter on one prompt of a probe set."""
 
     scheduled_for: datetime
     task: str
@@ -65,10 +74,15 @@ class ProbeResult:
     num_draft_tokens: int
     trials: tuple[int, ...]
     accepts: tuple[int, ...]
-    num_tokens: int
-    device_s: float
-    control_tokens: int | None = None
-    control_device_s: float | None = None
+    is_scored: bool = False  #: on the text of a control; else decoded with the drafter
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedLevel:
+    """An owner took the level of a drafter in a task for the norm, after it had changed."""
+
+    at: datetime
+    changed_before: datetime | None  #: the change was over by then; None: not known
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -20,6 +20,7 @@ from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.kafka.topics import ensure_topics
+from alphaloop.notifying.sinks import Sink, open_sinks
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
@@ -29,6 +30,7 @@ from alphaloop.store.terms import Term
 from scheduler.leadership import LeaderLock
 from scheduler.loop import SCHEDULE_ID, Scheduler
 from scheduler.metrics import SchedulerMetrics
+from scheduler.notifying import Notifier
 from scheduler.staying import stay
 
 log = logging.getLogger("scheduler")
@@ -69,27 +71,34 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
         connect_timeout_s=timeout_s,
         limits=settings.postgres.long_limits(),
     ) as database:
+        sinks = open_sinks(settings.scheduler.notify_urls)
         if not stays:
-            _measure_once(settings, database)
+            _measure_once(settings, database, sinks)
             return ExitCode.STOPPED
 
         def lead(term: Term, producer: Producer, metrics: SchedulerMetrics) -> Scheduler:
             return _scheduler(settings, database.guarded(term.check), producer, metrics, SCHEDULE_ID)
 
+        def notify(term: Term, metrics: SchedulerMetrics) -> Notifier:
+            return Notifier(database.guarded(term.check), sinks, settings.scheduler, metrics)
+
         lock: LeaderLock = AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s)
         if not database.keeps_sessions:
             lock = LeaderLease(database, _owner(), lease_s=_LEASE_CHECKS * settings.scheduler.leader_check_s)
-        return stay(settings, database, lock, lead)
+        return stay(settings, database, lock, lead, notify if sinks else None)
 
 
-def _measure_once(settings: Settings, database: Database) -> None:
-    """One run now. A server that is away ends it at once, because somebody waits for the report."""
+def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:
+    """One run now, and its notifications. A server that is away ends it at once, because somebody waits for it."""
     database.check_revision()
     ensure_topics(settings.kafka, settings.tasks)
     producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
     try:
-        now = DatabaseClock(database).measure()
-        _scheduler(settings, database, producer, SchedulerMetrics(), MANUAL_SCHEDULE_ID).run_once(now)
+        now, metrics = DatabaseClock(database).measure(), SchedulerMetrics()
+        notifier = Notifier(database, sinks, settings.scheduler, metrics)
+        notifier.add_sinks(now)
+        _scheduler(settings, database, producer, metrics, MANUAL_SCHEDULE_ID).run_once(now)
+        notifier.send_due(now)
     finally:
         producer.close()
 
@@ -101,7 +110,6 @@ def _owner() -> str:
 def _scheduler(
     settings: Settings, database: Database, producer: Producer, metrics: SchedulerMetrics, schedule_id: str
 ) -> Scheduler:
-    contents = ContentStore.of(settings.claim_check)
     return Scheduler(
         database,
         producer,
@@ -111,9 +119,10 @@ def _scheduler(
         owner=_owner(),
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
-        delete_text=contents.delete if contents else None,
+        contents=ContentStore.of(settings.claim_check),
         change_jobs=settings.policy.change_jobs,
         schedule_id=schedule_id,
+        prices=settings.report,
     )
 
 

@@ -16,8 +16,9 @@ class Counts:
 
     since: datetime
     now: datetime
-    streams: Mapping[Stream, Sequence[DecodedJob]]
+    streams: Mapping[Stream, Sequence[DecodedJob]]  #: the newest jobs of each
     probes: Sequence[ProbeResult]
+    num_jobs_by_task: Mapping[str, int]  #: all traffic jobs, however many are in `streams`
 
     @property
     def tasks(self) -> list[str]:
@@ -26,8 +27,8 @@ class Counts:
 
     @property
     def num_jobs(self) -> int:
-        """Traffic jobs."""
-        return sum(len(jobs) for jobs in self.streams.values())
+        """Traffic jobs of all tasks."""
+        return sum(self.num_jobs_by_task.values())
 
     @property
     def last_decoded_at(self) -> datetime | None:

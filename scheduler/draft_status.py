@@ -38,7 +38,7 @@ def status_changes(judged: Iterable[Judged], statuses: Mapping[Draft, DraftStatu
     """
     pairs: dict[Draft, dict[str, list[PromptPair]]] = {}
     for one in judged:
-        for step in one.steps:
+        for step in one.all_steps:
             if _is_new_match(step):
                 setup = step.newest.setup
                 draft = one.subject.drafter, setup.draft_revision, setup.target_revision

@@ -35,8 +35,13 @@ def changes(
     """
     found = []
     left_over = {event.id: event for event in events if event.closed_at is None}
+    # What was found of a level that was accepted while this run went on is no longer asked; the next run knows of it.
+    overtaken = {_about(event) for event in events if event.accepted_at is not None and event.accepted_at > now}
     for about, one in judged.items():
-        own = [event for event in events if (event.subject.task, event.subject.drafter) == about]
+        if about in overtaken:
+            continue
+        # What comes after an accepted level is another event.
+        own = [event for event in events if _about(event) == about and event.accepted_at is None]
         for finding in one.findings:
             event = _match(finding, one.findings, own)
             if event is not None:
@@ -44,11 +49,15 @@ def changes(
                 own.remove(event)
             found.append(_support(finding, event, cost(finding)))
     for event in left_over.values():
-        because = _over(event, judged.get((event.subject.task, event.subject.drafter)), now, forget_after)
+        because = _over(event, judged.get(_about(event)), now, forget_after)
         if because is not None:
             found.append(EventChange(event.id, EventState.CLOSED, event.content, because))
     # First what ends: an event may take the cause that another one had.
     return sorted(found, key=lambda change: change.state is not EventState.CLOSED)
+
+
+def _about(event: DriftEvent) -> About:
+    return event.subject.task, event.subject.drafter
 
 
 def _match(finding: Finding, findings: Sequence[Finding], events: Sequence[DriftEvent]) -> DriftEvent | None:

@@ -24,7 +24,6 @@ class SentProbes:
     """The probes that were due and those that were sent."""
 
     plan: ProbePlan = field(default_factory=ProbePlan)
-    num_probes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     num_jobs_by_task: Mapping[str, int] = field(default_factory=dict)  #: probes and controls
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from alphaloop.measurements import DriftSubject
+from alphaloop.measurements import AcceptedLevel, DriftSubject
 from scheduler.causes.cause import Finding, Incident
 from scheduler.causes.naming import Evidence, explain
 from scheduler.causes.probe_history import ProbeHistory, Step
@@ -22,6 +22,7 @@ class Judged:
     evidence: Evidence
     steps: tuple[Step, ...]
     findings: tuple[Finding, ...]
+    all_steps: tuple[Step, ...]  #: also from before a level was accepted: what a draft's status rests on
 
     @property
     def subject(self) -> DriftSubject:
@@ -35,9 +36,14 @@ def judge(
     incidents: Sequence[Incident],
     in_use: Mapping[About, DriftSubject],
     margin: float,
+    accepted: Mapping[About, AcceptedLevel],
 ) -> dict[About, Judged]:
-    """Judge everything that was decoded or probed. `traffic` is of the revisions `in_use`."""
-    histories = {(history.task, history.drafter): history for history in probes}
+    """Judge everything that was decoded or probed. `traffic` is of the revisions `in_use`.
+
+    Where a level was accepted, nothing from before the change to it is compared with.
+    """
+    whole = {(history.task, history.drafter): history for history in probes}
+    histories = {about: history.since(accepted.get(about)) for about, history in whole.items()}
     verdicts: dict[About, list[TrafficVerdict]] = {}
     for verdict in traffic:
         verdicts.setdefault((verdict.subject.task, verdict.subject.drafter), []).append(verdict)
@@ -53,5 +59,6 @@ def judge(
             incidents=tuple(i for i in incidents if i.task == task and i.drafter in ("", drafter)),
             margin=margin,
         )
-        found[about] = Judged(evidence, tuple(history.steps()), tuple(explain(evidence)))
+        all_steps = tuple(whole.get(about, history).steps())
+        found[about] = Judged(evidence, tuple(history.steps()), tuple(explain(evidence)), all_steps)
     return found

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.probing.planning import ProbePlanner
-from alphaloop.settings import SchedulerSettings, TaskSettings
+from alphaloop.settings import ReportSettings, SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
+from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.drift_memory import DriftMemoryStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.partitions import PartitionKeeper
@@ -82,15 +84,16 @@ class Scheduler:
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
-        delete_text: Callable[[str], None] | None = None,
+        contents: ContentStore | None = None,
         flush_timeout_s: float = 30.0,
         change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
+        prices: ReportSettings | None = None,
     ) -> None:
         """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
 
-        `message_retention` asks the broker how long a message of a jobs topic may still be read. `delete_text` deletes
-        a text outside Postgres by its address; None where no store is configured.
+        `message_retention` asks the broker how long a message of a jobs topic may still be read. `contents`
+        holds texts and prompts outside Postgres; None where no store is configured. Without `prices` no cost is shown.
         """
         self._settings, self._metrics = settings, metrics
         self._owner, self._schedule_id = owner, schedule_id
@@ -103,7 +106,7 @@ class Scheduler:
         self._probes = ProbeStore(database)
         self._switchback = SwitchbackStore(database)
         self._flagger = Flagger(database, settings)
-        self._drift_memory = DriftMemoryStore(database)
+        self._drift_memory, self._drift_events = DriftMemoryStore(database), DriftEventStore(database)
         self._incidents = IncidentStore(database)
         self._watch = ExactnessWatch(ProbeTextStore(database), self._incidents)
         self._housekeeper = Housekeeper(
@@ -112,10 +115,12 @@ class Scheduler:
             self._probes,
             AcceptanceStateStore(database),
             CheckpointStore(database),
-            Retention(RetentionStore(database), settings, report_folder, message_retention, delete_text),
+            Retention(RetentionStore(database), settings, report_folder, message_retention, contents),
             settings,
         )
-        self._reporter = Reporter(database, sender, settings, report_folder, schedule_id, flush_timeout_s)
+        self._reporter = Reporter(
+            database, sender, settings, report_folder, schedule_id, flush_timeout_s, prices or ReportSettings()
+        )
         self._probe_sender = ProbeSender(
             ProbePlanner(database, settings, tasks, change_jobs), self._probes, sender, settings, flush_timeout_s
         )
@@ -131,6 +136,7 @@ class Scheduler:
         """
         due = scheduled_for or now
         if not self._schedule.claim(self._schedule_id, due, self._owner, now):
+            self._show_last()
             return RunSummary(due, claimed=False)
         try:
             with self._metrics.time_run():
@@ -160,9 +166,15 @@ class Scheduler:
             page,
         )
         self._schedule.finish(self._schedule_id, due, summary.outcome(), now)
-        self._metrics.run_succeeded(report, sent, now)
+        self._metrics.run_succeeded(report, sent)
         log.info("%s", report.headline, extra={"action": "run_finished", "page": str(page), **_logged(summary)})
         return summary
+
+    def _show_last(self) -> None:
+        """Show in the metrics what the last run found: this process may lead since a moment ago."""
+        report = self._reporter.last()
+        if report is not None:
+            self._metrics.show(report)
 
     def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:
         outcome = {"error": type(error).__name__}
@@ -176,21 +188,29 @@ class Scheduler:
         since = now - timedelta(days=self._settings.drift_window_days)
         # A draft is compared with its first probes, which are older than the window.
         probed_since = now - timedelta(days=self._settings.history_retention_days)
-        return Counts(since, now, self._drift.streams(since, now), self._probes.results(probed_since))
+        return Counts(
+            since,
+            now,
+            self._drift.streams(since, now),
+            self._probes.results(probed_since),
+            self._drift.num_jobs(since, now),
+        )
 
     def _judge(self, counts: Counts, incidents: Sequence[OpenIncident]) -> dict[About, Judged]:
         margin = self._settings.alpha_margin
+        accepted = self._drift_events.accepted_levels(counts.now)
         parents = {
             (d.drafter, d.draft_revision): d.parent_revision
             for d in self._drafts.all()
             if d.parent_revision is not None
         }
         return judge(
-            watch_traffic(self._drift_memory, self._settings, counts.now),
+            watch_traffic(self._drift_memory, self._settings, counts.now, accepted),
             probe_histories(counts.probes, margin, parents),
             [Incident(i.opened_at, i.found.task, i.found.drafter, i.found.kind) for i in incidents],
             counts.in_use(),
             margin,
+            accepted,
         )
 
     def _choices(self, counts: Counts) -> dict[str, SettingInForce]:

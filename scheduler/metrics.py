@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -27,6 +27,12 @@ SPEEDUP: Final = {
     "mean_running": "Sequences of all tasks in a round",
     "control_share": "Of seconds times sequences, those in control slices",
 }
+#: Of expected beside measured speed-ups of a task, the newest 32 pairs of the last 7 days; missing without a pair.
+EXPECTATION: Final = {
+    "pairs": "Expected speed-ups that were compared with the one measured over the same rounds",
+    "held_share": "Of these, the share whose 95 % interval holds the measured speed-up",
+    "ratio": "Measured over expected speed-up, geometric mean; below 1, expectations are too good",
+}
 
 
 class SchedulerMetrics:
@@ -41,12 +47,19 @@ class SchedulerMetrics:
             f"{prefix}_run_seconds", "Duration of a measurement run", buckets=BUCKETS, registry=registry
         )
         self._last = Gauge(f"{prefix}_last_success_timestamp_seconds", "When the last run succeeded", registry=registry)
+        self._pause = Gauge(f"{prefix}_longest_pause_seconds", "Longest time between two due runs", registry=registry)
         self._leader = Gauge(f"{prefix}_is_leader", "1 while this process holds the lock", registry=registry)
         self._missed = Counter(f"{prefix}_missed_ticks", "Ticks that came too late to run", registry=registry)
         self._probes = Counter(f"{prefix}_probe_jobs", "Probes and controls sent", ["task"], registry=registry)
         self._budget = Gauge(f"{prefix}_probe_budget_seconds", "Device time a run's probes may take", registry=registry)
         self._drift = Gauge(
             f"{prefix}_open_drift_events", "Drift that is not over", ["cause", "acknowledged"], registry=registry
+        )
+        self._opened = Gauge(
+            f"{prefix}_oldest_drift_timestamp_seconds",
+            "When the oldest drift that is not over was opened",
+            ["task", "cause"],
+            registry=registry,
         )
         self._lost = Gauge(
             f"{prefix}_lost_tokens_per_second",
@@ -56,6 +69,13 @@ class SchedulerMetrics:
         )
         self._stale = Gauge(f"{prefix}_stale_drafts", "Draft revisions flagged stale", registry=registry)
         self._incidents = Gauge(f"{prefix}_open_incidents", "Incidents that are not over", ["kind"], registry=registry)
+        self._due_runs = Gauge(
+            f"{prefix}_probe_due_runs",
+            "Runs in a row in which probes of a drafter in a task were due; missing where they were not",
+            ["task", "drafter"],
+            registry=registry,
+        )
+        self._num_runs_due: dict[tuple[str, str], int] = {}
         self._compared = Counter(
             f"{prefix}_compared_probes",
             "Probes compared with their controls, by outcome",
@@ -63,9 +83,25 @@ class SchedulerMetrics:
             registry=registry,
         )
         self._reports = Counter(f"{prefix}_reports", "Reports made", registry=registry)
+        self._notifications = Counter(
+            f"{prefix}_notifications",
+            "Attempts to notify, by outcome: sent, failed, or given_up with the last failure",
+            ["sink", "outcome"],
+            registry=registry,
+        )
+        self._failures = Gauge(
+            f"{prefix}_notification_failures",
+            "Attempts in a row that a sink did not take",
+            ["sink"],
+            registry=registry,
+        )
         labels = ["task", "drafter"]
         self._speedup = {
             name: Gauge(f"{prefix}_speedup_{name}", text, labels, registry=registry) for name, text in SPEEDUP.items()
+        }
+        self._expectation = {
+            name: Gauge(f"{prefix}_expectation_{name}", text, labels, registry=registry)
+            for name, text in EXPECTATION.items()
         }
         for outcome in ("succeeded", "failed"):
             self._runs.labels(outcome)
@@ -80,24 +116,10 @@ class SchedulerMetrics:
         """Count a run that raised."""
         self._runs.labels("failed").inc()
 
-    def run_succeeded(self, report: Report, sent: SentProbes, now: datetime) -> None:
-        """Count a run and what it found."""
+    def run_succeeded(self, report: Report, sent: SentProbes) -> None:
+        """Count a run and what it did, and show what it found."""
         self._runs.labels("succeeded").inc()
         self._reports.inc()
-        self._last.set(now.timestamp())
-        self._budget.set(sent.plan.budget_device_s)
-        self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
-        found = Tally((line.cause, line.acknowledged_by is not None) for line in report.drift)
-        for cause in Cause:
-            self._drift.labels(cause.value, "no").set(found[cause, False])
-            self._drift.labels(cause.value, "yes").set(found[cause, True])
-            self._lost.labels(cause.value).set(
-                sum(line.lost_tokens_per_s or 0.0 for line in report.drift if line.cause is cause)
-            )
-        self._set_speedups(report)
-        incidents_by_kind = Tally(line.kind for line in report.incidents)
-        for kind in IncidentKind:
-            self._incidents.labels(kind.value).set(incidents_by_kind[kind])
         exactness = report.exactness
         num_wrong = exactness.num_pairs - exactness.num_equal - exactness.num_near_ties
         for outcome, number in (
@@ -108,6 +130,36 @@ class SchedulerMetrics:
             self._compared.labels(outcome).inc(number)
         for task, number in sent.num_jobs_by_task.items():
             self._probes.labels(task).inc(number)
+        self.show(report)
+
+    def show(self, report: Report) -> None:
+        """Show what a run found: one of this process, or the last one of the leader before it."""
+        self._last.set(report.created_at.timestamp())
+        self._budget.set(report.probe_budget_device_s)
+        self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
+        found = Tally((line.cause, line.acknowledged_by is not None) for line in report.drift)
+        for cause in Cause:
+            self._drift.labels(cause.value, "no").set(found[cause, False])
+            self._drift.labels(cause.value, "yes").set(found[cause, True])
+            self._lost.labels(cause.value).set(
+                sum(line.lost_tokens_per_s or 0.0 for line in report.drift if line.cause is cause)
+            )
+        self._opened.clear()
+        for line in sorted(report.drift, key=lambda line: line.opened_at, reverse=True):
+            self._opened.labels(line.task, line.cause.value).set(line.opened_at.timestamp())
+        self._set_due(report)
+        self._set_speedups(report)
+        self._set_expectations(report)
+        incidents_by_kind = Tally(line.kind for line in report.incidents)
+        for kind in IncidentKind:
+            self._incidents.labels(kind.value).set(incidents_by_kind[kind])
+
+    def _set_due(self, report: Report) -> None:
+        due = {(line.task, line.drafter) for line in (*report.probes, *report.probes_waiting)}
+        self._num_runs_due = {pair: self._num_runs_due.get(pair, 0) + 1 for pair in due}
+        self._due_runs.clear()
+        for pair, num_runs in self._num_runs_due.items():
+            self._due_runs.labels(*pair).set(num_runs)
 
     def _set_speedups(self, report: Report) -> None:
         for gauge in self._speedup.values():
@@ -128,10 +180,46 @@ class SchedulerMetrics:
             for name, value in found.items():
                 self._speedup[name].labels(line.task, its.drafter).set(value)
 
+    def _set_expectations(self, report: Report) -> None:
+        for gauge in self._expectation.values():
+            gauge.clear()
+        for line in report.expectations:
+            found = {"pairs": line.num_pairs, "held_share": line.num_held / line.num_pairs, "ratio": line.ratio}
+            for name, value in found.items():
+                self._expectation[name].labels(line.task, line.drafter).set(value)
+
+    def know_sink(self, sink: str) -> None:
+        """Show a sink from the start, so that its first failure is seen as an increase."""
+        for outcome in ("sent", "failed", "given_up"):
+            self._notifications.labels(sink, outcome)
+        self._failures.labels(sink).set(0)
+
+    def notification_sent(self, sink: str) -> None:
+        """Count a notification that a sink took."""
+        self._notifications.labels(sink, "sent").inc()
+        self._failures.labels(sink).set(0)
+
+    def notification_failed(self, sink: str, *, is_last: bool) -> None:
+        """Count one that it did not take; after the last attempt it is sent no more."""
+        self._notifications.labels(sink, "given_up" if is_last else "failed").inc()
+        self._failures.labels(sink).inc()
+
     def tick_missed(self) -> None:
         """Count a tick that came too late."""
         self._missed.inc()
 
     def set_leader(self, is_leader: bool) -> None:
-        """Record whether this process leads."""
+        """Record whether this process leads. One that does not any more no longer shows what it found."""
         self._leader.set(is_leader)
+        if is_leader:
+            return
+        found = (self._drift, self._opened, self._lost, self._due_runs, self._incidents, self._failures)
+        for gauge in (*found, *self._speedup.values(), *self._expectation.values()):
+            gauge.clear()
+        self._num_runs_due = {}
+        for number in (self._budget, self._stale):
+            number.set(math.nan)
+
+    def set_longest_pause(self, seconds: float) -> None:
+        """Show the longest time between two due runs, by which a missing run is told from a rare one."""
+        self._pause.set(seconds)

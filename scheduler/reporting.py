@@ -11,11 +11,12 @@ from typing import Final
 from pydantic import ValidationError
 
 from alphaloop.kafka.topics import DRIFT_REPORTS
-from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import ReportSettings, SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
@@ -38,7 +39,9 @@ from scheduler.report import (
     write_report,
 )
 from scheduler.report.accounts import gaps, saved_device_s
+from scheduler.report.cost import cost_line
 from scheduler.report.data import TaskLine
+from scheduler.report.expectation_lines import expectation_lines
 from scheduler.report.index import MAX_ENTRIES
 from scheduler.timetable import timetable
 
@@ -58,7 +61,9 @@ class Reporter:
         folder: Path,
         schedule_id: str,
         flush_timeout_s: float,
+        prices: ReportSettings,
     ) -> None:
+        self._prices = prices
         self._sender, self._folder = sender, folder
         self._schedule_id, self._flush_timeout_s = schedule_id, flush_timeout_s
         self._timetable = timetable(settings)
@@ -66,6 +71,7 @@ class Reporter:
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._probes, self._schedule = ProbeStore(database), ScheduleStore(database)
         self._switchback, self._reports = SwitchbackStore(database), ReportStore(database)
+        self._expectations = ExpectationStore(database)
 
     def publish(
         self,
@@ -93,12 +99,15 @@ class Reporter:
             update={
                 **self._accounts(now),
                 "tasks": self._with_savings(report.tasks, measured, counts),
+                "device_cost_per_hour": self._prices.device_cost_per_hour,
+                "currency": self._prices.currency,
+                "expectations": expectation_lines(self._expectations.shown(now)),
                 "gaps": gaps(self._schedule.succeeded(counts.since, now), now, self._longest_pause(now)),
                 "last_decoded_at": counts.last_decoded_at or self._drift.last_decoded_at(counts.now),
                 "next_due": self._timetable.next_due(counts.now),
             }
         )
-        before = self._last_report()
+        before = self.last()
         if before is not None:
             states = self._events.states_since(before.created_at)
             closed = self._incidents.closed_since(before.created_at)
@@ -115,21 +124,23 @@ class Reporter:
         self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], counts: Counts
     ) -> tuple[TaskLine, ...]:
         passes = self._drift.saved_passes(counts.since, counts.now)
-        return tuple(
-            line.model_copy(
-                update={
-                    "saved_device_s": saved_device_s(measured.get(line.task)),
-                    "num_saved_passes": passes.get(line.task, 0),
-                }
-            )
-            for line in tasks
-        )
+        spent = self._drift.spent(counts.now - _DAY, counts.now)
+        lines = []
+        for line in tasks:
+            saved, its = saved_device_s(measured.get(line.task)), spent.get(line.task)
+            update = {
+                "saved_device_s": saved,
+                "num_saved_passes": passes.get(line.task, 0),
+                "cost": None if its is None else cost_line(its, saved, self._prices),
+            }
+            lines.append(line.model_copy(update=update))
+        return tuple(lines)
 
     def _longest_pause(self, now: datetime) -> timedelta:
         """Longer than this is a gap: one run may be skipped, because another one took too long."""
         return 2 * timedelta(seconds=self._timetable.longest_pause_s(now))
 
-    def _last_report(self) -> Report | None:
+    def last(self) -> Report | None:
         """The newest report; None before the first, and where another version of alphaloop wrote it otherwise."""
         stored = self._reports.latest()
         if stored is None:

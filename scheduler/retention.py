@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+from alphaloop.claim_check.contents import drop_prompts
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import BrokerError, ContentError
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.retention import Dropped, RetentionStore
@@ -31,7 +33,7 @@ class Retention:
     settings: SchedulerSettings
     report_folder: Path
     message_retention: MessageRetention
-    delete_text: Callable[[str], None] | None = None  #: deletes what lies at an address; None: no store is configured
+    contents: ContentStore | None = None  #: of texts and prompts outside Kafka and Postgres
     clock: Callable[[], float] = time.monotonic
 
     def keep(self, now: datetime) -> None:
@@ -45,27 +47,29 @@ class Retention:
         hours = now - timedelta(days=self.settings.hourly_retention_days)
         days = now - timedelta(days=self.settings.daily_retention_days)
         drop_reports(self.report_folder, history)
-        for table in ("decisions", "probe_runs", "probe_texts", "schedule_runs", "reports"):
+        for table in ("decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports"):
             _tell(table, self.store.drop(table, history, time_is_up))
         _tell("acceptance_hourly", self.store.drop("acceptance_hourly", hours, time_is_up))
-        for table in ("acceptance_daily", "drift_events", "incidents"):
+        for table in ("acceptance_daily", "drift_events", "incidents", "notifications"):
             _tell(table, self.store.drop(table, days, time_is_up))
         ended = self._jobs_before(now)
         if ended is not None:
             for table in ("cancellations", "redrives"):
                 _tell(table, self.store.drop(table, ended, time_is_up))
             _tell("jobs", self.store.drop_jobs(ended, time_is_up))
-            self._drop_texts(ended, time_is_up)
+            # A dead letter that was sent again refers to the prompt of the first message, and is kept as long anew.
+            self._drop_contents(ended, ended - (now - ended), time_is_up)
 
-    def _drop_texts(self, before: datetime, time_is_up: Callable[[], bool]) -> None:
-        """Delete the texts that lie outside Postgres; a store that is away only postpones that."""
-        if self.delete_text is None:
+    def _drop_contents(self, texts_before: datetime, prompts_before: datetime, time_is_up: Callable[[], bool]) -> None:
+        """Delete what lies in the store of contents; a store that is away only postpones that."""
+        if self.contents is None:
             return
         try:
-            _tell("stored_texts", self.store.drop_texts(before, time_is_up, self.delete_text))
+            _tell("stored_texts", self.store.drop_texts(texts_before, time_is_up, self.contents.delete))
+            _tell("bodies", Dropped(*drop_prompts(self.contents, prompts_before, time_is_up)))
         except ContentError as error:
             told = {"action": "retention_postponed", "code": error.code, "hint": error.hint or ""}
-            log.warning("texts were not deleted: %s", error.message, extra=told)
+            log.warning("texts and prompts were not deleted: %s", error.message, extra=told)
 
     def _jobs_before(self, now: datetime) -> datetime | None:
         """Before when jobs must have ended to be deleted; None: no job may be deleted.
@@ -99,7 +103,7 @@ class Retention:
 def _tell(table: str, dropped: Dropped) -> None:
     if dropped.num_rows or not dropped.is_all:
         log.info(
-            "deleted %d rows of %s",
+            "deleted %d of %s",
             dropped.num_rows,
             table,
             extra={"action": "retention", "table": table, "num_rows": dropped.num_rows, "is_all": dropped.is_all},

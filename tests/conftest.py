@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
 pytest_plugins = [
-    f"tests.fixtures.{name}" for name in ("broker", "cli", "postgres", "models", "worker", "dictionary_order", "pooler")
+    f"tests.fixtures.{name}"
+    for name in ("broker", "cli", "postgres", "models", "worker", "dictionary_order", "pooler", "object_store")
 ]
 
 #: The seed of every run that asks for no other.
@@ -23,6 +26,12 @@ hypothesis.settings.load_profile("alphaloop")
 for name in list(os.environ):
     if name.startswith("ALPHALOOP_") or name in ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL"):
         del os.environ[name]
+
+
+# Processes that share two cores would spend their time waiting for each other's computing threads. Tests of many
+# threads set their own number.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
@@ -40,6 +49,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         slow = {item.path for item in items if item.get_closest_marker("slow")}
         items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True)
+def log_level_is_left_as_it_was() -> Iterator[None]:
+    """A test that leaves the root logger at another level fails itself, and not a later one that reads the log."""
+    root = logging.getLogger()
+    before = root.level
+    yield
+    after = root.level
+    root.setLevel(before)
+    assert after == before, f"the root logger was left at {logging.getLevelName(after)}"
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,11 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField
 from alphaloop.messages import Job
+from worker.cache_memory import CacheMemory
 from worker.decoding.prompts import fit_job
 from worker.decoding.round_counts import RoundCounts
 from worker.decoding.text import TextStream
-from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 
 WORDS: Final = (
     "amber",
@@ -279,6 +280,20 @@ class FakeEngine:
 
     def _alpha(self, position: int) -> float:
         return self._acceptance[min(position, len(self._acceptance) - 1)] if self._acceptance else 0.0
+
+
+class VerboseEngine(FakeEngine):
+    """The texts of jobs with this in their job_id are 200 times as long; without it, of all jobs."""
+
+    def __init__(self, marked: str = "") -> None:
+        super().__init__()
+        self._marked = marked
+
+    def step(self) -> Step:
+        """One step, the texts of the jobs that ended with it made longer."""
+        step = super().step()
+        finished = (replace(one, text=one.text * (200 if self._marked in one.job_id else 1)) for one in step.finished)
+        return replace(step, finished=tuple(finished))
 
 
 def _generation(sequence: _Running) -> Generation:

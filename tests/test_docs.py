@@ -23,6 +23,7 @@ from alphaloop.cost import expected_tokens_per_round
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Body, DecodingReport, Failure, Job, Origin, Result, Timings, Usage, parse_job
 from alphaloop.settings import KafkaSettings, Settings, TaskSettings
+from benchmarks.stored_runs.questions import Question, all_questions
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -156,18 +157,26 @@ def read_jobs(kafka: KafkaSettings, prefix: str, *, number: int) -> list[tuple[b
     return found
 
 
-QUERIES: Final = [
-    pytest.param(query, id=f"{page}-{number}")
-    for page in ("README.md", "docs/guides/operate.md")
-    for number, query in enumerate(blocks(page, "sql"))
-]
+def test_every_page_with_sql_is_read() -> None:
+    num_blocks = sum(page.read_text(encoding="utf-8").count("```sql") for page in PAGES)
+    assert num_blocks == len(all_questions()) >= 30
+    assert len({question.name for question in all_questions()}) == num_blocks
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("query", QUERIES)
-def test_every_query_runs(query: str, database_url: SecretStr) -> None:
+@pytest.mark.parametrize("question", all_questions(), ids=lambda question: question.name)
+def test_every_sample_of_sql_runs(question: Question, database_url: SecretStr) -> None:
     with psycopg.connect(database_url.get_secret_value()) as connection:
-        connection.execute(query)
+        connection.execute(question.sql)
+        connection.rollback()
+
+
+@pytest.mark.parametrize(
+    "question", [one for one in all_questions() if "task_speedup_now" in one.sql], ids=lambda one: one.name
+)
+def test_a_shown_speed_up_has_its_k_load_and_interval(question: Question) -> None:
+    for column in ("num_draft_tokens", "mean_running", "speedup_low", "speedup_high", "verdict"):
+        assert column in question.sql, f"{question.name}: {column}"
 
 
 @pytest.mark.postgres
@@ -271,3 +280,31 @@ def test_every_test_that_guards_a_promise_exists() -> None:
     assert len(named) > 20
     for name, path in named:
         assert name == Path(path).stem or re.search(rf"def {name}\(", text(path)), f"{path}::{name}"
+
+
+def test_the_readme_says_faster_only_where_its_own_figures_do() -> None:
+    """The demo's table, the measured speed-ups and the log of decisions: as their screens and views would say it."""
+    demo = README[README.index("<!-- demo-output -->") :].split("```")[1]
+    rows = [line for line in demo.splitlines() if re.search(r"\blookup\b|\bdraft\b", line)]
+    assert rows
+    for line in rows:
+        bounds = re.findall(r"\d\.\d\d \[(\d\.\d\d) (\d\.\d\d)\]", line)
+        is_measured = bool(bounds) and float(bounds[-1][0]) > 1
+        assert is_measured or not re.search(r"(?<!expected )(?<!not )\bfaster\b", line), line
+    for low, verdict in re.findall(r"\| +([\d.]*) \| +[\d.]* \| (\w+) *$", README, re.MULTILINE):
+        assert verdict != "faster" or float(low) > 1
+    decided = re.findall(r"\| (\w+) +\| ([\d.]+)x vanilla expected \(([\d.]+) to", README)
+    assert decided
+    for reason, _, low in decided:
+        assert (reason == "faster") == (float(low) > 1)
+
+
+def test_the_readme_shows_no_rate_that_moves_with_k_without_its_k() -> None:
+    """α pools positions. Where a column shows it, the same cell or a column of its own jobs' k stands beside it."""
+    tables = re.findall(r"<!-- sql-output: \w+ -->\n```\n(.*?)```", README, re.DOTALL)
+    headers = [[cell.strip() for cell in table.splitlines()[0].split("|")] for table in tables]
+    assert all("alpha" not in header for header in headers)
+    demo = README[README.index("<!-- demo-output -->") :].split("```")[1]
+    for line in demo.splitlines():
+        for alpha in re.findall(r"\] +(\.\d\d)( k \d+)?", line):
+            assert alpha[1], f"α without its k: {line}"

@@ -25,6 +25,8 @@ OWNERS: Final = {
     "fsspec": ("alphaloop.claim_check",),
     "rich": ("alphaloop.cli", "alphaloop.demo"),
     "typer": ("alphaloop.cli",),
+    "starlette": ("alphaloop.console",),
+    "uvicorn": ("alphaloop.console",),
 }
 
 #: The one module that asks for the time of day, because APScheduler's next run is by the machine's clock.

@@ -7,13 +7,13 @@ import os
 import random
 import socket
 import threading
+import time
 import uuid
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topic_ids import TopicIds
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topics
@@ -26,12 +26,10 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.schedule import SwitchbackSchedule
+from alphaloop.store.workers import WorkerStore
 from worker.background import BackgroundWrites
 from worker.components import Components
-from worker.deciding.opening import half_life, open_deciding, revisions
+from worker.deciding.opening import half_life, open_deciding
 from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
 from worker.engine import Engine
@@ -49,10 +47,10 @@ from worker.jobs.opening import open_publishing
 from worker.jobs.recording import Recorder
 from worker.jobs.releasing import PatientRelease
 from worker.jobs.retries import JobRetries
-from worker.jobs.slices import SliceRecorder
-from worker.jobs.steering import Steering
+from worker.jobs.switchback import open_switchback
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
+from worker.presence import Presence
 from worker.retry import Retry
 from worker.tracing import open_tracing
 
@@ -132,7 +130,6 @@ def assemble(
         is_hurried=hurry.is_set,
         gives_up=gives_up,
     )
-    forwarder = publishing.forwarder
     tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
     recorder = Recorder(
         OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take),
@@ -153,7 +150,7 @@ def assemble(
         settings.kafka.retry_delays_s,
         jobs,
         leases,
-        forwarder,
+        publishing.forwarder,
         recorder,
         intake,
         ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
@@ -179,7 +176,7 @@ def assemble(
         claiming,
         leases,
         publishing.queue,
-        forwarder,
+        publishing.forwarder,
         recorder,
         retry=retry,
         is_ending=lambda: stop.is_set() or died.is_set(),
@@ -194,19 +191,12 @@ def assemble(
         control_intake,
         jobs,
         cancel_here=leases.cancel,
-        refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, control_intake)),
+        refuse=lambda delivery, error: publishing.forwarder.put(DeadMessage(delivery, error, control_intake)),
         retry=retry,
     )
-
-    design = SwitchbackDesign(control_share=settings.policy.control_share)
-    slices = SliceRecorder(
-        SwitchbackStore(database),
-        engine.identity,
-        revisions(engine),
-        owner=owner,
-        now=clock.now,
+    steering, slices = open_switchback(
+        settings.policy, engine, database, deciding.costs, owner=owner, now=clock.now, rng=rng
     )
-
     topic_watch = TopicWatch(
         [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
     )
@@ -239,10 +229,14 @@ def assemble(
         watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
         costs=deciding.costs,
         leases=leases,
-        steering=Steering(
-            SwitchbackSchedule(design, rng),
-            LengthsTogether(lambda: deciding.costs.table),
-            clock.now,
+        steering=steering,
+        presence=Presence(
+            WorkerStore(database),
+            background.put,
+            engine.identity,
+            owner=owner,
+            num_held=lambda: leases.num_held,
+            clock=time.monotonic,
         ),
         recorder=recorder,
         background=background,
@@ -251,7 +245,7 @@ def assemble(
         publishing=publishing.queue,
         publisher=publishing.publisher,
         topics=publishing.topics,
-        forwarder=forwarder,
+        forwarder=publishing.forwarder,
         control_reader=control_reader,
         jobs=PatientRelease(jobs, retry),
         metrics=metrics,
@@ -261,7 +255,7 @@ def assemble(
         retries_thread=Neighbour("retries", retries.turn, on_failure=tell),
         recording_thread=Neighbour("recording", recorder.turn, on_failure=tell),
         publishing_thread=Neighbour("publishing", publishing.publisher.turn, on_failure=tell),
-        forwarding_thread=Neighbour("forwarding", forwarder.turn, on_failure=tell),
+        forwarding_thread=Neighbour("forwarding", publishing.forwarder.turn, on_failure=tell),
         control_thread=Neighbour("control", control_reader.turn, on_failure=tell),
         background_thread=Neighbour("background", write_in_background, on_failure=tell),
         stop=stop,

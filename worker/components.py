@@ -32,6 +32,7 @@ from worker.jobs.steering import Steering, TaskSlice
 from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
+from worker.presence import Presence
 from worker.retry import Retry
 from worker.tracing import Tracing
 
@@ -53,6 +54,7 @@ class Components:
     costs: LiveCosts
     leases: LeaseKeeper
     steering: Steering
+    presence: Presence
     recorder: Recorder
     publishing: PublishingQueue
     publisher: Publisher

@@ -68,6 +68,7 @@ class Ending:
         self._c.costs.save()
         self._c.decider.save()
         self._c.background.put("decisions", self._c.store_decisions)
+        self._c.presence.leave()
         self._c.background.turn(0.0)  # what these have written in the background, whose thread may have ended
 
     def _take_no_more(self) -> None:

@@ -15,6 +15,7 @@ from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import Outcome
+from worker.blame import Blame
 from worker.components import Components
 from worker.ending import Ending
 from worker.engine import Generation
@@ -23,7 +24,6 @@ from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
 from worker.jobs.lanes import LaneKey
 from worker.jobs.recording import EndedJob
 from worker.jobs.running import RunningJob, RunningJobs, Stepped
-from worker.jobs.self_test import SelfTest
 from worker.jobs.steering import TaskSlice
 from worker.lane_decisions import decide_lane
 from worker.moved_jobs import MovedJobs
@@ -46,7 +46,7 @@ class Worker:
     def __init__(self, components: Components) -> None:
         self._c = components
         self._running = RunningJobs(components.engine)
-        self._self_test = SelfTest(components.engine)
+        self._blame = Blame(components, self._running)
         self._moved = MovedJobs(components, self._running)
         self.ending = Ending(components, self._running)
 
@@ -85,10 +85,11 @@ class Worker:
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
         2. give back jobs whose partition goes to another worker
         3. drop      running jobs whose cancellation came or whose deadline passed
-        4. start     claimed jobs that fit, decided lane by lane
-        5. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
-        6. step      one round of the engine
-        7. hand over what ended, and streamed text
+        4. tell      every two seconds, what this worker decodes and holds
+        5. start     claimed jobs that fit, decided lane by lane
+        6. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
+        7. step      one round of the engine
+        8. hand over what ended, and streamed text
 
         Before the loop, `JobFeed` takes messages, validates, orders and claims them. After the loop, `Recorder` commits
         outcomes, and `Publisher` publishes them and finishes their deliveries. After a crash Kafka delivers unfinished
@@ -96,10 +97,15 @@ class Worker:
         """
         beat()
         self._c.check()
-        self._self_test.check()
+        self._blame.check()
         self._learn()
         self._moved.give_back()
         num_ended = self._drop_unwanted()
+        self._c.presence.say_when_due(
+            lambda: list(self._running.by_id()),
+            num_slots=self._c.engine.load().num_slots,
+            num_waiting=lambda: self.num_waiting,
+        )
         num_started = self._start(0.0 if len(self._running) else timeout_s)
         if not len(self._running):
             return Turn(num_started, num_ended)
@@ -187,6 +193,7 @@ class Worker:
             job = RunningJob(claimed, decision, decided_together, started_at, decision.setting)
             try:
                 self._running.start(job, alone=alone)
+                self._c.presence.started(job.job_id)
             except DecodeFailed as error:
                 if len(self._running):
                     self._running.run_alone_later([claimed])
@@ -199,6 +206,7 @@ class Worker:
         now = self._c.now()
         if (step := stepped.step) is not None:
             self._c.metrics.stepped(step)
+            self._c.presence.stepped(step)
             self._c.costs.observe(step)
             self._keep(self._c.steering.observe(step))
             self._charge(stepped.lanes, step.wall_s)
@@ -206,27 +214,15 @@ class Worker:
         else:
             self._keep(self._c.steering.close())
         for job, _ in stepped.finished:
-            self._self_test.worked(job.claimed.ready.prepared)
+            self._blame.worked(job.claimed.ready.prepared)
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
         ended += self._blamed(stepped.failed)
         self._end(ended)
         return len(ended)
 
     def _blamed(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[EndedJob]:
-        """The jobs that failed alone, by their own fault and for good.
-
-        Of the others, those that have a try left wait for it in Kafka. Where the engine was at fault, they run again.
-        """
-        blamed = []
-        for job, error in failed:
-            failure = outcomes.failure_of(error)
-            if not self._self_test.is_job_to_blame(job.job_id, job.setting):
-                self._running.run_alone_later([job.claimed])
-            elif self._c.retries.put(job.claimed, failure, self._c.now()):
-                self._c.feed.ended([job.lane])
-            else:
-                blamed.append(self._undecoded(job.claimed, Status.FAILED, failure))
-        return blamed
+        for_good = self._blame.failed_for_good(failed)
+        return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in for_good]
 
     def _keep(self, slices: Sequence[TaskSlice]) -> None:
         if slices:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
+from datetime import datetime
 from typing import Final
 
 from alphaloop.claim_check.store import ContentStore
@@ -10,6 +13,11 @@ from alphaloop.messages import Job, Result, encode_job, encode_prompt
 
 _BODIES: Final = "bodies"
 _RESULTS: Final = "results"
+_NUM_FOLDERS: Final = 256
+#: A prompt, or what a writer left of one when it was killed.
+_PROMPT: Final = re.compile(r"[0-9a-f]{64}\.json(\.[0-9a-f]{32}\.part)?")
+#: Shares no factor with the number of folders, so that a day's runs begin all over it.
+_STRIDE: Final = 37
 
 
 def by_reference(job: Job, max_bytes: int, store: ContentStore | None) -> Job:
@@ -24,6 +32,27 @@ def by_reference(job: Job, max_bytes: int, store: ContentStore | None) -> Job:
     digest = hashlib.sha256(content).hexdigest()
     reference = store.write(f"{_BODIES}/{digest[:2]}/{digest}.json", content)
     return job.model_copy(update={"body_ref": reference})
+
+
+def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[], bool]) -> tuple[int, bool]:
+    """Delete what `by_reference` has written and nobody wrote again since `before`; how much, and whether that is all.
+
+    Runs of different hours begin at different folders, so that each folder has its turn where the time is up early.
+    Raises ContentStoreUnavailable.
+    """
+    num_dropped = 0
+    first = int(before.timestamp() // 3600) * _STRIDE
+    for number in range(first, first + _NUM_FOLDERS):
+        if time_is_up():
+            return num_dropped, False
+        for url in store.written_before(f"{_BODIES}/{number % _NUM_FOLDERS:02x}", before):
+            if not _PROMPT.fullmatch(url.rpartition("/")[2]):
+                continue
+            if time_is_up():
+                return num_dropped, False
+            store.delete(url, written_before=before)
+            num_dropped += 1
+    return num_dropped, True
 
 
 def text_by_reference(result: Result, store: ContentStore) -> Result:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-import fsspec
-from fsspec.asyn import AsyncFileSystem, sync
-
 from alphaloop.claim_check.addresses import is_below
+from alphaloop.claim_check.clients import Client, scheme_of, written_at
 from alphaloop.errors import (
-    ConfigError,
     ContentAltered,
     ContentError,
     ContentMissing,
@@ -25,8 +23,7 @@ from alphaloop.settings import ClaimCheckSettings
 
 Answer = TypeVar("Answer")
 
-#: The package that a user installs for a scheme that fsspec itself does not know.
-_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
+_MAY_NOT: Final = "are the credentials right, and may they read, write, delete and list there?"
 
 
 class ContentStore:
@@ -51,9 +48,8 @@ class ContentStore:
         self._url = url
         self._prefixes = (url, *read_urls)
         self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
-        schemes = dict.fromkeys(_scheme(prefix) for prefix in self._prefixes)
-        self._systems = {scheme: _opened(scheme, options or {}) for scheme in schemes}
+        schemes = dict.fromkeys(scheme_of(prefix) for prefix in self._prefixes)
+        self._clients = {scheme: Client(scheme, options or {}, timeout_s) for scheme in schemes}
 
     @classmethod
     def of(cls, settings: ClaimCheckSettings) -> Self | None:
@@ -90,17 +86,17 @@ class ContentStore:
         InvalidField where the address may not be read.
         """
         self.check(reference, "reference")
-        system, path = self._place(reference.url)
+        client, path = self._place(reference.url)
 
         def read() -> bytes:
             self._refuse_links(reference.url, path)
-            facts = self._ask(system, "info", path)
+            facts = client.ask("info", path)
             if facts.get("type") != "file":
                 raise ContentMissing(f"no object at {reference.url}")
             if facts.get("size") != reference.num_bytes:
                 raise ContentAltered(_differs(reference, "another length"))
             # One byte more than promised, so that content that grows meanwhile is seen and never read whole.
-            content = self._ask(system, "cat_file", path, start=0, end=reference.num_bytes + 1)
+            content = client.ask("cat_file", path, start=0, end=reference.num_bytes + 1)
             if not reference.fits(content):
                 raise ContentAltered(_differs(reference, "other content"))
             return bytes(content)
@@ -114,40 +110,55 @@ class ContentStore:
     def write(self, name: str, content: bytes) -> ContentReference:
         """Store the content under this name, below the store's own address; again the same is harmless."""
         url = f"{self._url}/{name}"
-        system, path = self._place(url)
+        client, path = self._place(url)
 
         def write() -> None:
-            if _scheme(url) == "file":
+            if scheme_of(url) == "file":
                 self._require_root(url)  # made here, a folder would hide that its disk is not mounted
                 _write_whole(Path(path), content)
             else:
-                self._ask(system, "pipe_file", path, content)
+                client.ask("pipe_file", path, content)
 
         self._told(url, write, nothing_is_missing=True)
         return ContentReference.to(url, content)
 
-    def delete(self, url: str) -> None:
-        """Delete what lies there; nothing there is as good, unless the folder or bucket itself is not there."""
+    def written_before(self, folder: str, moment: datetime) -> list[str]:
+        """The objects in this folder, below the store's own address, that were last written before `moment`."""
+        url = f"{self._url}/{folder}"
+        client, path = self._place(url)
+        try:
+            found = self._told(url, lambda: client.ask("ls", path, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            self._require_root(url)
+            return []
+        except OSError as error:
+            raise ContentStoreUnavailable(f"cannot list {url}: {type(error).__name__}", hint=_MAY_NOT) from None
+        return [f"{url}/{_name_of(facts)}" for facts in found if facts.get("type") == "file" and _is_old(facts, moment)]
+
+    def delete(self, url: str, *, written_before: datetime | None = None) -> None:
+        """Delete what lies there; nothing there is as good, unless the folder or bucket itself is not there.
+
+        With `written_before`, what somebody has written since then stays.
+        """
         if not is_below(url, self._prefixes):
             hint = "add where it lies to claim_check.read_urls"
             raise ContentStoreUnavailable(f"cannot delete {url}: it lies outside claim_check.url", hint=hint)
-        system, path = self._place(url)
+        client, path = self._place(url)
+
+        def delete() -> None:
+            if written_before is None or _is_old(client.ask("info", path), written_before):
+                client.ask("rm_file", path)
+
         try:
-            self._told(url, lambda: self._ask(system, "rm_file", path))
+            self._told(url, delete)
         except FileNotFoundError:
             self._require_root(url)
         except OSError as error:
-            raise ContentStoreUnavailable(f"cannot delete {url}: {type(error).__name__}") from None
+            raise ContentStoreUnavailable(f"cannot delete {url}: {type(error).__name__}", hint=_MAY_NOT) from None
 
-    def _place(self, url: str) -> tuple[Any, str]:
-        system = self._systems[_scheme(url)]
-        return system, str(system._strip_protocol(url))
-
-    def _ask(self, system: Any, method: str, *given: Any, **named: Any) -> Any:
-        """Call the client; one that waits for a network is given up after the time limit."""
-        if isinstance(system, AsyncFileSystem):
-            return sync(system.loop, getattr(system, f"_{method}"), *given, timeout=self._timeout_s, **named)
-        return getattr(system, method)(*given, **named)
+    def _place(self, url: str) -> tuple[Client, str]:
+        client = self._clients[scheme_of(url)]
+        return client, client.path_of(url)
 
     def _told(self, url: str, act: Callable[[], Answer], *, nothing_is_missing: bool = False) -> Answer:
         """What `act` answers; whatever a client raises because its store is away becomes ContentStoreUnavailable."""
@@ -158,9 +169,7 @@ class ContentStore:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
             if not nothing_is_missing:
                 raise
-            raise ContentStoreUnavailable(
-                f"cannot write below {self._url}", hint="may this user write there?"
-            ) from None
+            raise ContentStoreUnavailable(f"cannot write below {self._url}", hint=_MAY_NOT) from None
         except Exception as error:
             # Every client has exceptions of its own; their texts may hold credentials.
             raise ContentStoreUnavailable(
@@ -170,41 +179,36 @@ class ContentStore:
 
     def _refuse_links(self, url: str, path: str) -> None:
         """A link in the folder must not lead out of it."""
-        if _scheme(url) == "file" and not any(
+        if scheme_of(url) == "file" and not any(
             Path(os.path.realpath(path)).is_relative_to(os.path.realpath(prefix.removeprefix("file://")))
             for prefix in self._prefixes
-            if _scheme(prefix) == "file"
+            if scheme_of(prefix) == "file"
         ):
             raise ContentMissing(f"{url} leads out of the folder")
 
     def _require_root(self, url: str) -> None:
-        """Raises ContentStoreUnavailable where the folder or bucket itself is not there: a disk is not mounted."""
+        """Raises ContentStoreUnavailable where the folder or bucket itself is not there, or lets nobody in."""
         prefix = next(prefix for prefix in self._prefixes if url.startswith(f"{prefix}/"))
-        system, path = self._place(prefix)
-        root = path if _scheme(prefix) == "file" else path.split("/")[0]
+        client, path = self._place(prefix)
+        root = path if scheme_of(prefix) == "file" else path.split("/")[0]
         try:
-            is_there = self._told(prefix, lambda: self._ask(system, "exists", root))
+            if not self._told(prefix, lambda: client.ask("exists", root)):
+                # Clients of object stores say no as well where they are not let in, and here they say why.
+                self._told(prefix, lambda: client.ask("info", root))
         except PermissionError:
-            return  # a bucket whose objects may be read, and nothing else
-        if not is_there:
+            raise ContentStoreUnavailable(f"not let into {prefix}", hint=_MAY_NOT) from None
+        except FileNotFoundError:
             hint = "is the disk mounted, and does the bucket exist?"
-            raise ContentStoreUnavailable(f"there is no {prefix}", hint=hint)
+            raise ContentStoreUnavailable(f"there is no {prefix}", hint=hint) from None
 
 
-def _scheme(url: str) -> str:
-    return url.partition("://")[0]
+def _name_of(facts: Mapping[str, Any]) -> str:
+    return str(facts["name"]).rstrip("/").rpartition("/")[2]
 
 
-def _opened(scheme: str, options: Mapping[str, Any]) -> Any:
-    try:
-        return fsspec.filesystem(scheme, **(options if scheme in _PACKAGES else {}))
-    except ImportError:
-        package = _PACKAGES.get(scheme, scheme)
-        raise ConfigError(
-            f"claim_check: {scheme}:// needs the package {package}, found none", hint=f"pip install {package}"
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"claim_check.options: {scheme}:// refuses them: {type(error).__name__}") from None
+def _is_old(facts: Mapping[str, Any], moment: datetime) -> bool:
+    written = written_at(facts)
+    return written is not None and written < moment
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -21,10 +21,13 @@ from alphaloop.cli import (
     draft,
     drift,
     enqueue,
+    environment,
     explain,
+    job,
     kafka_install,
     measure,
     migrate,
+    notify,
     probes,
     processes,
     replay,
@@ -32,6 +35,7 @@ from alphaloop.cli import (
     status,
     tail,
     up,
+    wait,
 )
 from alphaloop.cli.options import GlobalOptions
 
@@ -88,6 +92,9 @@ _add(processes.worker, processes.WORKER_EXAMPLE)
 _add(processes.scheduler, processes.SCHEDULER_EXAMPLE)
 _add(enqueue.enqueue, enqueue.EXAMPLE)
 _add(status.status, status.EXAMPLE)
+_add(environment.env, environment.EXAMPLE)
+_add(job.job, job.EXAMPLE)
+_add(wait.wait, wait.EXAMPLE)
 _add(tail.tail, tail.EXAMPLE)
 _add(explain.explain, explain.EXAMPLE)
 _add(replay.replay, replay.EXAMPLE)
@@ -130,4 +137,7 @@ _add(probes.draw, probes.DRAW_EXAMPLE, probes_group)
 _add(probes.list_sets, probes.LIST_EXAMPLE, probes_group, "list")
 _add(probes.show, probes.SHOW_EXAMPLE, probes_group)
 _add(probes.plan, probes.PLAN_EXAMPLE, probes_group)
+notify_group = _group("notify", "Who is told of drift and incidents, and what they were sent.")
+_add(notify.test, notify.TEST_EXAMPLE, notify_group)
+_add(notify.list_attempts, notify.LIST_EXAMPLE, notify_group, "list")
 _add(kafka_install.install, kafka_install.EXAMPLE, _group("kafka", "The embedded broker."))

@@ -18,12 +18,12 @@ from alphaloop.batches.lines import BatchReader, Request, batch_id_of
 from alphaloop.claim_check.contents import by_reference
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.batch_rows import Batch, Part, pages, rows_of
-from alphaloop.cli.cancel import request_cancellation
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.outcomes import OutcomeReader
-from alphaloop.cli.screen import counts, note, print_json
+from alphaloop.cli.screen import note, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.kafka.cancelling import request_cancellation
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import encode_job
@@ -31,6 +31,7 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import known_jobs
+from alphaloop.wording import counts
 
 SUBMIT_EXAMPLE: Final = "alphaloop batch submit requests.jsonl --task chat --wait"
 STATUS_EXAMPLE: Final = "alphaloop batch status requests.jsonl"
@@ -108,9 +109,10 @@ def _send(path: Path, lines: BatchReader, settings: Settings, database: Database
     ensure_topics(settings.kafka, settings.tasks)
     contents = ContentStore.of(settings.claim_check)
     waiting: dict[str, None] = {}
-    num_sent = 0
+    num_sent, is_empty = 0, True
     with path.open("rb") as file, closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
         for page in pages(lines.read(file)):
+            is_empty = False
             jobs = [line.job for line in page if isinstance(line, Request)]
             known = known_jobs(database, [job.job_id for job in jobs])
             for job in jobs:
@@ -124,6 +126,8 @@ def _send(path: Path, lines: BatchReader, settings: Settings, database: Database
                 if job.job_id not in known or known[job.job_id].outcome is None:
                     waiting[job.job_id] = None
         producer.flush(_FLUSH_S)
+    if is_empty:
+        raise ConfigError(f"{path}: expected one request a line, found no line with text")
     note(f"{num_sent} requests sent")
     return waiting
 
@@ -157,8 +161,9 @@ def _tell_status(batch: Batch, settings: Settings, database: Database, *, as_jso
 def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> None:
     settings = connected_settings(context)
     num_open = 0
+    contents = ContentStore.of(settings.claim_check)
     with closing(open_database(settings)) as database, _target(to) as target:
-        for row in rows_of(Batch.named(name), settings, database):
+        for row in rows_of(Batch.named(name), settings, database, contents):
             num_open += row.part == "open"
             if row.part == part:
                 target.write(json.dumps(row.row) + "\n")

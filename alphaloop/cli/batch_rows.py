@@ -13,8 +13,8 @@ from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused
 from alphaloop.claim_check.contents import with_text
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.refusals import refusals_of
-from alphaloop.errors import ConfigError
-from alphaloop.messages import Result, Status
+from alphaloop.errors import ConfigError, ContentError, ContentStoreUnavailable, InvalidField
+from alphaloop.messages import Failure, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import known_jobs, recorded_outcomes, running_jobs
@@ -47,16 +47,22 @@ class Row:
     row: dict[str, Any] | None = None
 
 
-def rows_of(batch: Batch, settings: Settings, database: Database) -> Iterator[Row]:
-    """Every request of the batch once. Raises ConfigError, StoreError, BrokerError, ContentError."""
+def rows_of(
+    batch: Batch, settings: Settings, database: Database, contents: ContentStore | None = None
+) -> Iterator[Row]:
+    """Every request of the batch once; with `contents`, texts that lie there are in the rows.
+
+    A text that is gone or altered makes its request an error. Raises ConfigError, StoreError, BrokerError,
+    ContentStoreUnavailable.
+    """
     if batch.path is None:
-        yield from _by_name(batch.batch_id, settings, database)
+        yield from _by_name(batch.batch_id, settings, database, contents)
         return
     try:
         with batch.path.open("rb") as file:
             # The task only matters where a line is sent.
             reader = BatchReader(settings, batch.batch_id, task=next(iter(settings.tasks), "any"))
-            yield from _of_lines(reader.read(file), settings, database)
+            yield from _of_lines(reader.read(file), settings, database, contents)
     except OSError as error:
         raise ConfigError(f"{batch.path}: {error.strerror or error}") from None
 
@@ -67,8 +73,9 @@ def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
         yield page
 
 
-def _of_lines(lines: Iterator[BatchLine], settings: Settings, database: Database) -> Iterator[Row]:
-    contents = ContentStore.of(settings.claim_check)
+def _of_lines(
+    lines: Iterator[BatchLine], settings: Settings, database: Database, contents: ContentStore | None
+) -> Iterator[Row]:
     unseen: dict[str, str | None] = {}
     for page in pages(lines):
         known = known_jobs(database, [line.job.job_id for line in page if isinstance(line, Request)])
@@ -91,8 +98,7 @@ def _of_lines(lines: Iterator[BatchLine], settings: Settings, database: Database
             yield Row("open", "waiting", job_id)
 
 
-def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[Row]:
-    contents = ContentStore.of(settings.claim_check)
+def _by_name(batch_id: str, settings: Settings, database: Database, contents: ContentStore | None) -> Iterator[Row]:
     for custom_id, outcome in recorded_outcomes(database, batch_id):
         yield _ended(Result.decode(outcome), custom_id, settings, contents, is_chat=True)
     for job_id in running_jobs(database, batch_id):
@@ -102,8 +108,14 @@ def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[
 def _ended(
     result: Result, custom_id: str | None, settings: Settings, contents: ContentStore | None, *, is_chat: bool
 ) -> Row:
-    result = with_text(result, contents)
     status, job_id = result.status.value, result.job_id
+    try:
+        result = with_text(result, contents)
+    except ContentStoreUnavailable:
+        raise
+    except (ContentError, InvalidField) as error:
+        failure = Failure(code=error.code, message=error.message)
+        result = result.model_copy(update={"status": Status.FAILED, "error": failure})
     if result.status is Status.SUCCEEDED:
         model = settings.models.target.name
         return Row("output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat))

@@ -6,12 +6,14 @@ The command line does not import the worker, because decoding needs torch; it st
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import IO, Any, Final, TypeVar
 
 import typer
@@ -19,7 +21,8 @@ from pydantic import TypeAdapter
 
 from alphaloop.cli.children import child_command, child_environment
 from alphaloop.cli.options import global_options
-from alphaloop.cli.screen import note, progress
+from alphaloop.cli.progress_lines import ProgressLines
+from alphaloop.cli.screen import err, note, progress
 from alphaloop.commands.events import EVENT, Advance, Failed, Note, Report, Stage
 from alphaloop.commands.orders import MeasureOrder, Order
 from alphaloop.errors import AlphaloopError
@@ -28,8 +31,17 @@ INTERRUPTED: Final = 130
 Data = TypeVar("Data")
 
 
-def carry_out(context: typer.Context, order: Order, data: type[Data], show: Callable[[Data], None]) -> None:
+def carry_out(
+    context: typer.Context,
+    order: Order,
+    data: type[Data],
+    show: Callable[[Data], None],
+    *,
+    on_interrupt: str | None = None,
+) -> None:
     """Have `order` carried out; `show` is called with the report, whose type is `data`.
+
+    `on_interrupt` is said at once at the first Ctrl-C, where the process then takes a moment to end.
 
     Raises AlphaloopError for an error that the process reports, and typer.Exit with the process's exit code if that is
     not 0.
@@ -47,7 +59,7 @@ def carry_out(context: typer.Context, order: Order, data: type[Data], show: Call
         assert child.stdout is not None  # noqa: S101
         try:
             _send(order, child.stdin)
-            with _passing_signals_to(child):
+            with _passing_signals_to(child, on_interrupt):
                 failure = _show_events(child.stdout, lambda found: show(TypeAdapter(data).validate_python(found)))
                 code = child.wait()
         except KeyboardInterrupt:
@@ -75,6 +87,8 @@ def _send(order: Order, stdin: IO[bytes]) -> None:
 def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None:
     """Show events until the process ends; returns the error if it reported one."""
     failure = None
+    is_terminal = err().is_terminal
+    written = ProgressLines(note)
     with progress() as bar:
         task = bar.add_task("starting", total=None, note="")
         for line in lines:
@@ -83,8 +97,12 @@ def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None
                     # The total of a task cannot be set to unknown, so another task replaces it.
                     bar.remove_task(task)
                     task = bar.add_task(event.name, total=event.total, completed=event.done, note="")
+                    if not is_terminal:
+                        written.stage(event.name, event.done, event.total)
                 case Advance():
                     bar.update(task, advance=event.num, total=event.total, note=event.note)
+                    if not is_terminal:
+                        written.advance(event.num, event.total)
                 case Note():
                     note(event.text)
                 case Report():
@@ -96,10 +114,17 @@ def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None
 
 
 @contextmanager
-def _passing_signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While the block runs, pass SIGINT and SIGTERM to the process."""
+def _passing_signals_to(child: subprocess.Popen[bytes], said: str | None) -> Iterator[None]:
+    """While the block runs, pass SIGINT and SIGTERM to the process; `said` is written at the first one."""
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda received, _: child.send_signal(received)) for number in numbers]
+    unsaid = [f"{said}\n".encode()] if said else []
+
+    def handle(received: int, frame: FrameType | None) -> None:
+        child.send_signal(received)
+        if unsaid:  # past the console, in whose middle the signal may have come
+            os.write(sys.stderr.fileno(), unsaid.pop())
+
+    before = [signal.signal(number, handle) for number in numbers]
     try:
         yield
     finally:

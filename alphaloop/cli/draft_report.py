@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from alphaloop.cli.screen import out, share, table
+from alphaloop.cli.screen import out, table
 from alphaloop.draft_card import DraftCard, Measured, best_length
+from alphaloop.wording import share
 
 
 def show(card: DraftCard, folder: Path) -> None:

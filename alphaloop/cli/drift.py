@@ -20,7 +20,10 @@ LIST_EXAMPLE: Final = """\
 alphaloop drift list
 alphaloop drift list --since 30d --json"""
 SHOW_EXAMPLE: Final = "alphaloop drift show 17 --json"
-ACK_EXAMPLE: Final = 'alphaloop drift ack 17 --by Ada --note "a new draft is in training"'
+ACK_EXAMPLE: Final = """\
+alphaloop drift ack 17 --by Ada --note "a new draft is in training"
+alphaloop drift ack 17 --by Ada --new-level --note "the reviews are longer since Monday"\
+"""
 _JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 _NUMBER: Final = typer.Argument(min=1, help="Number of the event, as list shows it.")
 
@@ -71,15 +74,28 @@ def ack(
     event_id: int = _NUMBER,
     by: str = typer.Option(help="Who takes note of it."),
     note: str = typer.Option("", help="What they do about it."),
+    new_level: bool = typer.Option(
+        False, "--new-level", help="Take the level that it has now for the norm, and close the event."
+    ),
 ) -> None:
-    """Take note of an open event: its alert ends, the event stays open until evidence closes it."""
+    """Take note of an open event: its alert ends, the event stays open until evidence closes it.
+
+    With --new-level it is closed, together with the other open ones of its drafter in its task: later jobs and probes
+    are compared with the level that they have now.
+    """
     if not by.strip() or len(by) > 200 or len(note) > 2000:
         raise AlphaloopError(
             f"expected a name of 1 to 200 characters and a note of at most 2000, found {len(by)} and {len(note)}",
             hint=ACK_EXAMPLE,
         )
     with open_database(connected_settings(context, broker=False)) as database:
-        event = DriftEventStore(database).acknowledge(event_id, by.strip(), note, datetime.now(UTC))
+        store = DriftEventStore(database)
+        if new_level:
+            for closed in store.accept(event_id, by.strip(), note):
+                tell(f"event {closed.id} is closed: {closed.subject.task}, {closed.cause.replace('_', ' ')}")
+            tell("the level that it has now is the norm; the drift test learns it from the jobs to come")
+            return
+        event = store.acknowledge(event_id, by.strip(), note, datetime.now(UTC))
     tell(f"{by.strip()} has taken note of event {event.id}: {event.subject.task}, {event.cause.replace('_', ' ')}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,12 +14,13 @@ import typer
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import counts, note, print_json, rate
+from alphaloop.cli.screen import note, print_json
 from alphaloop.cli.sending import Summary, carried, report_wrong, send, send_and_wait
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding
 from alphaloop.messages.topics import high_topic, jobs_topic
+from alphaloop.wording import counts, rate
 
 EXAMPLE: Final = """\
 alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
@@ -45,12 +47,15 @@ def enqueue(
     output: Path | None = typer.Option(
         None, help="JSONL of results in the order of the input, - for standard output; implies --wait."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print the summary and the job_ids as JSON; with --wait and no --output, the results too."
+    ),
 ) -> None:
     """Send jobs, and wait for their results if asked to.
 
     A line is {"task": …, "prompt": …}, a whole job, or a line of an OpenAI batch file. A wrong line is reported with
-    its place, and the others are sent. The exit code is 1 if a line was wrong or a job did not succeed.
+    its place, and the others are sent. A file without a job is an error. Ctrl-C ends a wait; the jobs go on, and
+    `alphaloop wait` waits for them again. The exit code is 1 if a line was wrong or a job did not succeed.
     """
     if bool(file) == (prompt is not None):
         raise typer.BadParameter("expected either --file or --prompt")
@@ -73,12 +78,14 @@ def enqueue(
                 f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
             )
         summary = Summary()
+        shown: list[dict[str, Any]] | None = [] if waits and as_json and output is None else None
         if waits:
             rows = send_and_wait(settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents)
-            _deliver(rows, output, is_single=prompt is not None and not as_json)
+            _deliver(rows, output, shown, is_single=prompt is not None)
         else:
             send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)
-    _conclude(summary, waits=waits, as_json=as_json)
+    again = wait_again(summary.without_result, batch_id, output)
+    _conclude(summary, again, waits=waits, as_json=as_json, shown=shown)
 
 
 def _overrides(
@@ -118,10 +125,23 @@ def _open(name: str, stack: contextlib.ExitStack) -> Iterable[bytes]:
         ) from None
 
 
-def _deliver(rows: Iterator[dict[str, Any]], output: Path | None, *, is_single: bool) -> None:
+def wait_again(job_ids: Sequence[str], batch_id: str | None, output: Path | None) -> str:
+    """The command that waits for these jobs, as it is typed."""
+    if batch_id is not None:
+        return shlex.join(["alphaloop", "wait", "--batch-id", batch_id])
+    if output is not None and str(output) != "-":
+        return shlex.join(["alphaloop", "wait", "--file", str(output)])
+    return shlex.join(["alphaloop", "wait", *job_ids])
+
+
+def _deliver(
+    rows: Iterator[dict[str, Any]], output: Path | None, shown: list[dict[str, Any]] | None, *, is_single: bool
+) -> None:
     if output is None:
         for row in rows:
-            if is_single and row.get("text") is not None:
+            if shown is not None:
+                shown.append(row)
+            elif is_single and row.get("text") is not None:
                 sys.stdout.write(f"{row['text']}\n")
         return
     with contextlib.ExitStack() as stack:
@@ -135,7 +155,7 @@ def _deliver(rows: Iterator[dict[str, Any]], output: Path | None, *, is_single: 
             target.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _conclude(summary: Summary, *, waits: bool, as_json: bool) -> None:
+def _conclude(summary: Summary, again: str, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:
     summary_text = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
     if waits:
         summary_text += (
@@ -144,12 +164,16 @@ def _conclude(summary: Summary, *, waits: bool, as_json: bool) -> None:
         )
     note(summary_text)
     if as_json:
-        print_json(summary.as_json())
+        print_json({**summary.as_json(), **({} if shown is None else {"results": shown})})
     if summary.interrupted:
+        if missing := len(summary.without_result):
+            jobs = "1 job goes on" if missing == 1 else f"{missing} jobs go on"
+            note(f"stopped waiting; {jobs}. Wait again: {again}")
         raise typer.Exit(130)
     if missing := summary.by_status["missing"]:
         raise AlphaloopError(
-            f"{missing} jobs had no result within the timeout", hint="is a worker running? `alphaloop status` shows it"
+            f"{missing} jobs had no result within the timeout",
+            hint=f"they go on if a worker runs, which `alphaloop status` shows; wait again: {again}",
         )
     bad = summary.invalid + sum(n for status, n in summary.by_status.items() if status != "succeeded")
     if bad or (waits and not summary.sent):

@@ -118,7 +118,8 @@ class _Following:
             yield TextSoFar(chunk.job_id, reader.attempt, reader.text)
         if reader.end is not None and reader.end.status is not None:
             error = reader.end.error
-            text = reader.text if reader.end.status is Status.SUCCEEDED else None
+            has_text = reader.end.status is Status.SUCCEEDED and reader.end.text_ref is None
+            text = reader.text if has_text else None
             yield from self._end(Ended(chunk.job_id, reader.end.status, text, error.message if error else None, True))
 
     def _look(self) -> Iterator[Event]:

@@ -45,4 +45,5 @@ def measure(
     def shown(report: Report) -> None:
         print_json(report_as_json(report)) if as_json else show(report)
 
-    carry_out(context, MeasureOrder(**context.params), Report, shown)
+    told = "stopping after this round; what was measured is reported. Ctrl-C again ends at once"
+    carry_out(context, MeasureOrder(**context.params), Report, shown, on_interrupt=told)

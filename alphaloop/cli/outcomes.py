@@ -31,10 +31,11 @@ class Refusal:
     code: str
     message: str
     field: str | None = None
+    hint: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The same form as a failed result's."""
-        error = {"code": self.code, "message": self.message, "field": self.field}
+        error = {"code": self.code, "message": self.message, "field": self.field, "hint": self.hint}
         return {"job_id": self.job_id, "status": "refused", "error": {k: v for k, v in error.items() if v is not None}}
 
 
@@ -100,6 +101,15 @@ def status_of(outcome: Outcome) -> str:
     return outcome.status.value if isinstance(outcome, Result) else "refused"
 
 
+def reason_of(outcome: Outcome) -> str | None:
+    """Why there is no text, in one line with the error's code, field and hint; None for one that succeeded."""
+    error = outcome.error if isinstance(outcome, Result) else outcome
+    if error is None:
+        return None
+    told = f"{error.field}: {error.message}" if error.field else error.message
+    return f"{error.code}: {told}" + (f" (hint: {error.hint})" if error.hint else "")
+
+
 def is_success(outcome: Outcome | None) -> bool:
     """Whether there is a text."""
     return isinstance(outcome, Result) and outcome.status is Status.SUCCEEDED
@@ -121,9 +131,10 @@ def _refusal(record: Record) -> Refusal | None:
     if job_id is None:
         return None
     reason = dead_letter_reason(record)
-    return Refusal(
-        job_id, reason.get("exception", "unknown"), reason.get("message", "no reason given"), reason.get("field")
-    )
+    field = reason.get("field")
+    # The header holds the error as a log shows it: field, message and hint in one text.
+    message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
+    return Refusal(job_id, reason.get("exception", "unknown"), message.removeprefix(f"{field}: "), field, hint or None)
 
 
 def job_id_of(record: Record) -> str | None:

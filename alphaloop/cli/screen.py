@@ -1,11 +1,11 @@
-"""Output: data on standard output, everything else on standard error, and the format of figures."""
+"""Output: data on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rich import progress as bars
@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from alphaloop.acceptance import Interval
 from alphaloop.errors import AlphaloopError, MessageError
 
 #: Tables must be readable in a pipe and in a narrow window alike.
@@ -83,26 +82,6 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None) ->
         is_name = column == columns[0]
         made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=is_name)
     return made
-
-
-def share(value: float | None) -> str:
-    """A rate between 0 and 1 in two digits, `.71`; `-` where there is none."""
-    return "-" if value is None else f"{value:.2f}".removeprefix("0")
-
-
-def share_with_interval(interval: Interval | None) -> str:
-    """`.71 [.64 .77]`, or `-`."""
-    return "-" if interval is None else f"{share(interval.mean)} [{share(interval.low)} {share(interval.high)}]"
-
-
-def rate(value: float | None) -> str:
-    """Tokens a second, `-` where nothing was decoded."""
-    return "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
-
-
-def counts(by_name: Mapping[str, int]) -> str:
-    """`12 succeeded, 1 failed`."""
-    return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
 
 
 def _console(file: Any) -> Console:

@@ -12,14 +12,15 @@ from typing import Any, Final, TypeAlias
 
 from alphaloop.claim_check.contents import by_reference, with_text
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.outcomes import Outcome, OutcomeReader, status_of
-from alphaloop.cli.screen import counts, note, progress
+from alphaloop.cli.outcomes import Outcome, OutcomeReader, reason_of, status_of
+from alphaloop.cli.screen import note, progress
 from alphaloop.errors import ContentError, MessageError
 from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Job, Result, encode_job
 from alphaloop.settings import KafkaSettings
+from alphaloop.wording import counts
 
 TopicOf: TypeAlias = Callable[[str], str]
 
@@ -37,6 +38,8 @@ class Summary:
     completion_tokens: int = 0
     wall_s: float = 0.0
     interrupted: bool = False
+    job_ids: list[str] = field(default_factory=list)  #: of the jobs sent, in the order of their lines
+    without_result: list[str] = field(default_factory=list)  #: of them, after a wait
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -48,6 +51,7 @@ class Summary:
         counts_by_status = {"sent": self.sent, "invalid": self.invalid, **self.by_status}
         return {
             **counts_by_status,
+            "job_ids": self.job_ids,
             "completion_tokens": self.completion_tokens,
             "wall_s": round(self.wall_s, 3),
             "tokens_per_s": self.tokens_per_s,
@@ -83,6 +87,7 @@ def send(
                 ready.add(item.job.task)
             _produce(producer, topic_of, item)
             summary.sent += 1
+            summary.job_ids.append(item.job.job_id)
             if show_id:
                 sys.stdout.write(f"{item.job.job_id}\n")
         if producer is not None:
@@ -108,9 +113,12 @@ def send_and_wait(
     wrong = [item for item in items if isinstance(item, BadLine)]
     report_wrong(wrong)
     summary.invalid, summary.sent = len(wrong), len(lines)
+    summary.job_ids = [line.job.job_id for line in lines]
     outcomes: dict[str, Outcome] = {}
     if lines:
         outcomes = _outcomes(kafka, lines, summary, timeout_s, topic_of)
+    summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
+    report_failed(outcomes.values())
     for item in items:
         if isinstance(item, BadLine):
             yield _wrong_row(item)
@@ -119,7 +127,7 @@ def send_and_wait(
         summary.by_status["missing" if outcome is None else status_of(outcome)] += 1
         if isinstance(outcome, Result) and outcome.usage:
             summary.completion_tokens += outcome.usage.completion_tokens
-        yield _row(item.job, texts_of(outcome, contents))
+        yield row_of(item.job, texts_of(outcome, contents))
 
 
 def _outcomes(
@@ -166,12 +174,24 @@ def texts_of(outcome: Outcome | None, contents: ContentStore | None) -> Outcome 
         return outcome
 
 
-def _row(job: Job, outcome: Outcome | None) -> dict[str, Any]:
+def row_of(job: Job | str, outcome: Outcome | None) -> dict[str, Any]:
+    """What became of a job, as one object; of a job that is known by its job_id alone, less."""
     if isinstance(outcome, Result):
         found: dict[str, Any] = json.loads(outcome.encode())
         return found
-    named = {"job_id": job.job_id, "custom_id": job.custom_id, "task": job.task}
+    named: dict[str, Any] = {"job_id": job}
+    if isinstance(job, Job):
+        named = {"job_id": job.job_id, "custom_id": job.custom_id, "task": job.task}
     return {**named, **(outcome.as_json() if outcome is not None else {"status": "missing"})}
+
+
+def report_failed(outcomes: Iterable[Outcome]) -> None:
+    """Print why there is no text, for each job that has none, to standard error."""
+    failed = [(outcome, why) for outcome in outcomes if (why := reason_of(outcome)) is not None]
+    for outcome, why in failed[:_MAX_SHOWN]:
+        note(f"{outcome.job_id}: {status_of(outcome)}, {why}")
+    if len(failed) > _MAX_SHOWN:
+        note(f"… and {len(failed) - _MAX_SHOWN} more jobs without a text")
 
 
 def report_wrong(wrong: Sequence[BadLine]) -> None:

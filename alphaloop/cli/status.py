@@ -1,29 +1,36 @@
-"""`alphaloop status`: every task at a glance."""
+"""`alphaloop status`: every task and every worker at a glance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import typer
 from rich.table import Table
 
-from alphaloop.cli.backlog import backlog
 from alphaloop.cli.children import LogFollower, child_log, field_of
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import counts, note, out, print_json, share, share_with_interval, table
+from alphaloop.cli.screen import note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
+from alphaloop.kafka.backlog import backlog, oldest
 from alphaloop.settings import Settings
+from alphaloop.store.claims import RUNNING
+from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
-from alphaloop.store.overview import Overview, TaskNow
-from alphaloop.switchback.wording import control, figure, load, reason_word
+from alphaloop.store.overview import Overview, TaskNow, waits
+from alphaloop.store.workers import SeenWorker, WorkerStore
+from alphaloop.switchback.reliability import by_drafter, reliability
+from alphaloop.switchback.wording import control, draft_lengths, expectations_of_all, figure, load, reason_word
+from alphaloop.wording import counts, rate, share, share_with_interval
 
+#: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
+_SILENT_S: Final = 15.0
 EXAMPLE: Final = """\
 alphaloop status
 alphaloop status --json"""
@@ -34,62 +41,117 @@ def status(
     hours: float = typer.Option(24.0, min=0.01, help="How far back to look."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
-    """Show every task: its jobs, how they are decoded, and the measured speed-up."""
+    """Show every task, its jobs, how they are decoded, and the measured speed-up; and every worker with its load.
+
+    `waits` counts jobs that no worker has claimed, with the age of the oldest; `held` those that a worker has claimed.
+    """
     settings = connected_settings(context)
     with open_database(settings) as database:
         tasks = Overview(database).tasks_now(timedelta(hours=hours))
         incidents = IncidentStore(database).open_incidents()
+        pairs = ExpectationStore(database).shown(datetime.now(UTC))
+        compared = [reliability(its) for its in by_drafter(pairs).values()]
+        workers = WorkerStore(database).seen()
         addresses = _addresses(settings, database.redacted_url)
     waiting: dict[str, int] | None = None
+    ages: dict[str, float] = {}
     try:
-        waiting = backlog(settings.kafka)
+        waiting = waits(tasks, backlog(settings.kafka))
+        ages = oldest(settings.kafka)
     except BrokerError as error:
         note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
     known = {now.task for now in tasks}
     tasks += [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
     if as_json:
         told = [_incident_as_json(one) for one in incidents]
-        print_json({"tasks": [task_as_json(now, waiting) for now in tasks], "incidents": told, **addresses})
+        shown = [{**task_as_json(now, waiting), "oldest_s": ages.get(now.task)} for now in tasks]
+        seen = [_worker_as_json(one) for one in workers]
+        expected = [asdict(one) for one in compared]
+        print_json({"tasks": shown, "workers": seen, "incidents": told, "expectations": expected, **addresses})
         return
     if tasks:
-        out().print(task_table(tasks, waiting))
+        out().print(task_table(tasks, waiting, ages))
     else:
         note(f"no job in the last {hours:g} hours")
-    for one in incidents:
-        kind = one.found.kind.replace("_", " ")
-        note(f"incident since {one.opened_at:%Y-%m-%d %H:%M} UTC, {kind}: {one.found.sentence}")
+    if compared:
+        paragraph(expectations_of_all(compared))
+    out().print()
+    for worker in workers:
+        out().print(_worker_line(worker), markup=False, soft_wrap=True)
+    if not workers:
+        note("no worker runs")
+    for incident in incidents:
+        kind = incident.found.kind.replace("_", " ")
+        note(f"incident since {incident.opened_at:%Y-%m-%d %H:%M} UTC, {kind}: {incident.found.sentence}")
     out().print()
     for name, address in addresses.items():
         out().print(f"{name:<13}{address}", markup=False, soft_wrap=True)
 
 
-def task_table(tasks: Sequence[TaskNow], waiting: dict[str, int] | None) -> Table:
-    """One row a task, for a terminal of 100 columns."""
+def task_table(
+    tasks: Sequence[TaskNow], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
+) -> Table:
+    """One row a task, for a terminal of 100 columns. `ages`: seconds since the oldest unfinished job was sent."""
     shown = table(
         "task",
         "waits",
-        "jobs",
+        "held",
+        "ended",
         "mode",
         "k",
         "α₁ [95 %]",
         "α",
         "speed-up [95 %]",
         "reason",
-        right=["waits", "k", "α"],
+        right=["waits", "held", "k", "α"],
     )
     for now in tasks:
         shown.add_row(
             now.task,
-            "-" if waiting is None else str(waiting.get(now.task, 0)),
-            counts(now.jobs),
+            "-" if waiting is None else _waits(waiting.get(now.task, 0), (ages or {}).get(now.task)),
+            str(now.jobs.get(RUNNING, 0)),
+            counts({status: number for status, number in now.jobs.items() if status != RUNNING}),
             mode_of(now),
             str(now.num_draft_tokens) if now.mode else "-",
             share_with_interval(now.alpha_1),
-            share(now.alpha.mean if now.alpha else None),
+            f"{share(now.alpha.mean)}\n{draft_lengths(now.alpha_num_draft_tokens or ())}" if now.alpha else "-",
             "\n".join(filter(None, (figure(now.measured), load(now.measured), control(now.measured)))),
             reason_word(now.reason, now.measured.verdict if now.measured else None),
         )
     return shown
+
+
+def _waits(number: int, age_s: float | None) -> str:
+    return f"{number}\n{_age(age_s)}" if number and age_s is not None else str(number)
+
+
+def _age(seconds: float) -> str:
+    """`12 s`, `5 min`, `3 h`, `2 d`."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _worker_line(one: SeenWorker) -> str:
+    load = one.load
+    speed = "" if load.tokens_per_s is None else f", {rate(load.tokens_per_s)} tokens/s"
+    silence_s = one.silence.total_seconds()
+    silent = "" if silence_s < _SILENT_S else f"; silent for {_age(silence_s)}"
+    return (
+        f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "
+        f"{load.num_waiting} more taken from Kafka ({load.target} on {load.device}){silent}"
+    )
+
+
+def _worker_as_json(one: SeenWorker) -> dict[str, Any]:
+    return {
+        **{name: value for name, value in asdict(one.load).items() if name != "tokens"},
+        "num_running": len(one.load.tokens),
+        "started_at": one.started_at,
+        "seen_at": one.seen_at,
+        "silence_s": round(one.silence.total_seconds(), 1),
+    }
 
 
 def mode_of(now: TaskNow) -> str:
@@ -114,7 +176,7 @@ def _incident_as_json(one: OpenIncident) -> dict[str, Any]:
 def _addresses(settings: Settings, database: str) -> dict[str, str]:
     stack = running_stack(settings.data_dir)
     is_embedded = stack is not None and stack.bootstrap_servers == settings.kafka.bootstrap_servers
-    shown = {"broker": f"{settings.kafka.bootstrap_servers}", "database": database.replace("+psycopg", "", 1)}
+    shown = {"broker": f"{settings.kafka.bootstrap_servers}", "database": database}
     for module, process in (("worker", settings.worker), ("scheduler", settings.scheduler)):
         # Port 0: the process logs the port that the system chose.
         known = f"http://{process.http_host}:{process.http_port}/metrics" if process.http_port else "-"

@@ -16,6 +16,7 @@ from typing import Final
 import typer
 
 from alphaloop.cli.children import LogFollower, await_event, field_of, scheduler_process, worker_process
+from alphaloop.cli.environment import command_for
 from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options
 from alphaloop.cli.screen import err, note, out
 from alphaloop.cli.supervision import Supervised
@@ -26,6 +27,7 @@ from alphaloop.errors import BrokerError, StartFailed
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import Settings
 from alphaloop.store import schema
+from alphaloop.store.database import parse_url, redacted
 
 UP_EXAMPLE: Final = "alphaloop up --data-dir ./data"
 DOWN_EXAMPLE: Final = "alphaloop down --data-dir ./data"
@@ -54,9 +56,9 @@ def up(
         prepare(settings)
         children: list[ChildProcess] = []
         try:
-            metrics = _start(options, settings, children, stop, with_worker=worker, with_scheduler=scheduler)
+            addresses = _start(options, settings, children, stop, with_worker=worker, with_scheduler=scheduler)
             if not stop.is_set():
-                _show_addresses(settings, metrics)
+                _show_addresses(settings, addresses)
                 _stay(stack.servers, children, settings, stop)
         finally:
             for child in children:  # the worker first: it still needs the servers to drain
@@ -122,8 +124,8 @@ def _start(
     with_worker: bool,
     with_scheduler: bool,
 ) -> dict[str, str]:
-    """Start the children into `children`; returns the addresses of their metrics by name."""
-    metrics: dict[str, str] = {}
+    """Start the children into `children`; returns the addresses of the console and of their metrics by name."""
+    addresses: dict[str, str] = {}
     if with_worker:
         child = worker_process(options, settings)
         follower = LogFollower(child.log)
@@ -133,23 +135,26 @@ def _start(
         with err().status("the worker is starting"):
             line = await_event(child, follower, "worker_ready", stop.is_set)
         if line is not None:
-            metrics["worker"] = field_of(line, "metrics") or "-"
+            addresses["worker metrics"] = f"{field_of(line, 'metrics')}/metrics"
     if with_scheduler and not stop.is_set():
         child = scheduler_process(options, settings, "run")
         follower = LogFollower(child.log)
         children.append(child)
         child.start()
         if (line := await_event(child, follower, "scheduler_ready", stop.is_set)) is not None:
-            metrics["scheduler"] = field_of(line, "metrics") or "-"
-    return metrics
+            addresses["scheduler metrics"] = f"{field_of(line, 'metrics')}/metrics"
+            addresses["console"] = field_of(line, "console") or "-"
+    return addresses
 
 
-def _show_addresses(settings: Settings, metrics: dict[str, str]) -> None:
-    url = settings.postgres.url.get_secret_value() if settings.postgres.url else ""
+def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
+    assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
     rows = {
         "broker": settings.kafka.bootstrap_servers,
-        "database": f"psql {url}",
-        **{f"{name} metrics": f"{address}/metrics" for name, address in metrics.items()},
+        # Without the password, because this output is often kept as a log.
+        "database": redacted(parse_url(settings.postgres.url)),
+        "in a shell": command_for(settings.data_dir.absolute()),
+        **addresses,
         "reports": settings.report_folder,
         "logs": settings.data_dir / "logs",
     }

@@ -17,7 +17,9 @@ def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str,
     cancels.
     """
     if one.drafter != other.drafter:
-        return hypot(_noise(one, posteriors), _noise(other, posteriors), one.cost_sd, other.cost_sd)
+        return hypot(
+            *(sd for way in (one, other) for sd in (_noise(way, posteriors), way.cost_sd, way.error.sd)),
+        )
     if one.drafter is None:
         return 0.0
     posterior = posteriors[one.drafter]

@@ -13,6 +13,7 @@ from alphaloop.deciding.goodput import Alternative, JobSize
 from alphaloop.deciding.objective import Objective
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
+from alphaloop.switchback.expectation import Expected
 
 
 class Reason(StrEnum):
@@ -120,6 +121,12 @@ class Decision:
     def setting(self) -> DraftSetting:
         """How the job drafts while as many sequences run as were expected."""
         return DraftSetting(self.drafter, self.num_draft_tokens)
+
+    @property
+    def expected(self) -> Expected | None:
+        """The speed-up that `setting` promises; None where nothing was weighed."""
+        found = (way.expected for way in self.alternatives if way[:2] == (self.drafter, self.num_draft_tokens))
+        return next(found, None)
 
     def setting_while(self, num_running: int) -> DraftSetting:
         """How the job drafts in a round that `num_running` sequences share, at least one."""

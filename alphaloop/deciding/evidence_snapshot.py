@@ -13,6 +13,7 @@ from typing import Final
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.evidence_source import JobLengths, Place, Standing, TaskSums
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 
@@ -21,10 +22,16 @@ MAX_TASKS: Final = 300
 
 
 class EvidenceSnapshot:
-    """An `EvidenceSource` in memory. Evidence fades by `half_life`."""
+    """An `EvidenceSource` in memory. Evidence fades by `half_life`. Without `errors` no expectation is corrected."""
 
-    def __init__(self, half_life: timedelta, evidence_by_key: Mapping[EvidenceKey, KeyEvidence] | None = None) -> None:
+    def __init__(
+        self,
+        half_life: timedelta,
+        evidence_by_key: Mapping[EvidenceKey, KeyEvidence] | None = None,
+        errors: ExpectationErrors | None = None,
+    ) -> None:
         self.half_life: Final = half_life
+        self._errors = errors
         self._held: dict[Place, dict[EvidenceKey, KeyEvidence]] = {}
         self._totals: dict[Place, EvidenceSums] = {}
         self._versions: dict[Place, int] = {}
@@ -62,7 +69,8 @@ class EvidenceSnapshot:
 
     def standing(self, place: Place, now: datetime) -> Standing:
         """As `leaves`; a snapshot does not know where the ledger stood."""
-        return Standing(self.leaves(place, now))
+        error = self._errors.of(place.task, place.drafter, now) if self._errors else NO_ERROR
+        return Standing(self.leaves(place, now), error=error)
 
     def of_tasks(self, drafter: DrafterState, now: datetime) -> TaskSums:
         """The drafter's sums in each task that used it recently, faded to `now`."""

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 
@@ -37,6 +38,7 @@ class Standing(NamedTuple):
     #: Of each leaf, in order, the last row of the ledger that it includes (`ledger_id`). The row names the key too.
     #: Empty where evidence does not come from the database.
     positions: tuple[int, ...] = ()
+    error: ExpectationError = NO_ERROR
 
 
 class TaskSums(NamedTuple):

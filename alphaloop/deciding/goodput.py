@@ -7,6 +7,9 @@ shares of T(w) and of D in the time of the job. Then
     variance of ln(speed-up) = (slope · sd(tokens))² + (v² + p²) · var(ln T) + d² · var(ln D)
 
 because T(1) and T(w) were measured apart. Reading the prompt takes the same time in both jobs and is left out.
+
+Both are what the model knows. Earlier expectations were compared with measured speed-ups: their mean error corrects the
+speed-up, and its variance is added to that of ln(speed-up) (expectation_error.py).
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from typing import NamedTuple
 
 from alphaloop.acceptance import Z95
 from alphaloop.cost import CostTable, RoundCosts
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.objective import Aim, Objective
 from alphaloop.deciding.posterior import Posterior
+from alphaloop.switchback.expectation import Expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class DrafterState:
     #: `policy.prior_alpha`.
     through: tuple[float, ...] = ()
     is_scored: bool = False  #: every finished text yields its evidence, at its longest draft: trials add nothing
+    is_scorable: bool = False  #: one pass over a greedy text gives the counts of decoding it
     max_prompt_tokens: int | None = None  #: of a prompt that it reads; None: all
     #: One name for drafters with shared weights, which differ only in where they end a draft: rounds of one are
     #: counted for the others too. Empty: no other drafter has its weights.
@@ -86,11 +92,19 @@ class Alternative(NamedTuple):
     slope: float = 0.0  #: ∂ ln(speed-up) / ∂ tokens a round
     chance: float = 1.0  #: of meeting the objective's target
     cost_sd: float = 0.0  #: standard deviation of ln(speed-up) that comes from costs
+    error: ExpectationError = NO_ERROR  #: what corrected the speed-up and widened its bounds
 
     @property
     def tokens_per_s(self) -> float:
         """Expected tokens a second of one sequence."""
-        return 1000 * self.tokens_per_round / self.round_ms
+        return 1000 * self.error.factor * self.tokens_per_round / self.round_ms
+
+    @property
+    def expected(self) -> Expected:
+        """The speed-up, to be compared with the one that will be measured."""
+        half_width = log(self.speedup_high / self.speedup_low) / (2 * Z95)
+        model_sd = sqrt(max(0.0, half_width**2 - self.error.sd**2))
+        return Expected(self.speedup, self.speedup_low, self.speedup_high, self.speedup / self.error.factor, model_sd)
 
 
 def weigh(
@@ -133,6 +147,7 @@ def weigh(
         posterior = posteriors.get(drafter.name)
         if posterior is None:
             continue
+        error = posterior.error
         longest = posterior.longest_proposed(num_running)
         draft_variance = here.variance(drafter.name)
         draft_prompt_ms = drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
@@ -153,10 +168,10 @@ def weigh(
                     reading_ms=num_first * (prompt_ms + draft_prompt_ms),
                     round_ms=round_ms,
                     num_tokens=num_tokens,
-                    tokens_per_round=tokens,
-                    tokens_sd=sd,
+                    tokens_per_round=error.factor * tokens,
+                    tokens_sd=error.factor * hypot(sd, tokens * error.sd),
                 )
-            speedup = job_ms / taken_ms
+            speedup = error.factor * job_ms / taken_ms
             draft_share = (draft_read_ms + num_tokens * draft_ms / tokens) / taken_ms
             pass_share = num_tokens * pass_ms / tokens / taken_ms
             cost_sd = sqrt(
@@ -164,7 +179,7 @@ def weigh(
                 + draft_share * draft_share * draft_variance
             )
             # Independent errors of ln(speed-up) add up by squares, on either side.
-            doubt = Z95 * cost_sd
+            doubt = Z95 * hypot(cost_sd, error.sd)
             found.append(
                 Alternative(
                     drafter.name,
@@ -177,6 +192,7 @@ def weigh(
                     rounds_ms / tokens / tokens / taken_ms,
                     met,
                     cost_sd,
+                    error,
                 )
             )
     found.sort(key=lambda a: (-a.chance, -a.speedup, a.num_draft_tokens))

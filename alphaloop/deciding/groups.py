@@ -126,7 +126,7 @@ class Together:
                 continue
             posterior = group.posteriors[choice.drafter]
             reading_ms += group.num_jobs * self._reading_ms.get(choice.drafter, 0.0)
-            tokens += group.num_jobs * posterior.tokens[k]
+            tokens += group.num_jobs * posterior.corrected_tokens[k]
             positions += group.num_jobs * (1 + posterior.proposed[k])
             jobs, longest = drafting.get(choice.drafter, (0, 0.0))
             drafting[choice.drafter] = (jobs + group.num_jobs, max(longest, longest_of[choice.drafter][k]))

@@ -200,7 +200,9 @@ class _Day:
         reading_s += tally.num_jobs * self._drafters[name].reading_ms(self._costs, prompt) / 1000
         rounds_s = tally.num_tokens * ms / 1000 / case.batch
         drawn = self._tokens(case.wanted, setting, posterior)
-        return reading_s + rounds_s / posterior.tokens[k], [reading_s + rounds_s / tokens for tokens in drawn]
+        return reading_s + rounds_s / posterior.corrected_tokens[k], [
+            reading_s + rounds_s / (posterior.error.factor * tokens) for tokens in drawn
+        ]
 
     def is_tested(self, case: Case) -> bool:
         """Whether a draft of the task has ever reached the last position that would be drafted."""

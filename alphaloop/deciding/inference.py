@@ -15,6 +15,7 @@ from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence, current
 from alphaloop.deciding.limits import PolicyLimits
@@ -95,7 +96,11 @@ class PairPosterior:
 
 
 def infer(
-    leaves: Mapping[EvidenceKey, KeyEvidence], wanted: EvidenceKey, max_draft_tokens: int, pair: PairPosterior
+    leaves: Mapping[EvidenceKey, KeyEvidence],
+    wanted: EvidenceKey,
+    max_draft_tokens: int,
+    pair: PairPosterior,
+    error: ExpectationError = NO_ERROR,
 ) -> Posterior:
     """The posterior for `wanted`.
 
@@ -138,6 +143,7 @@ def infer(
         deff,
         kept,
         _lasting(offered, max_draft_tokens),
+        error,
     )
 
 

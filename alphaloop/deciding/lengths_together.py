@@ -156,7 +156,7 @@ class _Search:
         drafting: dict[str, tuple[int, float]] = {}
         for group, each, longest_of, k in zip(self._groups, self._worth, self._longest, lengths, strict=True):
             num, drafter, posterior = group.num_sequences, group.setting.drafter, group.posterior
-            worth += num * each * (posterior.tokens[k] if posterior else 1.0)
+            worth += num * each * (posterior.corrected_tokens[k] if posterior else 1.0)
             if drafter is None or not k:
                 continue
             # Of a fixed setting it is not known how much is proposed: as much as it asks for.
@@ -177,7 +177,7 @@ class _Search:
         longest = group.posterior.longest_proposed(self._num_running)
         for k in _able(group)[1:]:
             ms = here.round_ms(drafter, k, group.posterior.proposed, longest[k])
-            least = least if ms is None else min(least, ms / group.posterior.tokens[k])
+            least = least if ms is None else min(least, ms / group.posterior.corrected_tokens[k])
         return least
 
     def _at(self, num_running: int) -> RoundCosts:

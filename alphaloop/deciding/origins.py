@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class PosteriorOrigin:
     at: datetime  #: when it was inferred
     positions: tuple[int, ...]
     pair: PairOrigin
+    error: ExpectationError = NO_ERROR  #: by value: pairs of expected and measured speed-ups are not in the ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,10 @@ def _choose(
         gain = math.log(best.speedup / running.speedup)
         noise = noise_between(best, running, posteriors)
         if gain <= min(noise / 2, math.log1p(limits.switch_gain)):
-            sentence = f"{_named(running)} stays: {_named(best)} at {_expected(best)} is not faster beyond noise"
+            sentence = (
+                f"{_named(running)} stays: {_named(best)}, at {_expected(best)}, differs from it by less than this "
+                "comparison can tell"
+            )
             is_loss = running.drafter is not None and running.speedup < 1
             if not is_loss:
                 return running, _reason(running, best, vanilla, posteriors, limits), sentence

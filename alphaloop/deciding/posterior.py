@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.profile import Profile
 
 #: Gauss–Hermite nodes and weights for δ, three points.
@@ -25,11 +26,14 @@ class Posterior:
     #: P(a token is proposed at i | proposed through i - 1), accepted or not; empty: as `reach`. `reach` does not give
     #: the length of a draft, because drafters with a confidence gate draft further where they are right.
     offered: tuple[float, ...] = ()
+    error: ExpectationError = NO_ERROR  #: what measured speed-ups say of the drafter's expectations in this task
     tokens: tuple[float, ...] = field(init=False)  #: expected tokens a round at k
     common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together
     slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: ∂tokens/∂ε_i · sd(ε_i), i = 1..k
     tokens_sd: tuple[float, ...] = field(init=False)  #: of tokens at k
     proposed: tuple[float, ...] = field(init=False)  #: mean tokens proposed a round at k
+    #: Tokens a round by k as goodput counts them: those of drafts as measured speed-ups correct them.
+    corrected_tokens: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         at_nodes = [_tokens(self.profile.probabilities(z)) for z, _ in _NODES]
@@ -51,6 +55,7 @@ class Posterior:
             ("slopes", slopes),
             ("tokens_sd", tuple(math.sqrt(v) for v in variance)),
             ("proposed", tuple(proposed)),
+            ("corrected_tokens", (tokens[0], *(self.error.factor * value for value in tokens[1:]))),
         ):
             object.__setattr__(self, name, value)
 

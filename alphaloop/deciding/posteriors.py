@@ -86,7 +86,7 @@ class Posteriors:
         if held is not None and not self._is_due(held, version, now):
             return held.inferred
         standing, pair = self._evidence.standing(place, now), self._pair(drafter, now)
-        origin = PosteriorOrigin(key, now, standing.positions, pair.origin)
+        origin = PosteriorOrigin(key, now, standing.positions, pair.origin, standing.error)
         return self._hold(origin, drafter, standing, pair.pair, version)
 
     def restore(self, origin: PosteriorOrigin, drafter: DrafterState, standing: Standing, pair: PairPosterior) -> None:
@@ -98,7 +98,7 @@ class Posteriors:
     ) -> Inferred:
         if len(self._held) >= _MAX_HELD:
             self._held.clear()
-        inferred = Inferred(infer(standing.leaves, origin.key, drafter.max_draft_tokens, pair), origin)
+        inferred = Inferred(infer(standing.leaves, origin.key, drafter.max_draft_tokens, pair, origin.error), origin)
         self._held[origin.key, drafter.max_draft_tokens] = _Held(version, origin.at, inferred)
         return inferred
 

@@ -171,7 +171,7 @@ class _Search:
         ms = expected_round_ms(here, drafter.name, posterior, k, longest[k])
         if ms is None:
             return math.inf
-        ms /= posterior.tokens[k]
+        ms /= posterior.corrected_tokens[k]
         if self._size is not None and self._chosen.drafter is None:
             if drafter.name not in self._read_ms:
                 self._read_ms[drafter.name] = drafter.reading_ms(self._costs, self._size.context)

@@ -13,10 +13,11 @@ from rich.table import Table
 
 from alphaloop.acceptance import Interval
 from alphaloop.cli.outcomes import Outcome, is_success
-from alphaloop.cli.screen import rate, share, share_with_interval, table
+from alphaloop.cli.screen import table
 from alphaloop.messages import Mode, Result
 from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.wording import NO_VERDICT, reason_word
+from alphaloop.switchback.wording import NO_VERDICT, draft_lengths, reason_word
+from alphaloop.wording import rate, share, share_with_interval
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
         "α",
         "speed-up [95 %]",
         "reason",
-        right=["jobs", "k", "α"],
+        right=["jobs", "k"],
     )
     for line in lines:
         if line["task"] in num_sent:
@@ -105,7 +106,7 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
                 _mode(line),
                 str(line["num_draft_tokens"] or "-"),
                 _estimate(line["alpha_1"]),
-                share(line["alpha"]["mean"] if line["alpha"] else None),
+                _alpha(line),
                 _speedup(line["measured"]),
                 _reason(line["reason"], line["measured"]),
             )
@@ -116,13 +117,20 @@ def _mode(line: Mapping[str, Any]) -> str:
     return str(line["drafter"] if line["mode"] == Mode.SPECULATIVE else line["mode"] or "-")
 
 
+def _alpha(line: Mapping[str, Any]) -> str:
+    if not line["alpha"]:
+        return share(None)
+    return f"{share(line['alpha']['mean'])} {draft_lengths(line['alpha_num_draft_tokens'])}"
+
+
 def _speedup(measured: Mapping[str, Any] | None) -> str:
     if measured is None:
         return "-"
-    bounds = measured["speedup"]
+    bounds, lengths = measured["speedup"], (measured["min_num_draft_tokens"], measured["max_num_draft_tokens"])
     if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
         return NO_VERDICT
-    return f"{bounds['mean']:.2f} [{bounds['low']:.2f} {bounds['high']:.2f}]"
+    found = f"{bounds['mean']:.2f} [{bounds['low']:.2f} {bounds['high']:.2f}]"
+    return f"{found}\n{draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
 
 
 def _reason(reason: str, measured: Mapping[str, Any] | None) -> str:

@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.committing import Commits
 from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.consumer_config import Start, consumer_config
 from alphaloop.kafka.conversion import ours, record_of, theirs
-from alphaloop.kafka.errors import PASSING, broker_error, mapped
+from alphaloop.kafka.errors import broker_error, mapped
 from alphaloop.kafka.membership import Membership, PartitionsCallback
+from alphaloop.kafka.offset_queries import OffsetQueries
 from alphaloop.kafka.poll_errors import judge
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.kafka.topic_ids import KnownTopicIds, TopicIds, committed_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
-
-Answer = TypeVar("Answer")
-
-_PASSING_S: Final = 0.1
 
 
 class Consumer:
@@ -54,6 +50,7 @@ class Consumer:
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
         self._commits = Commits(self._client)
+        self._offsets = OffsetQueries(self._client, self._timeout_s)
         self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
         self._membership = Membership(self._client, self._starts)
 
@@ -84,7 +81,7 @@ class Consumer:
         does not exist.
         """
         wanted, found = [], {}
-        for partition in self._partitions(topics):
+        for partition in self._offsets.partitions(topics):
             low, high = found[partition] = self.watermarks(partition)
             if newest is not None:
                 low = max(low, high - newest)
@@ -99,17 +96,15 @@ class Consumer:
 
         Raises BrokerError when a topic does not exist.
         """
-        ends = {partition: self.watermarks(partition)[1] for partition in self._partitions(topics)}
-        since_ms = int(since.timestamp() * 1000)
-        asked = [ck.TopicPartition(one.topic, one.partition, since_ms) for one in ends]
-        found = self._with_retries(
-            "asking for offsets by time", lambda: self._client.offsets_for_times(asked, timeout=self._timeout_s)
-        )
-        for one in found:
-            if one.offset < 0:  # nothing so new
-                one.offset = ends[TopicPartition(one.topic, one.partition)]
+        ends = {partition: self.watermarks(partition)[1] for partition in self._offsets.partitions(topics)}
+        found = self._offsets.since(since, ends)
         with mapped("assigning partitions"):
             self._client.assign(found)
+
+    def assign_at(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read these partitions without joining a group, each from its offset. Raises BrokerError."""
+        with mapped("assigning partitions"):
+            self._client.assign([ck.TopicPartition(*partition, offset) for partition, offset in offsets.items()])
 
     def rewind_if_made_anew(self, ids: Mapping[str, str]) -> list[TopicPartition]:
         """Read the topics from their beginning whose id is another one than before; returns their partitions.
@@ -138,16 +133,6 @@ class Consumer:
             if one.topic in ids and committed[one.topic] != {ids[one.topic]}:
                 log.warning("%s was made anew: read from its beginning", one.topic, extra={"action": "topic_made_anew"})
                 one.offset = ck.OFFSET_BEGINNING
-        return partitions
-
-    def _partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
-        partitions = []
-        for topic in topics:
-            with mapped(f"reading {topic}"):
-                found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
-            if found.error is not None:
-                raise broker_error(found.error, f"reading {topic}")
-            partitions += [TopicPartition(topic, number) for number in found.partitions]
         return partitions
 
     def poll(self, timeout_s: float) -> Record | None:
@@ -229,35 +214,11 @@ class Consumer:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None if nothing was committed."""
-        wanted = theirs(partitions)
-        answers = self._with_retries(
-            "asking for committed offsets", lambda: self._client.committed(wanted, timeout=self._timeout_s)
-        )
-        for answer in answers:
-            if answer.error is not None:
-                raise broker_error(answer.error, f"asking for {answer.topic}[{answer.partition}]")
-        return {TopicPartition(a.topic, a.partition): a.offset if a.offset >= 0 else None for a in answers}
+        return self._offsets.committed(partitions)
 
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         """The first stored offset and the offset of the next message, from the broker."""
-        doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
-        theirs = ck.TopicPartition(partition.topic, partition.partition)
-        answer = self._with_retries(doing, lambda: self._client.get_watermark_offsets(theirs, timeout=self._timeout_s))
-        if answer is None:
-            raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
-        low, high = answer
-        return low, high
-
-    def _with_retries(self, doing: str, ask: Callable[[], Answer]) -> Answer:
-        """Repeat a request for a while that a newly started broker cannot answer yet."""
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return ask()
-            except KafkaException as error:
-                if error.args[0].code() not in PASSING or time.monotonic() >= deadline:
-                    raise broker_error(error, doing) from error
-                time.sleep(_PASSING_S)
+        return self._offsets.watermarks(partition)
 
     def close(self) -> None:
         """Leave the group, so that other members take over at once; calls `on_revoke`. Safe to call twice."""

@@ -1,7 +1,7 @@
 """The `body` of a job, in OpenAI's form (chat completions with `messages`, completions with `prompt`).
 
 A field that this engine cannot honour exactly is refused, never ignored: one text for a job with `n: 4` would be a
-wrong result. Unknown fields are allowed, because OpenAI's clients send many.
+wrong result. A field that does not exist is refused too, by alphaloop.messages.unknown_fields.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A chunk of a streamed text, on `tokens`: OpenAI's chat.completion.chunk, with its place in Kafka headers.
 
 `attempt` and `seq` order the chunks. Every decode of a job has a higher attempt than the one before, and the chunks of
-an attempt are numbered from 0 without a gap. The last one is final: it is published once the job's outcome is recorded,
-whatever that is, and `status` says it.
+an attempt are numbered from 0. The last one is final: it is published once the job's outcome is recorded, whatever that
+is, and `status` says it. Where a chunk before it may be missing, it has the whole text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alphaloop.errors import MalformedMessage
 from alphaloop.messages.headers import CHUNK_EVENT, event_headers
+from alphaloop.messages.reference import ContentReference
 from alphaloop.messages.result import Result, Status, Usage
 
 FinishReason = Literal["stop", "length"]
@@ -58,11 +59,16 @@ class ChunkBody(_Part):
     choices: tuple[ChunkChoice]
     usage: Usage | None = Field(None, description="In the final chunk of a job that succeeded.")
     error: ChunkError | None = Field(None, description="In the final chunk of a job that did not succeed.")
+    text: str | None = Field(None, description="In a final chunk before which others may be missing: the whole text.")
+    text_ref: ContentReference | None = Field(None, description="In place of `text`, as in the result.")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk, as a reader needs it. `status` is that of the outcome, in the final chunk only."""
+    """One chunk, as a reader needs it. `status` is that of the outcome, in the final chunk only.
+
+    `whole_text` or `text_ref` has the text of the whole stream, in a final chunk before which others may be missing.
+    """
 
     job_id: str
     attempt: int
@@ -71,11 +77,19 @@ class Chunk:
     status: Status | None = None
     finish_reason: FinishReason | None = None
     error: ChunkError | None = None
+    whole_text: str | None = None
+    text_ref: ContentReference | None = None
 
     @property
     def is_final(self) -> bool:
         """Whether the stream ends here."""
         return self.status is not None
+
+    @property
+    def ends_alone(self) -> bool:
+        """Whether the stream ends here even if chunks before it are missing: it has the text, or there is none."""
+        has_text = self.whole_text is not None or self.text_ref is not None
+        return self.is_final and (has_text or self.status is not Status.SUCCEEDED)
 
 
 def text_chunk(chunk: Chunk, *, created: int, model: str) -> bytes:
@@ -97,6 +111,11 @@ def final_chunk(result: Result, *, model: str) -> tuple[Chunk, bytes] | None:
     failure = result.error
     if failure:
         extra["error"] = {"code": failure.code, "message": failure.message}
+    whole_text, text_ref = (result.text, result.text_ref) if result.num_unacknowledged_chunks else (None, None)
+    if whole_text is not None:
+        extra["text"] = whole_text
+    if text_ref is not None:
+        extra["text_ref"] = text_ref.model_dump()
     value = _value(result.job_id, int(result.recorded_at.timestamp()), model, {}, result.finish_reason, **extra)
     chunk = Chunk(
         result.job_id,
@@ -105,6 +124,8 @@ def final_chunk(result: Result, *, model: str) -> tuple[Chunk, bytes] | None:
         status=result.status,
         finish_reason=result.finish_reason,
         error=ChunkError(code=failure.code, message=failure.message) if failure else None,
+        whole_text=whole_text,
+        text_ref=text_ref,
     )
     return chunk, value
 
@@ -135,7 +156,17 @@ def read_chunk(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Chu
     except (ValidationError, ValueError, KeyError) as error:
         raise MalformedMessage(f"expected a chunk, found something else: {type(error).__name__}") from None
     (choice,) = body.choices
-    return Chunk(named["job_id"], attempt, seq, choice.delta.content or "", status, choice.finish_reason, body.error)
+    return Chunk(
+        named["job_id"],
+        attempt,
+        seq,
+        choice.delta.content or "",
+        status,
+        choice.finish_reason,
+        body.error,
+        body.text,
+        body.text_ref,
+    )
 
 
 def _whole(digits: str) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import uuid
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, NoReturn
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from alphaloop.errors import InvalidField, MalformedMessage
 from alphaloop.messages.body import PROMPT_ELSEWHERE, Body
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.messages.job import Job
+from alphaloop.messages.unknown_fields import HARMLESS, refuse_unknown
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
 DEFAULT_MAX_DEPTH: Final = 32
@@ -25,6 +26,20 @@ _SENT_WORDS: Final = {
     "tuple": "array",
     "dictionary or instance of ChatMessage": "object",
     "dictionary or instance of Body": "object",
+}
+#: What Python's parser misses or meets, as the end of a sentence.
+_NOT_JSON: Final = {
+    "Expecting value": "no value",
+    "Expecting property name enclosed in double quotes": "no name in double quotes",
+    "Expecting ':' delimiter": "no colon",
+    "Expecting ',' delimiter": "no comma",
+    "Extra data": "more text behind the value",
+    "Unterminated string starting at": "a string without an end, which begins",
+    "Invalid control character at": "a control character",
+    "Invalid \\escape": "a wrong escape",
+    "Invalid \\uXXXX escape": "a wrong escape",
+    "Illegal trailing comma before end of object": "a trailing comma",
+    "Illegal trailing comma before end of array": "a trailing comma",
 }
 _NAMESPACE: Final = uuid.UUID("6f0d8f3e-6c57-5d0a-9d0e-0f6d6d1a5c11")
 
@@ -36,14 +51,15 @@ def parse_job(
     task: str,
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_depth: int = DEFAULT_MAX_DEPTH,
+    ignored: Collection[str] = HARMLESS,
 ) -> Job:
     """Read one job.
 
     `task` is the topic's; the message may repeat it but not contradict it. A message without `job_id` gets one derived
-    from its record, so that a redelivery is the same job.
+    from its record, so that a redelivery is the same job. `ignored` are fields of the body that are dropped.
 
     Raises MalformedMessage for anything that is not a UTF-8 JSON object of at most `max_bytes` bytes and `max_depth`
-    levels, InvalidField for a wrong field.
+    levels, InvalidField for a wrong or unknown field.
     """
     fields = _read_object(value, max_bytes=max_bytes, max_depth=max_depth)
     if fields.setdefault("task", task) != task and isinstance(fields["task"], str):
@@ -52,6 +68,7 @@ def parse_job(
             field="task",
             hint="send the job to the topic of its task, or leave the field out",
         )
+    refuse_unknown(fields, ignored)
     if "job_id" not in fields:
         fields["job_id"] = derived_job_id(origin, value or b"")
     try:
@@ -148,7 +165,7 @@ def _read_again(value: bytes, max_depth: int) -> Any:
         raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found far more") from None
     except json.JSONDecodeError as error:
         raise MalformedMessage(
-            f"expected JSON, found {error.msg} at character {error.pos}",
+            f"expected JSON, found {_NOT_JSON.get(error.msg, error.msg)} at character {error.pos}",
             hint="one JSON object a message, without a trailing comma",
         ) from None
     except ValueError as error:

@@ -40,7 +40,7 @@ class Purpose(StrEnum):
 
 
 class Job(BaseModel):
-    """One text to generate. Unknown fields are allowed and dropped; wrong ones are refused with their path."""
+    """One text to generate. Wrong fields are refused with their path."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -68,7 +68,13 @@ class Job(BaseModel):
     purpose: Purpose = Field(Purpose.TRAFFIC, strict=False)
     probe_drafter: Label | None = Field(None, description="The drafter a probe measures (purpose=probe only).")
     probe_num_draft_tokens: int | None = Field(
-        None, ge=1, le=64, description="The k a probe uses (purpose=probe only)."
+        None, ge=1, le=64, description="The k a probe uses, or scored_drafters are scored at."
+    )
+    scored_drafters: tuple[Label, ...] = Field(
+        (),
+        max_length=64,
+        strict=False,
+        description="Drafters whose counts a control's text gives without decoding with them (purpose=control only).",
     )
 
     @model_validator(mode="before")

@@ -110,6 +110,12 @@ class Result(_Part):
     num_chunks: int | None = Field(
         None, ge=0, description="Of a streamed job: chunks of this attempt on `tokens` before the final one."
     )
+    num_unacknowledged_chunks: int | None = Field(
+        None,
+        ge=1,
+        description="Of these, chunks that Kafka had not acknowledged when the outcome was recorded, if any. The final "
+        "chunk then has the whole text.",
+    )
     recorded_at: AwareDatetime
 
     def encode(self) -> bytes:

@@ -12,7 +12,7 @@ class StreamReader:
 
     A chunk of a lower attempt, or one that was taken before, changes nothing. A higher attempt decodes the job from its
     start, so `text` begins again with it. A chunk whose predecessors are missing waits for them. `end` is the final
-    chunk, once every chunk before it is here.
+    chunk, once every chunk before it is here, or at once if it has the whole text or the job has none.
     """
 
     def __init__(self) -> None:
@@ -34,6 +34,8 @@ class StreamReader:
         if chunk.attempt > self.attempt:
             self.attempt, self.text, self._next_seq = chunk.attempt, "", 0
             self._waiting.clear()
+        if chunk.ends_alone:
+            return self._end_with(chunk)
         if chunk.seq >= self._next_seq:
             self._waiting.setdefault(chunk.seq, chunk)
         added = []
@@ -44,6 +46,13 @@ class StreamReader:
                 self.end = following
         self.text += (new := "".join(added))
         return new
+
+    def _end_with(self, final: Chunk) -> str:
+        """End with a final chunk that needs none before it."""
+        self.end = final
+        self._waiting.clear()
+        before, self.text = self.text, self.text if final.whole_text is None else final.whole_text
+        return self.text[len(before) :]
 
 
 class StreamReaders:

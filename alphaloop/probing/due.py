@@ -11,7 +11,7 @@ after the task had changed. P = 1 - exp(-N / change_jobs) is the policy's prior 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -34,8 +34,8 @@ _ORDER: Final = tuple(Why)
 
 
 @dataclass(frozen=True, slots=True)
-class TaskHour:
-    """Traffic of a task in one hour: jobs, and device time in seconds."""
+class TaskTraffic:
+    """Traffic of a task in one hour, or in one day that is long over: jobs, and device time in seconds."""
 
     task: str
     start: datetime
@@ -53,6 +53,7 @@ class Due:
     last_probed: datetime | None
     why: Why = Why.AGE
     at_stake_device_s: float = 0.0  #: expected device time of unchecked traffic, D · P
+    is_scored: bool = False  #: on the controls' texts, but for a share of the prompts; else decoded
 
 
 def find_due(
@@ -63,8 +64,10 @@ def find_due(
     *,
     max_age: Callable[[str], timedelta],
     alarms: Mapping[tuple[str, str], datetime],
-    traffic: Sequence[TaskHour],
+    traffic: Sequence[TaskTraffic],
     change_jobs: float,
+    scorable: Collection[str] = (),
+    incidents: Collection[tuple[str, str]] = (),
 ) -> list[Due]:
     """Every (task, drafter) to measure now, the most urgent first.
 
@@ -76,6 +79,8 @@ def find_due(
         alarms: by (task, drafter), when the newest alarm was raised.
         traffic: of the tasks, as far back as it counts.
         change_jobs: prior for the jobs between two changes of a task.
+        scorable: the drafters that can be scored. One is, if its measurement is merely old and nothing is open.
+        incidents: the (task, drafter) of open incidents; an empty drafter is vanilla, and stands for all.
     """
     due = []
     for probe_set in sets:
@@ -85,7 +90,9 @@ def find_due(
             why = _why(last, now, max_age(probe_set.task), alarms.get(pair, _NEVER), new_since)
             if why is not None:
                 stake = _at_stake(traffic, probe_set.task, last, change_jobs)
-                due.append(Due(*pair, probe_set.num_draft_tokens, last, why, stake))
+                is_open = pair in alarms or not {pair, (probe_set.task, "")}.isdisjoint(incidents)
+                is_scored = why is Why.AGE and drafter in scorable and not is_open
+                due.append(Due(*pair, probe_set.num_draft_tokens, last, why, stake, is_scored))
     return sorted(
         due, key=lambda d: (_ORDER.index(d.why), -d.at_stake_device_s, d.last_probed or _NEVER, d.task, d.drafter)
     )
@@ -101,9 +108,9 @@ def _why(
     return Why.AGE if now - last >= max_age else None
 
 
-def _at_stake(traffic: Sequence[TaskHour], task: str, last: datetime | None, change_jobs: float) -> float:
-    hours = [hour for hour in traffic if hour.task == task and (last is None or hour.start >= last)]
-    device_s = sum(hour.device_s for hour in hours)
+def _at_stake(traffic: Sequence[TaskTraffic], task: str, last: datetime | None, change_jobs: float) -> float:
+    since = [one for one in traffic if one.task == task and (last is None or one.start >= last)]
+    device_s = sum(one.device_s for one in since)
     if last is None:
         return device_s
-    return device_s * -math.expm1(-sum(hour.num_jobs for hour in hours) / change_jobs)
+    return device_s * -math.expm1(-sum(one.num_jobs for one in since) / change_jobs)

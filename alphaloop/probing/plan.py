@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.probing.due import Due
+from alphaloop.probing.method import num_decoded
 
+#: What scoring a text takes of what decoding it takes: a draft of 24 of the target's 30 layers (docs/guides/probes.md).
+SCORE_SHARE: Final = 0.12
 PRIOR_JOB_DEVICE_S: Final = 5.0  #: for a task without timings: 48 tokens at 10 a second
 
 
@@ -17,6 +20,7 @@ class Measurement:
 
     due: Due
     num_prompts: int
+    num_decoded: int  #: of them decoded with the drafter; it is scored on the others
     device_s: float  #: what it is expected to take; of a task's measurements the first one sent pays for the controls
     is_sent: bool
 
@@ -45,21 +49,25 @@ def make_plan(
     job_device_s: Mapping[str, float],
     num_prompts: Mapping[str, int],
     budget_device_s: float,
+    decoded_share: float,
 ) -> ProbePlan:
     """Choose in order; what does not fit the rest of the budget is left out, and smaller ones behind it may fit.
 
     `job_device_s` is what a probe of a task took on average, `num_prompts` how many are sent. Each task pays for its
-    controls once.
+    controls once. Of a drafter that is scored, `decoded_share` of the prompts are decoded.
     """
     measurements: list[Measurement] = []
     left = budget_device_s
     with_controls: set[str] = set()
     for one in due:
         per_job = job_device_s.get(one.task, PRIOR_JOB_DEVICE_S)
-        cost = per_job * num_prompts[one.task] * (1 if one.task in with_controls else 2)
+        prompts = num_prompts[one.task]
+        decoded = num_decoded(one, prompts, decoded_share)
+        controls = 0 if one.task in with_controls else prompts
+        cost = per_job * (controls + decoded + SCORE_SHARE * (prompts - decoded))
         fits = cost <= left
         if fits:
             left -= cost
             with_controls.add(one.task)
-        measurements.append(Measurement(one, num_prompts[one.task], cost, fits))
+        measurements.append(Measurement(one, prompts, decoded, cost, fits))
     return ProbePlan(tuple(measurements), budget_device_s, len(num_prompts))

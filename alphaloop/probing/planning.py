@@ -14,11 +14,13 @@ from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.engines import EngineStore
+from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.probes import MEASURED, ProbeStore
 
 DAY: Final = timedelta(days=1)
 _TIMED: Final = timedelta(days=30)
+_MEASURED: Final = (DraftStatus.ACTIVE, DraftStatus.STALE)
 
 
 class ProbePlanner:
@@ -29,11 +31,8 @@ class ProbePlanner:
     ) -> None:
         """`tasks` are those that workers know: a probe of any other would become a dead letter."""
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
-        self._drafts, self._engines, self._drift = (
-            DraftRegistry(database),
-            EngineStore(database),
-            DriftEventStore(database),
-        )
+        self._drafts, self._engines = DraftRegistry(database), EngineStore(database)
+        self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._settings, self._tasks, self._change_jobs = settings, tasks, change_jobs
 
     def sets(self) -> dict[str, ProbeSet]:
@@ -43,19 +42,22 @@ class ProbePlanner:
     def plan(self, sets: Mapping[str, ProbeSet], now: datetime) -> ProbePlan:
         """What a run at `now` would send of these sets."""
         settings = self._settings
-        history = timedelta(days=settings.history_retention_days)
+        history, drafts = timedelta(days=settings.history_retention_days), self._drafts.all()
         due = find_due(
             sets.values(),
-            _new_since(self._drafts.all(), self._engines.first_measured(now), now),
+            _new_since(drafts, self._engines.first_measured(now), now),
             self._probes.last_probed(now, timedelta(seconds=settings.probe_deadline_s), since=now - history),
             now,
             max_age=self._max_age,
             alarms=self._alarms(),
-            traffic=self._probes.traffic(now - timedelta(days=settings.drift_window_days)),
+            traffic=self._probes.traffic(now - timedelta(days=settings.drift_window_days), now),
             change_jobs=self._change_jobs,
+            scorable=_scorable(drafts),
+            incidents={(one.found.task, one.found.drafter) for one in self._incidents.open_incidents()},
         )
         num_prompts = {task: min(settings.probe_prompts, len(found.prompts)) for task, found in sets.items()}
-        return make_plan(due, self._probes.mean_device_s(now - _TIMED), num_prompts, self._budget_device_s(now))
+        job_device_s = self._probes.mean_device_s(now - _TIMED, now)
+        return make_plan(due, job_device_s, num_prompts, self._budget_device_s(now), settings.probe_decoded_share)
 
     def _budget_device_s(self, now: datetime) -> float:
         """The share of the last day's device time, less what probes took of it already."""
@@ -83,7 +85,13 @@ def _new_since(drafts: Sequence[DraftRevision], engine_since: datetime | None, n
     """
     found: dict[str, datetime] = {}
     for draft in drafts:
-        if draft.status in (DraftStatus.ACTIVE, DraftStatus.STALE):
+        if draft.status in _MEASURED:
             seen = draft.registered_at if draft.registered_at <= now else datetime.min.replace(tzinfo=UTC)
             found[draft.drafter] = max(found.get(draft.drafter, seen), seen, engine_since or seen)
     return found
+
+
+def _scorable(drafts: Sequence[DraftRevision]) -> set[str]:
+    """Drafters of which every revision that is measured can be scored."""
+    measured = [draft for draft in drafts if draft.status in _MEASURED]
+    return {draft.drafter for draft in measured} - {draft.drafter for draft in measured if not draft.is_scorable}

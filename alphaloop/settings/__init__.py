@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from alphaloop.settings.claim_check import ClaimCheckSettings
+from alphaloop.settings.console import ConsoleSettings
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
-    ClaimCheckSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
@@ -12,7 +13,6 @@ from alphaloop.settings.model import (
     PostgresSettings,
     SchedulerSettings,
     StartupSettings,
-    TaskSettings,
     WorkerSettings,
 )
 from alphaloop.settings.models import (
@@ -23,10 +23,13 @@ from alphaloop.settings.models import (
     TargetSettings,
 )
 from alphaloop.settings.override import overridden
+from alphaloop.settings.report import ReportSettings
+from alphaloop.settings.task import TaskSettings
 from alphaloop.settings.tracing import TracingSettings
 
 __all__ = [
     "ClaimCheckSettings",
+    "ConsoleSettings",
     "DraftModelDrafterSettings",
     "DrafterSettings",
     "EmbeddedSettings",
@@ -36,6 +39,7 @@ __all__ = [
     "ModelSettings",
     "PolicySettings",
     "PostgresSettings",
+    "ReportSettings",
     "SchedulerSettings",
     "Settings",
     "StartupSettings",

@@ -19,8 +19,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from alphaloop.errors import ConfigError
 from alphaloop.messages.text import TaskName
+from alphaloop.settings.claim_check import ClaimCheckSettings
+from alphaloop.settings.console import ConsoleSettings
 from alphaloop.settings.model import (
-    ClaimCheckSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
@@ -28,10 +29,11 @@ from alphaloop.settings.model import (
     PostgresSettings,
     SchedulerSettings,
     StartupSettings,
-    TaskSettings,
     WorkerSettings,
 )
 from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.report import ReportSettings
+from alphaloop.settings.task import TaskSettings
 from alphaloop.settings.tracing import TracingSettings
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
@@ -64,6 +66,8 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     policy: PolicySettings = PolicySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    report: ReportSettings = ReportSettings()
+    console: ConsoleSettings = ConsoleSettings()
     claim_check: ClaimCheckSettings = ClaimCheckSettings()
     startup: StartupSettings = StartupSettings()
     logs: LogSettings = LogSettings()

@@ -1,18 +1,14 @@
-"""Every setting except the models', typed and frozen. The TOML files in configs/ explain them under the same names."""
+"""The settings of the processes and of their servers. The TOML files in configs/ explain them under the same names."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, SecretStr
 
-from alphaloop.claim_check.addresses import prefix_of
-from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.messages.job import Decoding
+from alphaloop.messages.unknown_fields import HARMLESS
 from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section, Share
 from alphaloop.store.session_limits import SessionLimits
@@ -20,7 +16,6 @@ from alphaloop.store.session_limits import SessionLimits
 Port = Annotated[int, Field(ge=0, le=65535)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 RetryDelay = Annotated[int, Field(ge=1, le=86_400)]
-PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class KafkaSettings(Section):
@@ -87,53 +82,6 @@ class PostgresSettings(Section):
         return self.limits().with_statements_of(self.long_statement_timeout_s)
 
 
-class TaskSettings(Section):
-    """One task of configs/tasks.toml: the defaults of its jobs."""
-
-    description: str = ""
-    weight: float = Field(
-        1.0, ge=0.01, le=100.0
-    )  #: while several tasks have waiting jobs, they share the device time of a worker in proportion to their weights
-    max_tokens: int = Field(256, ge=1)
-    temperature: float = Field(0.0, ge=0.0, le=2.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0)  #: 0 is the whole vocabulary
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
-    decoding: Decoding = Decoding.AUTO
-    vanilla_patterns: tuple[PromptPattern, ...] = Field(
-        (), max_length=100
-    )  #: a job whose prompt, or one of whose messages, is covered by one of them is decoded vanilla; * is any text
-    probe_max_age_s: float | None = Field(
-        None, gt=0
-    )  #: a drafter whose newest probe of this task is older is measured again; unset: the scheduler's
-    probes_from_traffic: bool = False  #: whether `alphaloop probes draw` may store prompts of jobs as probes
-    target_time_per_token_ms: float | None = Field(
-        None, gt=0
-    )  #: after the first token; the target has precedence over throughput
-    target_time_to_first_token_ms: float | None = Field(
-        None, gt=0
-    )  #: from the start of decoding; only one of the two targets can be given
-
-    def rules(self) -> TaskRules:
-        """What decisions know of the task's settings."""
-        objective = Objective()
-        if self.target_time_per_token_ms is not None:
-            objective = Objective(Aim.TIME_PER_TOKEN, self.target_time_per_token_ms)
-        elif self.target_time_to_first_token_ms is not None:
-            objective = Objective(Aim.TIME_TO_FIRST_TOKEN, self.target_time_to_first_token_ms)
-        return TaskRules(float(self.max_tokens), self.decoding, objective)
-
-    @model_validator(mode="after")
-    def _one_target(self) -> Self:
-        if self.target_time_per_token_ms is not None and self.target_time_to_first_token_ms is not None:
-            raise PydanticCustomError(
-                "targets",
-                "Expected one target, target_time_per_token_ms or target_time_to_first_token_ms; leave out one",
-            )
-        return self
-
-
 class WorkerSettings(Section):
     """configs/worker.toml."""
 
@@ -151,6 +99,9 @@ class WorkerSettings(Section):
     )  #: most device time by which jobs may go before their turn to share a prompt's beginning with a running job
     max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job becomes a dead letter
     max_json_depth: int = Field(32, ge=4)  #: nesting of a job's JSON; a deeper one becomes a dead letter
+    ignored_body_fields: tuple[str, ...] = (
+        HARMLESS  #: unknown fields of a job's body that are dropped; others are refused
+    )
     max_attempts: int = Field(3, ge=1)  #: a job fails after so many workers died while they held it
     lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
     commit_interval_s: float = Field(1.0, gt=0)  #: between two commits of offsets
@@ -213,6 +164,10 @@ class SchedulerSettings(Section):
     probe_num_draft_tokens: int = Field(
         3, ge=1, le=64
     )  #: k of a probe set that is registered; a drafter with shorter drafts is measured at its longest
+    probe_decoded_share: Share = Field(
+        0.25
+    )  #: share of the prompts that are decoded with a drafter which is due by age alone, at least one; on the others'
+    #: controls it is scored
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
     probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not ended by then expires
@@ -240,6 +195,12 @@ class SchedulerSettings(Section):
     )  #: age at which daily sums, closed drift events and incidents are deleted
     retention_max_s: float = Field(120.0, gt=0)  #: most time that a run spends on deleting; the next run goes on
     report_folder: Path | None = None  #: unset: data_dir/reports
+    notify_urls: tuple[SecretStr, ...] = ()  #: addresses that are told of drift and incidents, as apprise writes them
+    notify_reports: Literal["never", "changed", "always"] = "never"  #: which reports they are told of, besides
+    notify_check_s: float = Field(10.0, gt=0)  #: between two looks for something to tell
+    notify_retry_delays_s: tuple[RetryDelay, ...] = Field(
+        (60, 300, 1800, 7200, 21_600), max_length=6
+    )  #: a notification that was not taken is sent again after each of these, and then no more
     max_run_s: float = Field(1800.0, gt=0)  #: a longer measurement run hangs: the process ends, and another one leads
     http_host: str = "127.0.0.1"
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
@@ -253,38 +214,6 @@ class StartupSettings(Section):
     server_wait_s: float | None = Field(
         None, ge=0
     )  #: longest wait for one server, then the process ends with code 1; unset: for ever; 0: no wait
-
-
-class ClaimCheckSettings(Section):
-    """Where content lies that is too large for a message: prompts of jobs, texts of results."""
-
-    url: str | None = None  #: a folder, or s3://bucket/path (gs, abfs); unset: nothing travels by reference
-    read_urls: tuple[str, ...] = Field(
-        (), max_length=100
-    )  #: further folders or prefixes from which workers read the prompts of jobs
-    max_bytes: int = Field(32 << 20, ge=1 << 10)  #: of one prompt or text
-    timeout_s: float = Field(30.0, gt=0)  #: longest wait for one answer of an object store
-    num_readers: int = Field(4, ge=1, le=64)  #: prompts that a worker reads at once
-    options: dict[str, SecretStr | bool | int | float] = Field(
-        {}
-    )  #: of the object store's client, such as endpoint_url; credentials come better from its own environment variables
-
-    @field_validator("url")
-    @classmethod
-    def _one_spelling(cls, url: str | None) -> str | None:
-        return None if url is None else prefix_of(url)
-
-    @field_validator("read_urls")
-    @classmethod
-    def _one_spelling_each(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(prefix_of(url) for url in urls)
-
-    def client_options(self) -> dict[str, str | bool | int | float]:
-        """The options as the client takes them. They hold secrets: never log them."""
-        return {
-            name: option.get_secret_value() if isinstance(option, SecretStr) else option
-            for name, option in self.options.items()
-        }
 
 
 class LogSettings(Section):

@@ -59,6 +59,7 @@ class LookupDrafterSettings(Section):
             offers=lookup_prior.OFFERED,
             through=lookup_prior.THROUGH,
             is_scored=self.shadow_share > 0,
+            is_scorable=True,
         )
 
 
@@ -89,6 +90,7 @@ class DraftModelDrafterSettings(Section):
             revision,
             self.max_draft_tokens,
             is_stale,
+            is_scorable=self.num_branches == 1,
             max_prompt_tokens=self.max_prompt_tokens,
             shared_weights=repr(same) if self.num_branches == 1 else "",
         )

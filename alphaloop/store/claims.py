@@ -21,6 +21,7 @@ class ClaimState(StrEnum):
     ENDED = "ended"  #: the outcome is recorded: publish it again
     CONFLICT = "conflict"  #: known with another payload
     HELD = "held"  #: another worker has it: ask again when its lease is over
+    SUSPECT = "suspect"  #: a worker died with it: not claimed beside others, ask for it alone
     CANCELLED = "cancelled"  #: claimed, to record that it was cancelled
     EXHAUSTED = "exhausted"  #: claimed, to record that it failed because too many workers died with it
 
@@ -51,7 +52,7 @@ class Claim:
     """The answer to one request. `outcome` is the recorded Result, byte for byte, when the job ended.
 
     `headers` are those that the job's message handed on to that result. `num_crashes` and `num_failures` are known of
-    jobs that are claimed.
+    jobs that are claimed, and of suspects.
     """
 
     job_id: str
@@ -65,12 +66,21 @@ class Claim:
 
 
 def claimed(
-    job_id: str, attempt: int, num_crashes: int, num_failures: int, is_cancelled: bool, *, max_attempts: int
+    job_id: str,
+    attempt: int,
+    num_crashes: int,
+    num_failures: int,
+    is_cancelled: bool,
+    is_suspect: bool,
+    *,
+    max_attempts: int,
 ) -> Claim:
-    """The answer to a request whose job was claimed."""
+    """The answer to a request whose job was claimed, or left to be claimed alone."""
     state = ClaimState.CLAIMED if num_crashes < max_attempts else ClaimState.EXHAUSTED
     if is_cancelled:
         state = ClaimState.CANCELLED
+    if is_suspect:
+        state = ClaimState.SUSPECT
     return Claim(job_id, state, attempt, num_crashes=num_crashes, num_failures=num_failures)
 
 

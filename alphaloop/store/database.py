@@ -176,8 +176,8 @@ def _refuse_if_cut(connection: psycopg.Connection, record: object, proxy: object
 
 
 def redacted(url: URL) -> str:
-    """The URL to be shown: without its password, and without libpq's parameters, which may hold passwords too."""
-    return url.set(query={}).render_as_string(hide_password=True)
+    """The URL as psql takes it, to be shown: without its password and parameters, which may hold passwords too."""
+    return url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
 
 
 def parse_url(url: SecretStr) -> URL:

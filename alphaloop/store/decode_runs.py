@@ -16,6 +16,7 @@ class Source(StrEnum):
     """How a row of evidence_rows was counted."""
 
     SHADOW = "shadow"  #: scored on a text that others decoded
+    SCORED = "scored"  #: on the text of a control, which asked for it: a probe without decoding
     SHARED_WEIGHTS = "shared_weights"  #: in the rounds of a drafter of the same weights
     DRAFTED = "drafted"  #: of a drafter that decoded: of its rounds alone, or scored at its longest drafts
 
@@ -119,6 +120,8 @@ class JobCounts:
 
     def source(self, shadow: ShadowRun) -> Source:
         """How one of `shadows` was counted."""
+        if self.run is not None and self.run.purpose == Purpose.CONTROL:
+            return Source.SCORED
         if shadow.is_drafted or (self.run is not None and shadow.key == self.run.key):
             return Source.DRAFTED
         return Source.SHARED_WEIGHTS if shadow.chances else Source.SHADOW

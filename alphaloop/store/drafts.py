@@ -38,6 +38,7 @@ class DraftRevision:
     parent_revision: str | None = None  #: what it was trained from
     trained_on: str | None = None
     figures: Mapping[str, Any] | None = None  #: measured on held-out text; None if never measured
+    is_scorable: bool = False  #: one pass over a greedy text gives its counts
 
 
 class DraftRegistry:
@@ -46,7 +47,7 @@ class DraftRegistry:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def register(self, drafter: str, draft_revision: str, target_revision: str) -> None:
+    def register(self, drafter: str, draft_revision: str, target_revision: str, *, is_scorable: bool = False) -> None:
         """Register a draft that is served; a new one and a candidate become active, others keep their status."""
         statement = insert(draft_revisions).values(
             drafter=drafter,
@@ -54,10 +55,16 @@ class DraftRegistry:
             target_revision=target_revision,
             status=DraftStatus.ACTIVE,
             status_reason="registered by a worker",
+            is_scorable=is_scorable,
         )
         promote = statement.on_conflict_do_update(
             constraint=draft_revisions.primary_key,
-            set_={"status": DraftStatus.ACTIVE, "status_reason": "served by a worker", "status_changed_at": func.now()},
+            set_={
+                "status": DraftStatus.ACTIVE,
+                "status_reason": "served by a worker",
+                "status_changed_at": func.now(),
+                "is_scorable": is_scorable,
+            },
             where=draft_revisions.c.status == DraftStatus.CANDIDATE,
         )
         with self._database.begin() as connection:
@@ -128,6 +135,7 @@ class DraftRegistry:
             drafts.parent_revision,
             drafts.trained_on,
             drafts.figures,
+            drafts.is_scorable,
         ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)
         with self._database.begin() as connection:
             return [
@@ -142,6 +150,7 @@ class DraftRegistry:
                     row.parent_revision,
                     row.trained_on,
                     row.figures,
+                    row.is_scorable,
                 )
                 for row in connection.execute(query)
             ]

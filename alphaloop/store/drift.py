@@ -9,19 +9,21 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, Connection, cast, func, select
 
-from alphaloop.measurements import DecodedJob, Stream
+from alphaloop.measurements import DecodedJob, Stream, TaskSpend
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import SHADOW
+from alphaloop.store.settled_sums import sums_between
 from alphaloop.tables import acceptance_hourly, decode_runs
 
-#: Newest jobs of a stream that are read: far more than any configured average run length.
-MAX_JOBS_PER_STREAM: Final = 20_000
-#: Jobs of all streams together: some 200 MB.
-MAX_JOBS: Final = 200_000
+#: Newest jobs of a stream that are read.
+MAX_JOBS_PER_STREAM: Final = 5_000
+#: Jobs of all streams together: some 50 MB.
+MAX_JOBS: Final = 100_000
 #: Jobs of a task that the database looks at for one of its streams.
-MAX_READ_PER_STREAM: Final = 200_000
+MAX_READ_PER_STREAM: Final = 50_000
 _HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
 
 _STREAM: Final = tuple(field.name for field in fields(Stream))
 _JOB: Final = tuple(field.name for field in fields(DecodedJob))
@@ -44,40 +46,51 @@ class DriftStore:
     ) -> dict[Stream, list[DecodedJob]]:
         """Traffic decoded in (since, until], by stream, oldest job first; of each stream its newest jobs.
 
-        The hourly sums say where they are. A stream has at most `max_jobs` and its share of `max_all_jobs`; small
-        streams leave the rest of their shares to the others. Of a task at most about `max_read` jobs are looked at for
-        one of its streams, the newest, so a rare stream of a busy task begins later.
+        The sums say where they are. A stream has at most `max_jobs` and its share of `max_all_jobs`; small streams
+        leave the rest of their shares to the others. Of a task at most about `max_read` jobs are looked at for one of
+        its streams, up to the stream's newest, so a rare stream of a busy task begins later.
         """
         found: dict[Stream, list[DecodedJob]] = {}
         with self._database.begin() as connection:
-            hours = _hours(connection, since, until)
+            stretches = _stretches(connection, since, until)
             of_tasks: dict[str, dict[datetime, int]] = {}
-            for stream, by_hour in hours.items():
+            for stream, by_start in stretches.items():
                 of_task = of_tasks.setdefault(stream.task, {})
-                for hour, num_jobs in by_hour.items():
-                    of_task[hour] = of_task.get(hour, 0) + num_jobs
-            limits = shares({stream: min(max_jobs, sum(n.values())) for stream, n in hours.items()}, max_all_jobs)
+                for start, num_jobs in by_start.items():
+                    of_task[start] = of_task.get(start, 0) + num_jobs
+            limits = shares({stream: min(max_jobs, sum(n.values())) for stream, n in stretches.items()}, max_all_jobs)
             for stream in sorted(limits):
-                begin = max(
-                    since, first_hour(hours[stream], limits[stream]), first_hour(of_tasks[stream.task], max_read)
-                )
-                if jobs := _newest(connection, stream, begin, until, limits[stream]):
+                newest = max(stretches[stream])
+                until_then = {start: n for start, n in of_tasks[stream.task].items() if start <= newest}
+                begin = max(since, first_start(stretches[stream], limits[stream]), first_start(until_then, max_read))
+                end = min(until, newest + _DAY)
+                if jobs := _newest(connection, stream, begin, end, limits[stream]):
                     found[stream] = jobs
         return found
+
+    def num_jobs(self, since: datetime, until: datetime) -> dict[str, int]:
+        """By task, its jobs of traffic in the hours that began in (since, until]."""
+        with self._database.begin() as connection:
+            sums = sums_between(connection, since, until).c
+            query = (
+                select(sums.task, cast(func.sum(sums.num_jobs), BigInteger))
+                .where(sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW)
+                .group_by(sums.task)
+            )
+            return {task: number for task, number in connection.execute(query)}
 
     def saved_passes(self, since: datetime, until: datetime) -> dict[str, int]:
         """By task, target passes that drafts saved its traffic in the hours that began in (since, until].
 
         Vanilla decoding takes one pass a token, so this is tokens minus rounds. A pass is one of a single sequence.
         """
-        hours = acceptance_hourly.c
-        query = (
-            select(hours.task, cast(func.sum(hours.num_tokens - hours.rounds), BigInteger))
-            .where(hours.bucket > since, hours.bucket <= until)
-            .where(hours.purpose == Purpose.TRAFFIC, hours.mode == Mode.SPECULATIVE)
-            .group_by(hours.task)
-        )
         with self._database.begin() as connection:
+            sums = sums_between(connection, since, until).c
+            query = (
+                select(sums.task, cast(func.sum(sums.num_tokens - sums.rounds), BigInteger))
+                .where(sums.purpose == Purpose.TRAFFIC, sums.mode == Mode.SPECULATIVE)
+                .group_by(sums.task)
+            )
             return {task: num_passes for task, num_passes in connection.execute(query)}
 
     def last_decoded_at(self, until: datetime) -> datetime | None:
@@ -99,6 +112,21 @@ class DriftStore:
                 runs.decoded_at < min(hour + _HOUR, until + timedelta(microseconds=1)),
             )
             return connection.execute(newest_job).scalar_one() or hour
+
+    def spent(self, since: datetime, until: datetime) -> dict[str, TaskSpend]:
+        """By task, what its traffic took in the hours that began in (since, until]."""
+        hours = acceptance_hourly.c
+        query = (
+            select(hours.task, func.sum(hours.num_jobs), func.sum(hours.num_tokens), func.sum(hours.device_s))
+            .where(hours.bucket > since, hours.bucket <= until)
+            .where(hours.purpose == Purpose.TRAFFIC, hours.mode != SHADOW)
+            .group_by(hours.task)
+        )
+        with self._database.begin() as connection:
+            return {
+                task: TaskSpend(int(num_jobs), int(num_tokens), float(device_s))
+                for task, num_jobs, num_tokens, device_s in connection.execute(query)
+            }
 
     def num_tokens(self, task: str, since: datetime, until: datetime) -> int:
         """Tokens of a task's traffic in the hours that began in (since, until]."""
@@ -123,8 +151,8 @@ def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:
     return {stream: number for stream, number in found.items() if number}
 
 
-def first_hour(num_jobs: Mapping[datetime, int], enough: int) -> datetime:
-    """The moment behind which the newest `enough` jobs are: just before an hour."""
+def first_start(num_jobs: Mapping[datetime, int], enough: int) -> datetime:
+    """The moment behind which the newest `enough` jobs are: just before an hour, or before a settled day."""
     seen, begin = 0, datetime.max.replace(tzinfo=UTC)
     for begin in sorted(num_jobs, reverse=True):
         seen += num_jobs[begin]
@@ -133,18 +161,17 @@ def first_hour(num_jobs: Mapping[datetime, int], enough: int) -> datetime:
     return begin - timedelta(microseconds=1)
 
 
-def _hours(connection: Connection, since: datetime, until: datetime) -> dict[Stream, dict[datetime, int]]:
-    """Jobs of traffic by stream and hour."""
-    hours = acceptance_hourly.c
+def _stretches(connection: Connection, since: datetime, until: datetime) -> dict[Stream, dict[datetime, int]]:
+    """Jobs of traffic by stream, and by the start of an hour or of a settled day."""
+    sums = sums_between(connection, since - _HOUR, until).c
     query = (
-        select(*(hours[name] for name in _STREAM), hours.bucket, cast(func.sum(hours.num_jobs), BigInteger))
-        .where(hours.bucket > since - _HOUR, hours.bucket <= until)
-        .where(hours.purpose == Purpose.TRAFFIC, hours.mode != SHADOW)
-        .group_by(*(hours[name] for name in _STREAM), hours.bucket)
+        select(*(sums[name] for name in _STREAM), sums.bucket, cast(func.sum(sums.num_jobs), BigInteger))
+        .where(sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW)
+        .group_by(*(sums[name] for name in _STREAM), sums.bucket)
     )
     found: dict[Stream, dict[datetime, int]] = {}
-    for *stream, hour, num_jobs in connection.execute(query):
-        found.setdefault(Stream(*stream), {})[hour] = num_jobs
+    for *stream, start, num_jobs in connection.execute(query):
+        found.setdefault(Stream(*stream), {})[start] = num_jobs
     return found
 
 

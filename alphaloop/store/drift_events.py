@@ -11,7 +11,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, func, insert, or_, select, update
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.measurements import DriftSubject
+from alphaloop.measurements import AcceptedLevel, DriftSubject
 from alphaloop.store.database import Database
 from alphaloop.tables import drift_event_states, drift_events
 
@@ -64,6 +64,7 @@ class DriftEvent:
     closed_at: datetime | None
     closed_because: str | None
     num_reopened: int
+    accepted_at: datetime | None = None  #: when its owner took the new level for the norm
 
     @property
     def subject(self) -> DriftSubject:
@@ -164,7 +165,7 @@ class DriftEventStore:
         with self._database.begin() as connection:
             for change in changes:
                 event_id = _carry_out(connection, change, now)
-                if change.state is not None:
+                if event_id is not None and change.state is not None:
                     _note(connection, event_id, change.state, change.content, change.sentence, SCHEDULER, now)
 
     def acknowledge(self, event_id: int, by: str, note: str, now: datetime) -> DriftEvent:
@@ -184,6 +185,50 @@ class DriftEventStore:
             _note(connection, event_id, EventState.ACKNOWLEDGED, event.content, note, by, now)
         return event
 
+    def accept(self, event_id: int, by: str, note: str) -> list[DriftEvent]:
+        """Close an open event, and all others of its drafter in its task: their new level is the norm from now on.
+
+        Returns them; raises NoSuchEvent. By the clock of the database, because jobs and probes are compared with it.
+        """
+        events = drift_events.c
+        about = select(events.task, events.drafter).where(events.id == event_id, events.closed_at.is_(None)).subquery()
+        because = f"accepted as the new level{': ' + note if note else '.'}"
+        statement = (
+            update(drift_events)
+            .where(events.task == about.c.task, events.drafter == about.c.drafter, events.closed_at.is_(None))
+            .values(
+                acknowledged_at=func.now(),
+                acknowledged_by=by,
+                note=note,
+                closed_at=func.greatest(func.now(), events.opened_at),
+                closed_because=because,
+                accepted_at=func.now(),
+            )
+            .returning(drift_events)
+        )
+        with self._database.begin() as connection:
+            closed = sorted((_event(row) for row in connection.execute(statement)), key=lambda event: event.id)
+            if not closed:
+                raise NoSuchEvent(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+            for event in closed:
+                assert event.accepted_at is not None  # noqa: S101 - it was set just now
+                _note(connection, event.id, EventState.CLOSED, event.content, because, by, event.accepted_at)
+        return closed
+
+    def accepted_levels(self, until: datetime) -> dict[tuple[str, str], AcceptedLevel]:
+        """By task and drafter, the newest level that was accepted until then."""
+        events = drift_events.c
+        query = (
+            select(events.task, events.drafter, events.accepted_at, func.max(events.began_before))
+            .where(events.accepted_at <= until)
+            .group_by(events.task, events.drafter, events.accepted_at)
+            .order_by(events.accepted_at)
+        )
+        with self._database.begin() as connection:
+            return {
+                (task, drafter): AcceptedLevel(at, before) for task, drafter, at, before in connection.execute(query)
+            }
+
     def _events(self, condition: Any) -> list[DriftEvent]:
         query = select(drift_events).where(condition).order_by(drift_events.c.opened_at, drift_events.c.id)
         with self._database.begin() as connection:
@@ -201,7 +246,8 @@ def _event(row: Row[Any]) -> DriftEvent:
     return DriftEvent(content=content, **{name: getattr(row, name) for name in _LIFE})
 
 
-def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int:
+def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int | None:
+    """The event's number; None where its level was accepted since the run read it."""
     values: dict[str, Any] = {
         **asdict(change.content.subject),
         **{name: getattr(change.content, name) for name in _CONTENT},
@@ -221,8 +267,8 @@ def _carry_out(connection: Connection, change: EventChange, now: datetime) -> in
         values |= {"closed_at": None, "closed_because": None, "raised_at": now, "confirmed_at": None}
         # Whoever took note of it took it for over.
         values |= {"acknowledged_at": None, "num_reopened": events.num_reopened + 1}
-    connection.execute(update(drift_events).where(events.id == change.event_id).values(**values))
-    return change.event_id
+    changed = update(drift_events).where(events.id == change.event_id, events.accepted_at.is_(None)).values(**values)
+    return connection.execute(changed.returning(events.id)).scalar()
 
 
 def _note(

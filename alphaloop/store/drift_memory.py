@@ -15,7 +15,8 @@ from alphaloop.measurements import Stream, WatchedJob
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import SHADOW
-from alphaloop.tables import acceptance_hourly, decode_runs, drift_memories, drift_positions
+from alphaloop.store.settled_sums import sums_between
+from alphaloop.tables import decode_runs, drift_memories, drift_positions
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -37,6 +38,7 @@ class StoredMemory:
     version: int
     document: Mapping[str, Any]
     last_decoded_at: datetime
+    norm_since: datetime | None = None  #: jobs decoded until then are not in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,9 @@ class DriftMemoryStore:
 
     def tasks(self, since: datetime, until: datetime) -> list[str]:
         """Tasks with traffic that was drafted in these hours, sorted."""
-        hours = acceptance_hourly.c
-        query = select(hours.task).distinct().where(*_drafted(since - _HOUR, until)).order_by(hours.task)
         with self._database.begin() as connection:
+            sums = sums_between(connection, since - _HOUR, until).c
+            query = select(sums.task).distinct().where(*_drafted(sums)).order_by(sums.task)
             return list(connection.execute(query).scalars())
 
     def jobs_a_month(self, now: datetime, month: timedelta) -> float:
@@ -65,9 +67,9 @@ class DriftMemoryStore:
 
         A shorter history counts in proportion; a day is the shortest.
         """
-        hours = acceptance_hourly.c
-        query = select(func.sum(hours.num_jobs), func.min(hours.bucket)).where(*_drafted(now - month, now))
         with self._database.begin() as connection:
+            sums = sums_between(connection, now - month, now).c
+            query = select(func.sum(sums.num_jobs), func.min(sums.bucket)).where(*_drafted(sums))
             num_jobs, first = connection.execute(query).one()
         if not num_jobs:
             return 0.0
@@ -100,7 +102,7 @@ class DriftMemoryStore:
             position,
             {
                 Stream(*(getattr(row, name) for name in _STREAM)): StoredMemory(
-                    row.version, row.document, row.last_decoded_at
+                    row.version, row.document, row.last_decoded_at, row.norm_since
                 )
                 for row in rows
             },
@@ -127,15 +129,8 @@ class DriftMemoryStore:
             connection.execute(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
 
 
-def _drafted(after: datetime, until: datetime) -> tuple[Any, ...]:
-    hours = acceptance_hourly.c
-    return (
-        hours.bucket > after,
-        hours.bucket <= until,
-        hours.purpose == Purpose.TRAFFIC,
-        hours.mode != SHADOW,
-        hours.drafter != "",
-    )
+def _drafted(sums: Any) -> tuple[Any, ...]:
+    return sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW, sums.drafter != ""
 
 
 def _move(connection: Connection, task: str, read_from: Position | None, to: Position) -> bool:
@@ -164,6 +159,7 @@ def _columns(memory: StoredMemory) -> dict[str, Any]:
         "version": memory.version,
         "document": dict(memory.document),
         "last_decoded_at": memory.last_decoded_at,
+        "norm_since": memory.norm_since,
     }
 
 

@@ -23,6 +23,8 @@ from alphaloop.tables import acceptance_hourly
 
 #: `mode` of sums that took no time; the other modes are those of alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
+#: Whose sums the rows of evidence are in; the others are in none.
+_PURPOSES: Final = {Source.SHADOW: Purpose.TRAFFIC, Source.SCORED: Purpose.PROBE}
 #: The key of a row.
 HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
 _HOURS: Final = RowSet(list(acceptance_hourly.c))
@@ -69,8 +71,9 @@ def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, A
             row["wall_s"] += run.wall_s
             row["device_s"] += run.device_s
         for shadow in job.shadows:
-            if job.source(shadow) is Source.SHADOW:
-                how = Purpose.TRAFFIC.value, SHADOW, shadow.num_draft_tokens
+            purpose = _PURPOSES.get(job.source(shadow))
+            if purpose is not None:
+                how = purpose.value, SHADOW, shadow.num_draft_tokens
                 row = _row(rows, shadow.key, hour_of(shadow.decoded_at), *how)
                 _add(row, shadow.counts, shadow.counts.num_tokens, shadow.num_prompt_tokens)
     return {tuple(row[name] for name in HOUR_KEY): row for row in rows.values()}

@@ -84,14 +84,14 @@ class IncidentStore:
         """Incidents that are not over, oldest first."""
         query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
         with self._database.begin() as connection:
-            return [OpenIncident(row.id, _incident(row), row.opened_at) for row in connection.execute(query)]
+            return [OpenIncident(row.id, incident_of(row), row.opened_at) for row in connection.execute(query)]
 
     def closed_since(self, moment: datetime) -> list[ClosedIncident]:
         """Incidents that were closed after `moment`, oldest first."""
         query = select(incidents).where(incidents.c.closed_at > moment).order_by(incidents.c.closed_at, incidents.c.id)
         with self._database.begin() as connection:
             return [
-                ClosedIncident(row.id, _incident(row), row.opened_at, row.closed_at)
+                ClosedIncident(row.id, incident_of(row), row.opened_at, row.closed_at)
                 for row in connection.execute(query)
             ]
 
@@ -107,7 +107,8 @@ class IncidentStore:
                 connection.execute(statement)
 
 
-def _incident(row: Row[Any]) -> Incident:
+def incident_of(row: Row[Any]) -> Incident:
+    """What a row of the table says."""
     return Incident(
         IncidentKind(row.kind),
         row.task,

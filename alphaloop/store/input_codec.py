@@ -15,6 +15,7 @@ from alphaloop.cost import CostKind, CostPoint
 from alphaloop.cost_doubt import LogEstimate
 from alphaloop.cost_state import CostBasis, CostState, Deviation
 from alphaloop.deciding.decision_inputs import SessionFacts
+from alphaloop.deciding.expectation_error import ExpectationError
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
@@ -117,13 +118,14 @@ def posterior_content(origin: PosteriorOrigin, pair: int) -> dict[str, Any]:
         "at": microseconds(origin.at),
         "positions": _gaps(origin.positions),
         "pair": pair,
+        "error": list(origin.error),
     }
 
 
 def read_posterior(content: Mapping[str, Any], pair: PairOrigin) -> PosteriorOrigin:
     """From `posterior_content`."""
     at, positions = moment(content["at"]), _positions(content["positions"])
-    return PosteriorOrigin(EvidenceKey(*content["key"]), at, positions, pair)
+    return PosteriorOrigin(EvidenceKey(*content["key"]), at, positions, pair, ExpectationError(*content["error"]))
 
 
 def split_content(origin: SplitOrigin) -> dict[str, Any]:

@@ -32,6 +32,12 @@ __all__ = ["CLAIMS", "Claim", "ClaimRequest", "ClaimState", "JobStore"]
 
 #: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
 _LEASE_END: Final = "clock_timestamp() + make_interval(secs => %(lease_s)s)"
+#: Workers that died with the job, the one that it is taken over from included.
+_CRASHES: Final = "known.num_crashes + CASE WHEN known.owner <> excluded.owner THEN 1 ELSE 0 END"
+#: A job with which a worker died is claimed alone. Beside others its crash is counted and nobody holds it, in this same
+#: statement, because a worker that died before it gave such claims back would count as a crash of all of them.
+_IS_SUSPECT: Final = f"""NOT %(alone)s AND known.owner IS DISTINCT FROM excluded.owner
+    AND {_CRASHES} BETWEEN 1 AND %(max_attempts)s - 1"""
 #: One statement, so that a claim takes one exchange with the server. Locks rows in Python's order of job_id. A row that
 #: may not be claimed is locked, left as it is, and not returned. A claim that is taken over from another owner counts
 #: as a crash of that owner. A claim that was given back has no owner, and an owner asks for its own claim again when
@@ -43,13 +49,13 @@ _CLAIM: Final = f"""
     FROM unnest(%(job_id)b::text[], %(payload_sha256)b::bytea[], %(task)b::text[], %(segment)b::text[],
         %(custom_id)b::text[], %(batch_id)b::text[], %(purpose)b::text[]) AS given(job_id, s, t, l, c, b, p)
     ORDER BY given.job_id COLLATE "C"
-    ON CONFLICT (job_id) DO UPDATE SET attempt = known.attempt + 1, owner = excluded.owner,
-        num_crashes = known.num_crashes + CASE WHEN known.owner <> excluded.owner THEN 1 ELSE 0 END,
-        lease_expires_at = excluded.lease_expires_at
+    ON CONFLICT (job_id) DO UPDATE SET attempt = known.attempt + 1, num_crashes = {_CRASHES},
+        owner = CASE WHEN {_IS_SUSPECT} THEN NULL ELSE excluded.owner END,
+        lease_expires_at = CASE WHEN {_IS_SUSPECT} THEN clock_timestamp() ELSE excluded.lease_expires_at END
     WHERE known.status = 'running' AND known.payload_sha256 = excluded.payload_sha256
         AND (known.owner IS NULL OR known.owner = excluded.owner OR known.lease_expires_at <= clock_timestamp())
     RETURNING job_id, attempt, num_crashes, num_failures,
-        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id)
+        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id), owner IS NULL
 """  # noqa: S608 - no values
 
 #: An INSERT for the same reason as that of alphaloop.store.outcomes: its plan depends on no statistics. A row that was
@@ -71,12 +77,15 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def claim(self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int) -> list[Claim]:
+    def claim(
+        self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int, alone: bool = True
+    ) -> list[Claim]:
         """Claim jobs, in one statement unless a job is asked for with two payloads; one answer a request, in order.
 
         A job named twice in one call is claimed once; the second answer is HELD for the length of the lease, or
         CONFLICT when its payload differs. `owner` must be new for each process: a running job of the same owner is
-        claimed again, at the next attempt. A job that `max_attempts` workers have died with is EXHAUSTED.
+        claimed again, at the next attempt. A job that `max_attempts` workers have died with is EXHAUSTED. A job
+        with which a worker died is a SUSPECT, which nobody holds, unless it is asked for `alone`.
         """
         mine: dict[str, Claim] = {}
         chosen: dict[str, ClaimRequest] = {}
@@ -85,7 +94,7 @@ class JobStore:
             asked: dict[str, ClaimRequest] = {}
             for request in waiting:
                 asked.setdefault(request.job_id, request)
-            found = self._claim_each(asked.values(), owner=owner, lease_s=lease_s, max_attempts=max_attempts)
+            found = self._claim_each(asked.values(), owner, lease_s, max_attempts, alone=alone)
             mine |= found
             chosen |= {job_id: asked[job_id] for job_id in found}
             # A row may conflict with one request and be claimed by the next one of the same job.
@@ -109,13 +118,14 @@ class JobStore:
         return answers
 
     def _claim_each(
-        self, requests: Collection[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int
+        self, requests: Collection[ClaimRequest], owner: str, lease_s: float, max_attempts: int, *, alone: bool
     ) -> dict[str, Claim]:
-        """The claims of those that can be claimed now; one request a job."""
+        """The answers of those that can be claimed now; one request a job."""
         by_column = zip(*map(request_values, requests), strict=True)
         columns = {name: list(values) for name, values in zip(ClaimRequest.__slots__, by_column, strict=True)}
+        given = {"owner": owner, "lease_s": lease_s, "max_attempts": max_attempts, "alone": alone}
         with self._database.single() as connection:
-            rows = driver_of(connection).execute(_CLAIM, {**columns, "owner": owner, "lease_s": lease_s})
+            rows = driver_of(connection).execute(_CLAIM, columns | given)
             return {job_id: claimed(job_id, *found, max_attempts=max_attempts) for job_id, *found in rows}
 
     def _known(self, job_ids: Collection[str]) -> dict[str, Row[Any]]:

@@ -50,7 +50,7 @@ class Recorded:
 
     runs: list[DecodeRun] = field(default_factory=list)
     evidence: list[tuple[EvidenceKey, EvidenceSums]] = field(default_factory=list)  #: as it was added together
-    scored: list[EvidenceKey] = field(default_factory=list)  #: of drafters that were counted without decoding
+    scored: list[EvidenceKey] = field(default_factory=list)  #: of drafters that were counted on traffic, undecoded
 
     def add_run(self, run: DecodeRun, *, is_evidence: bool) -> None:
         """One more job."""
@@ -61,7 +61,7 @@ class Recorded:
     def add_row(self, shadow: ShadowRun, source: Source) -> None:
         """One more row of evidence_rows."""
         self.evidence.append((shadow.key, shadow.evidence))
-        if source is not Source.DRAFTED:
+        if source not in (Source.DRAFTED, Source.SCORED):
             self.scored.append(shadow.key)
 
 

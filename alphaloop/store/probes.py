@@ -5,17 +5,32 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, FromClause, and_, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    Table,
+    and_,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
-from alphaloop.probing.due import TaskHour
+from alphaloop.probing.due import TaskTraffic
 from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import Source
 from alphaloop.store.hourly_sums import SHADOW
-from alphaloop.tables import acceptance_hourly, decode_runs, probe_runs, probe_sets
+from alphaloop.store.settled_sums import sums_between
+from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows, probe_runs, probe_sets
 
 MEASURED: Final = (Purpose.PROBE.value, Purpose.CONTROL.value)
 EVERY_PURPOSE: Final = tuple(purpose.value for purpose in Purpose)
@@ -38,6 +53,7 @@ class ProbeRun:
     drafter: str | None
     num_draft_tokens: int | None
     payload_sha256: bytes
+    scored_drafters: tuple[str, ...] = ()  #: on a control's text
 
 
 class ProbeStore:
@@ -49,43 +65,53 @@ class ProbeStore:
     def last_probed(self, now: datetime, deadline: timedelta, *, since: datetime) -> dict[tuple[str, str], datetime]:
         """When each (task, drafter) was last measured with the set in use, or is being measured.
 
-        Of runs due after `since`. A probe counts once it was decoded, and before that until its deadline has passed.
+        Of runs due after `since`. A probe, and a control for what is scored on it, counts once it was decoded, and
+        before that until its deadline has passed.
         """
         runs = probe_runs.c
         in_use = exists().where(
             probe_sets.c.task == runs.task, probe_sets.c.version == runs.probe_set, probe_sets.c.is_active
         )
+        decoded = select(decode_runs.c.job_id).where(_is_measured(since))
+        drafters = func.unnest(func.array_append(runs.scored_drafters, runs.drafter))
+        measured = (
+            select(runs.task, drafters.label("drafter"), runs.scheduled_for)
+            .where(runs.scheduled_for > since, in_use)
+            .where(or_(runs.job_id.in_(decoded), runs.sent_at > now - deadline))
+            .subquery()
+            .c
+        )
         query = (
-            select(runs.task, runs.drafter, func.max(runs.scheduled_for))
-            .where(runs.purpose == "probe", runs.scheduled_for > since, in_use)
-            .where(or_(exists().where(_decoded_as(decode_runs, probe_runs)), runs.sent_at > now - deadline))
-            .group_by(runs.task, runs.drafter)
+            select(measured.task, measured.drafter, func.max(measured.scheduled_for))
+            .where(measured.drafter.is_not(None))
+            .group_by(measured.task, measured.drafter)
         )
         with self._database.begin() as connection:
             return {(task, drafter): last for task, drafter, last in connection.execute(query)}
 
-    def mean_device_s(self, since: datetime) -> dict[str, float]:
-        """Mean device seconds of a probe or control by task, over the hours that began after `since`."""
-        hours = acceptance_hourly.c
-        query = (
-            select(hours.task, func.sum(hours.device_s) / func.sum(hours.num_jobs))
-            .where(hours.bucket > since, hours.purpose.in_(MEASURED), hours.mode != SHADOW)
-            .group_by(hours.task)
-        )
+    def mean_device_s(self, since: datetime, until: datetime) -> dict[str, float]:
+        """Mean device seconds of a probe or control by task, over the hours that began in (since, until]."""
         with self._database.begin() as connection:
+            sums = sums_between(connection, since, until).c
+            query = (
+                select(sums.task, func.sum(sums.device_s) / func.sum(sums.num_jobs))
+                .where(sums.purpose.in_(MEASURED), sums.mode != SHADOW)
+                .group_by(sums.task)
+            )
             return {task: seconds for task, seconds in connection.execute(query)}
 
-    def traffic(self, since: datetime) -> list[TaskHour]:
-        """Traffic by task and hour, of the hours that began after `since`."""
-        hours = acceptance_hourly.c
-        query = (
-            select(hours.task, hours.bucket, func.sum(hours.num_jobs), func.sum(hours.device_s))
-            .where(hours.bucket > since, hours.purpose == "traffic", hours.mode != SHADOW)
-            .group_by(hours.task, hours.bucket)
-        )
+    def traffic(self, since: datetime, until: datetime) -> list[TaskTraffic]:
+        """Traffic by task of the hours that began in (since, until]: by hour, or by settled day."""
         with self._database.begin() as connection:
+            sums = sums_between(connection, since, until).c
+            query = (
+                select(sums.task, sums.bucket, func.sum(sums.num_jobs), func.sum(sums.device_s))
+                .where(sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW)
+                .group_by(sums.task, sums.bucket)
+            )
             return [
-                TaskHour(task, hour, int(number), seconds) for task, hour, number, seconds in connection.execute(query)
+                TaskTraffic(task, start, int(number), seconds)
+                for task, start, number, seconds in connection.execute(query)
             ]
 
     def device_s(self, since: datetime, until: datetime, purposes: Collection[str] = EVERY_PURPOSE) -> float:
@@ -101,7 +127,8 @@ class ProbeStore:
         """Record runs that are about to be sent; recorded ones stay as they are."""
         if runs:
             with self._database.begin() as connection:
-                connection.execute(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
+                rows = [{**asdict(run), "scored_drafters": list(run.scored_drafters)} for run in runs]
+                connection.execute(insert(probe_runs).on_conflict_do_nothing(), rows)
 
     def is_recorded(self, job_id: str, payload_sha256: bytes) -> bool:
         """Whether this is a probe or control of the scheduler, with just this payload."""
@@ -122,44 +149,20 @@ class ProbeStore:
         A probe that was decoded is marked as sent; the others are deleted.
         """
         unsent = and_(probe_runs.c.sent_at.is_(None), probe_runs.c.scheduled_for < before)
-        decoded = exists().where(_decoded_as(decode_runs, probe_runs))
         with self._database.begin() as connection:
-            connection.execute(update(probe_runs).where(unsent, decoded).values(sent_at=probe_runs.c.scheduled_for))
+            connection.execute(update(probe_runs).where(unsent, _decoded()).values(sent_at=probe_runs.c.scheduled_for))
             return connection.execute(delete(probe_runs).where(unsent)).rowcount
 
     def results(self, since: datetime) -> list[ProbeResult]:
-        """Decoded probes of runs due after `since`, each with its control of the same run and prompt; oldest first.
+        """What probes of runs due after `since` measured, decoded ones and scored ones; oldest first.
 
-        A probe that its worker could not decode with the drafter asked for is left out.
+        A probe that its worker could not decode with the drafter asked for is left out, and so is a score that it could
+        not give.
         """
-        probe, run = probe_runs.alias("probe"), decode_runs.alias("run")
-        twin, twin_run = probe_runs.alias("twin"), decode_runs.alias("twin_run")
-        same = ("schedule_id", "scheduled_for", "task", "probe_set", "position")
-        query = (
-            select(
-                probe.c.scheduled_for,
-                probe.c.task,
-                probe.c.probe_set,
-                probe.c.position,
-                probe.c.prompt_id,
-                run.c.drafter,
-                run.c.draft_revision,
-                run.c.target_revision,
-                run.c.engine,
-                run.c.num_draft_tokens,
-                run.c.trials,
-                run.c.accepts,
-                run.c.num_tokens,
-                run.c.device_s,
-                twin_run.c.num_tokens.label("control_tokens"),
-                twin_run.c.device_s.label("control_device_s"),
-            )
-            .join(run, and_(_decoded_as(run, probe), run.c.drafter == probe.c.drafter))
-            .outerjoin(twin, and_(*(twin.c[name] == probe.c[name] for name in same), twin.c.purpose == "control"))
-            .outerjoin(twin_run, and_(_decoded_as(twin_run, twin), twin_run.c.target_revision == run.c.target_revision))
-            .where(probe.c.purpose == "probe", probe.c.scheduled_for > since)
-            .order_by(probe.c.scheduled_for, probe.c.task, probe.c.position, probe.c.drafter)
-        )
+        run, row = decode_runs.c, evidence_rows.c
+        decoded = _results(decode_runs, since, run.purpose == Purpose.PROBE, run.drafter == probe_runs.c.drafter)
+        scored = _results(evidence_rows, since, row.source == Source.SCORED)
+        query = union_all(decoded, scored).order_by("scheduled_for", "task", "position", "drafter")
         with self._database.begin() as connection:
             return [
                 ProbeResult(**{**row, "trials": tuple(row["trials"]), "accepts": tuple(row["accepts"])})
@@ -167,11 +170,33 @@ class ProbeStore:
             ]
 
 
-def _decoded_as(run: FromClause, probe: FromClause) -> ColumnElement[bool]:
-    """Whether a row of decode_runs is that of a probe. The bounds leave out the partitions of other days."""
-    at = run.c.decoded_at
-    return and_(
-        run.c.job_id == probe.c.job_id,
-        at >= probe.c.scheduled_for - LONGEST_LIFE,
-        at <= probe.c.scheduled_for + LONGEST_LIFE,
+def _results(counts: Table, since: datetime, *are_results: ColumnElement[bool]) -> Select[Any]:
+    """The columns of ProbeResult from those rows of `counts` that are results of runs due after `since`.
+
+    One bound of time finds them, so every partition is looked at once, not once a probe.
+    """
+    sent, found = probe_runs.c, counts.c
+    counted = ("drafter", "draft_revision", "target_revision", "engine", "num_draft_tokens", "trials", "accepts")
+    return (
+        select(
+            *(sent[name] for name in ("scheduled_for", "task", "probe_set", "position", "prompt_id")),
+            *(found[name] for name in counted),
+            literal(counts is evidence_rows).label("is_scored"),
+        )
+        .join(counts, found.job_id == sent.job_id)
+        .where(sent.scheduled_for > since, found.decoded_at > since - LONGEST_LIFE, *are_results)
+    )
+
+
+def _is_measured(since: datetime) -> ColumnElement[bool]:
+    return and_(decode_runs.c.purpose.in_(MEASURED), decode_runs.c.decoded_at > since - LONGEST_LIFE)
+
+
+def _decoded() -> ColumnElement[bool]:
+    """Whether a probe was decoded. The bounds leave out the partitions of other days."""
+    sent, run = probe_runs.c, decode_runs.c
+    return exists().where(
+        run.job_id == sent.job_id,
+        run.decoded_at >= sent.scheduled_for - LONGEST_LIFE,
+        run.decoded_at <= sent.scheduled_for + LONGEST_LIFE,
     )

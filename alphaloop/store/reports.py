@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Integer, case, func, insert, select
+from sqlalchemy import ColumnElement, Integer, Select, case, func, insert, select
 
 from alphaloop.store.database import Database
 from alphaloop.tables import reports
@@ -58,21 +58,32 @@ class ReportStore:
 
     def latest(self) -> StoredReport | None:
         """The newest report; None before the first."""
-        columns = (c for c in reports.c if c.name != "id")
-        query = select(*columns).order_by(reports.c.created_at.desc(), reports.c.id.desc()).limit(1)
-        with self._database.begin() as connection:
-            row = connection.execute(query).mappings().first()
-        return StoredReport(**row) if row else None
+        return self._one(select(*_COLUMNS).order_by(reports.c.created_at.desc(), reports.c.id.desc()).limit(1))
 
-    def headings(self, limit: int) -> list[ReportHeading]:
-        """The newest `limit` reports, the newest first."""
+    def made_at(self, created_at: datetime) -> StoredReport | None:
+        """The report that was made at this moment."""
+        query = select(*_COLUMNS).where(reports.c.created_at == created_at).order_by(reports.c.id.desc()).limit(1)
+        return self._one(query)
+
+    def headings(self, limit: int, *, before: datetime | None = None) -> list[ReportHeading]:
+        """The newest `limit` reports, of those made before a moment, the newest first."""
         query = (
             select(reports.c.created_at, reports.c.summary, _length("drift"), _length("incidents"))
             .order_by(reports.c.created_at.desc(), reports.c.id.desc())
             .limit(limit)
         )
+        if before is not None:
+            query = query.where(reports.c.created_at < before)
         with self._database.begin() as connection:
             return [ReportHeading(*row) for row in connection.execute(query)]
+
+    def _one(self, query: Select[Any]) -> StoredReport | None:
+        with self._database.begin() as connection:
+            row = connection.execute(query).mappings().first()
+        return StoredReport(**row) if row else None
+
+
+_COLUMNS: Final = tuple(column for column in reports.c if column.name != "id")
 
 
 def _length(name: str) -> ColumnElement[int]:

@@ -63,11 +63,21 @@ _TOO_OLD: Final = {
         )""",
     "probe_runs": "scheduled_for < :before",
     "probe_texts": "decoded_at < :before",
+    "expectation_pairs": "computed_at < :before",
     "incidents": "closed_at < :before",
+    "notifications": "attempted_at < :before",
     "schedule_runs": "scheduled_for < :before",
     "reports": "created_at < :before",
     "redrives": "redriven_at < :before",
-    "drift_events": "closed_at < :before",
+    # The newest acceptance of a level says which measurements the next ones are compared with.
+    "drift_events": """
+        closed_at < :before AND (
+            accepted_at IS NULL OR EXISTS (
+                SELECT FROM drift_events AS newer
+                WHERE newer.task = drift_events.task AND newer.drafter = drift_events.drafter
+                    AND newer.accepted_at > drift_events.accepted_at
+            )
+        )""",
     "acceptance_hourly": "bucket < :before",
     "acceptance_daily": "bucket < :before",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Double, cast, func, select, type_coerce
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Double, Table, cast, func, select, type_coerce
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from alphaloop.store.database import Database
@@ -24,9 +24,10 @@ class RollupStore:
         self._database = database
 
     def roll_up(self, now: datetime) -> list[date]:
-        """Sum up every day that has hours newer than its sum, up to the day of `now`; returns those days, in order.
+        """Sum up every day that has jobs beyond its sum, up to the day of `now`; returns those days, in order.
 
-        So no day is left out, however long nobody called this.
+        Looked at are the days from `LATE` before the last one that was summed up, so no day is left out, however long
+        nobody called this.
         """
         days, hours = acceptance_daily.c, acceptance_hourly.c
         first = (
@@ -36,11 +37,12 @@ class RollupStore:
         )
         with self._database.begin() as connection:
             found: datetime | None = connection.execute(select(first)).scalar_one()
-        if found is None:
-            return []
-        start, end = found.astimezone(UTC).date(), now.astimezone(UTC).date()
-        every = (start + timedelta(days=n) for n in range((end - start).days + 1))
-        return [day for day in every if self.roll_up_day(day)]
+            if found is None:
+                return []
+            start = datetime.combine(found.astimezone(UTC).date(), time(), UTC)
+            changed = _num_jobs(connection, acceptance_hourly, start, now)
+            known = _num_jobs(connection, acceptance_daily, start, now)
+        return [day for day in sorted(changed) if changed[day] != known.get(day) and self.roll_up_day(day)]
 
     def roll_up_day(self, day: date) -> int:
         """Sum the hours of a UTC day; returns the number of rows written. A day without hours is left as it is."""
@@ -61,6 +63,13 @@ class RollupStore:
         ).returning(acceptance_daily.c.task)
         with self._database.begin() as connection:
             return len(connection.execute(upsert).all())
+
+
+def _num_jobs(connection: Connection, sums: Table, since: datetime, until: datetime) -> dict[date, int]:
+    """Jobs by UTC day. It only grows, so a day with as many jobs as in its sum has not changed since."""
+    day = func.date_trunc("day", sums.c.bucket, "UTC")
+    query = select(day, func.sum(sums.c.num_jobs)).where(sums.c.bucket >= since, sums.c.bucket <= until).group_by(day)
+    return {start.astimezone(UTC).date(): int(number) for start, number in connection.execute(query)}
 
 
 def _sum(column: Column[Any]) -> ColumnElement[Any]:

@@ -69,6 +69,14 @@ class ScheduleStore:
             row = connection.execute(query).first()
         return (row.scheduled_for, row.outcome or {}) if row else None
 
+    def newest(self) -> tuple[datetime, datetime | None, Mapping[str, Any]] | None:
+        """Of the run that was started last, of any schedule: its start, its end, and its outcome so far."""
+        runs = schedule_runs.c
+        query = select(runs.started_at, runs.finished_at, runs.outcome).order_by(runs.id.desc()).limit(1)
+        with self._database.begin() as connection:
+            row = connection.execute(query).first()
+        return (row.started_at, row.finished_at, row.outcome or {}) if row else None
+
     def succeeded(self, since: datetime, until: datetime) -> list[datetime]:
         """When the runs in [since, until] that ended without an error were started, of every schedule; oldest first."""
         runs = schedule_runs.c

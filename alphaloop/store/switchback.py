@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, delete, select
+from sqlalchemy import Connection, Row, Select, delete, select
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import Interval
 from alphaloop.store.database import Database
+from alphaloop.store.expectations import add_pairs, last_ends, pair_since
 from alphaloop.store.partitions import ensure_days, utc_day
+from alphaloop.switchback.expectation import ExpectationPair
 from alphaloop.switchback.slices import Phase, Slice, Treatment
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import Subject, TaskSpeedup, shown_of, task_speedup
 from alphaloop.tables import switchback_slices, task_speedups
 from alphaloop.tables.switchback import SUBJECT
 
+#: Slices that are fetched together.
+_AT_ONCE: Final = 2_000
+_IN_TIME: Final = (switchback_slices.c.started_at, switchback_slices.c.block_id)
 #: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)
 _COUNTS: Final = tuple(
@@ -52,15 +58,24 @@ class SwitchbackStore:
     def read(self, since: datetime, task: str | None = None, *, until: datetime | None = None) -> list[SliceRow]:
         """Slices that began in [since, until), in order; of one task or all."""
         with self._database.begin() as connection:
-            return _read(connection, since, until, None if task is None else [task])
+            query = _slices(since, until, None if task is None else [task])
+            return [_row(row) for row in connection.execute(query.order_by(*_IN_TIME))]
 
     def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
         """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
 
+        Expectations are compared with what was measured, where enough was (alphaloop.store.expectations).
+
         Rows of subjects without a slice in the window are dropped when all tasks are refreshed.
         """
         with self._database.begin() as connection:
-            found = _speedups(_read(connection, now - WINDOW, now, tasks), now)
+            ended = last_ends(connection, now - WINDOW)
+            found: list[TaskSpeedup] = []
+            pairs: list[ExpectationPair] = []
+            for subject, slices in _by_subject(connection, now, tasks):
+                found += _speedup_of(subject, slices, now)
+                pairs += pair_since(ended.get(subject), subject, slices, now)
+            add_pairs(connection, pairs)
             if tasks is None:
                 connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
             if found:
@@ -83,30 +98,33 @@ class SwitchbackStore:
     def at(self, task: str, moment: datetime) -> TaskSpeedup | None:
         """What was shown of a task at an earlier moment; None without a slice in the window before it."""
         with self._database.begin() as connection:
-            return shown_of(_speedups(_read(connection, moment - WINDOW, moment, [task]), moment))
+            by_subject = _by_subject(connection, moment, [task])
+            return shown_of(one for its in by_subject for one in _speedup_of(*its, moment))
 
 
-def _read(
-    connection: Connection, since: datetime, until: datetime | None, tasks: Collection[str] | None
-) -> list[SliceRow]:
+def _slices(since: datetime, until: datetime | None, tasks: Collection[str] | None) -> Select[Any]:
     slices = switchback_slices.c
-    query = select(switchback_slices).where(slices.started_at >= since).order_by(slices.started_at, slices.block_id)
+    query = select(switchback_slices).where(slices.started_at >= since)
     if until is not None:
         query = query.where(slices.started_at < until)
-    if tasks is not None:
-        query = query.where(slices.task.in_(tasks))
-    return [_row(row) for row in connection.execute(query)]
+    return query if tasks is None else query.where(slices.task.in_(tasks))
 
 
-def _speedups(rows: Iterable[SliceRow], now: datetime) -> list[TaskSpeedup]:
-    by_subject: dict[Subject, list[Slice]] = {}
-    for row in rows:
-        by_subject.setdefault(row.subject, []).append(row.slice)
-    return [
-        task_speedup(subject, slices, now)
-        for subject, slices in sorted(by_subject.items())
-        if any(one.phase is not Phase.CONTROL for one in slices)
-    ]
+def _by_subject(
+    connection: Connection, now: datetime, tasks: Collection[str] | None
+) -> Iterator[tuple[Subject, list[Slice]]]:
+    """The slices of the window before `now`, in order; those of one subject at a time are in memory."""
+    subject = [switchback_slices.c[name] for name in SUBJECT]
+    query = _slices(now - WINDOW, now, tasks).order_by(*subject, *_IN_TIME)
+    with connection.execute(query, execution_options={"yield_per": _AT_ONCE}) as rows:
+        for of, its in groupby(map(_row, rows), key=lambda row: row.subject):
+            yield of, [row.slice for row in its]
+
+
+def _speedup_of(subject: Subject, slices: Sequence[Slice], now: datetime) -> list[TaskSpeedup]:
+    """None without a slice of the treatment."""
+    is_treated = any(one.phase is not Phase.CONTROL for one in slices)
+    return [task_speedup(subject, slices, now)] if is_treated else []
 
 
 def _values(row: SliceRow) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.slices import Phase, Slice, Stratum, Treatment
 
 
@@ -19,6 +20,7 @@ class TaskRound:
     num_sequences: int
     num_tokens: int
     num_proposed: int = 0  #: draft tokens that the target read for them
+    expected: Expected | None = None  #: mean of their decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,19 @@ class Tally:
     num_prompt_sequence_rounds: int = 0
     num_prompt_tokens: int = 0
     prompt_sequence_s: float = 0.0
+    expected_sequence_s: float = 0.0
+    expected_vanilla_s: float = 0.0
+    expected_low_s: float = 0.0
+    expected_high_s: float = 0.0
+    uncorrected_vanilla_s: float = 0.0
+    model_sd_s: float = 0.0
 
     def add(self, facts: RoundFacts, own: TaskRound) -> None:
         """One more round."""
         self.sum_running += facts.num_running
         self.sum_context += facts.mean_context_tokens
+        if own.expected is not None:
+            self._expect(own.expected, facts.wall_s * own.num_sequences)
         if facts.has_prompt:
             self.num_prompt_rounds += 1
             self.num_prompt_sequence_rounds += own.num_sequences
@@ -75,6 +85,14 @@ class Tally:
         self.num_tokens += own.num_tokens
         self.num_proposed += own.num_proposed
         self.sequence_s += facts.wall_s * own.num_sequences
+
+    def _expect(self, expected: Expected, sequence_s: float) -> None:
+        self.expected_sequence_s += sequence_s
+        self.expected_vanilla_s += sequence_s * expected.speedup
+        self.expected_low_s += sequence_s * expected.low
+        self.expected_high_s += sequence_s * expected.high
+        self.uncorrected_vanilla_s += sequence_s * expected.uncorrected
+        self.model_sd_s += sequence_s * expected.model_sd
 
     def slice(self, block_id: str, task: str, phase: Phase, treatment: Treatment) -> Slice:
         """What was added up."""
@@ -95,6 +113,12 @@ class Tally:
             num_prompt_sequence_rounds=self.num_prompt_sequence_rounds,
             num_prompt_tokens=self.num_prompt_tokens,
             prompt_sequence_s=self.prompt_sequence_s,
+            expected_sequence_s=self.expected_sequence_s,
+            expected_vanilla_s=self.expected_vanilla_s,
+            expected_low_s=self.expected_low_s,
+            expected_high_s=self.expected_high_s,
+            uncorrected_vanilla_s=self.uncorrected_vanilla_s,
+            model_sd_s=self.model_sd_s,
         )
 
 

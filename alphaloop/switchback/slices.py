@@ -71,6 +71,14 @@ class Slice:
     num_prompt_sequence_rounds: int = 0
     num_prompt_tokens: int = 0  #: put out by the task's sequences in rounds with a prompt
     prompt_sequence_s: float = 0.0
+    # Of all rounds, those with a prompt too, over the sequences whose decision expected something of their drafter. All
+    # are Σ seconds × sequences × a figure of the expectation (expectation.py), so that sums of slices give its means.
+    expected_sequence_s: float = 0.0  #: × 1
+    expected_vanilla_s: float = 0.0  #: × speed-up: what vanilla rounds were expected to take
+    expected_low_s: float = 0.0
+    expected_high_s: float = 0.0
+    uncorrected_vanilla_s: float = 0.0
+    model_sd_s: float = 0.0
 
     @property
     def mean_running(self) -> float:

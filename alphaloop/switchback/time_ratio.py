@@ -38,6 +38,8 @@ _NO_SPREAD: Final = 1e-6
 _IQR_OF_NORMAL: Final = 1.3489795
 #: Of a block's residual that its own pull leaves: a block that alone decides a parameter has no infinite influence.
 _LEAST_LEFT: Final = 0.05
+#: A fit whose log q goes so far from the median of the group's comparisons has found no minimum there.
+_FARTHEST: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ class _Fit:
         self._has_load = float(np.ptp(load)) > _NO_SPREAD and has_room
 
     def run(self) -> TimeRatios:
-        log_ratio = np.array([np.median(self._observed[self._group == index]) for index in range(self._num_groups)])
+        """Without slopes where the few blocks there are give none: such a fit runs away."""
+        medians = np.array([np.median(self._observed[self._group == index]) for index in range(self._num_groups)])
+        log_ratio = medians
         slope = elasticity = 0.0
         for step in range(_MOST_STEPS):
             residual, jacobian = self._at(log_ratio, slope, elasticity)
@@ -95,6 +99,9 @@ class _Fit:
             root = np.sqrt(self._weight * huber)
             change = np.linalg.lstsq(jacobian * root[:, None], residual * root, rcond=None)[0].tolist()
             log_ratio = log_ratio + np.array(change[: self._num_groups])
+            if np.abs(log_ratio - medians).max() > _FARTHEST:
+                self._has_slope = self._has_load = False
+                return self.run()
             if self._has_slope:
                 slope = max(0.0, slope + change[self._num_groups])
             if self._has_load:

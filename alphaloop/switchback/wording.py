@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from alphaloop.switchback.speedup import LEAST_BLOCKS, Verdict
@@ -20,19 +21,24 @@ class Bounds(Protocol):
     def high(self) -> float: ...
 
 
-class Measured(Protocol):
-    """A measured speed-up, as screens show it: alphaloop.switchback.task_speedup.TaskSpeedup, or the report's line."""
+class Loaded(Protocol):
+    """What was measured: with which draft lengths, and at which load."""
 
-    @property
-    def speedup(self) -> Bounds | None: ...
-    @property
-    def verdict(self) -> str: ...
     @property
     def min_num_draft_tokens(self) -> int: ...
     @property
     def max_num_draft_tokens(self) -> int: ...
     @property
     def mean_running(self) -> float: ...
+
+
+class Measured(Loaded, Protocol):
+    """A measured speed-up, as screens show it: alphaloop.switchback.task_speedup.TaskSpeedup, or the report's line."""
+
+    @property
+    def speedup(self) -> Bounds | None: ...
+    @property
+    def verdict(self) -> str: ...
     @property
     def num_blocks(self) -> int: ...
     @property
@@ -53,17 +59,66 @@ def figure(measured: Measured | None) -> str:
     return f"{estimate} [{bounds.low:.2f} {bounds.high:.2f}]"
 
 
-def load(measured: Measured | None) -> str:
+def load(measured: Loaded | None) -> str:
     """`k 3-5, 6.2 running`: the draft lengths of the treatment, and the mean number of sequences in a round."""
     if measured is None:
         return ""
-    least, most = measured.min_num_draft_tokens, measured.max_num_draft_tokens
-    return f"k {least}{'' if least == most else f'-{most}'}, {measured.mean_running:.1f} running"
+    lengths = draft_lengths((measured.min_num_draft_tokens, measured.max_num_draft_tokens))
+    return f"{lengths}, {measured.mean_running:.1f} running"
+
+
+def draft_lengths(found: Collection[int]) -> str:
+    """`k 3-5`: the k behind a figure that moves with k; empty without any."""
+    if not found:
+        return ""
+    least, most = min(found), max(found)
+    return f"k {least}" if least == most else f"k {least}-{most}"
 
 
 def control(measured: Measured | None) -> str:
     """`12 blocks, 2.0% control`: the evidence, and the share of the time that it took."""
     return "" if measured is None else f"{measured.num_blocks} blocks, {measured.control_share:.1%} control"
+
+
+class Compared(Loaded, Protocol):
+    """How reliable expectations were: alphaloop.switchback.reliability.Reliability, or the report's line."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def drafter(self) -> str: ...
+    @property
+    def num_pairs(self) -> int: ...
+    @property
+    def num_held(self) -> int: ...
+    @property
+    def ratio(self) -> float: ...
+    @property
+    def ratio_bounds(self) -> tuple[float, float] | None: ...
+
+
+def expectations(compared: Compared) -> str:
+    """How expected speed-ups compared with measured ones, in one sentence."""
+    num = compared.num_pairs
+    return (
+        f"Expected speed-ups of {compared.drafter} ({load(compared)}): {compared.num_held} of {num} "
+        f"interval{'' if num == 1 else 's'} held the measured one, which was {ratio(compared)} of the expected."
+    )
+
+
+def ratio(compared: Compared) -> str:
+    """`0.94 [0.88 1.00]`: measured over expected; without bounds where there is one pair."""
+    bounds = compared.ratio_bounds
+    return f"{compared.ratio:.2f}" + ("" if bounds is None else f" [{bounds[0]:.2f} {bounds[1]:.2f}]")
+
+
+def expectations_of_all(compared: Sequence[Compared]) -> str:
+    """The same of all tasks, in one line; empty without any."""
+    if not compared:
+        return ""
+    held, num = sum(one.num_held for one in compared), sum(one.num_pairs for one in compared)
+    each = ", ".join(f"{one.task} {one.num_held} of {one.num_pairs} with {one.drafter}" for one in compared)
+    return f"Expected speed-ups of the last 7 days: {held} of {num} intervals held the measured one ({each})."
 
 
 def reason_word(reason: str | None, verdict: str | None) -> str:

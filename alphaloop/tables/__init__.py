@@ -18,9 +18,10 @@ from alphaloop.tables.measuring import (
     schedule_runs,
 )
 from alphaloop.tables.metadata import metadata
-from alphaloop.tables.running import code_revisions, leader_leases, leader_terms
+from alphaloop.tables.notifications import notification_sinks, notifications
+from alphaloop.tables.running import code_revisions, leader_leases, leader_terms, workers
 from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
-from alphaloop.tables.switchback import switchback_slices, task_speedups
+from alphaloop.tables.switchback import expectation_pairs, switchback_slices, task_speedups
 
 __all__ = [
     "acceptance_checkpoints",
@@ -40,6 +41,7 @@ __all__ = [
     "drift_memories",
     "drift_positions",
     "evidence_rows",
+    "expectation_pairs",
     "exploration_budgets",
     "incidents",
     "jobs",
@@ -47,6 +49,8 @@ __all__ = [
     "leader_terms",
     "ledger_ids",
     "metadata",
+    "notification_sinks",
+    "notifications",
     "outbox",
     "probe_prompts",
     "probe_runs",
@@ -58,4 +62,5 @@ __all__ = [
     "stored_texts",
     "switchback_slices",
     "task_speedups",
+    "workers",
 ]

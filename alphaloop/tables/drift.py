@@ -59,10 +59,12 @@ drift_events: Final = Table(
     Column("acknowledged_by", Text, comment="Who did"),
     Column("note", Text, comment="What they said"),
     instant("closed_at", "When it was over; null while open", nullable=True),
-    Column("closed_because", Text, comment="The evidence that it was over"),
+    Column("closed_because", Text, comment="The evidence that it was over, or that its level was accepted"),
+    instant("accepted_at", "When its owner took the new level for the norm; null otherwise", nullable=True),
     Column("num_reopened", Integer, nullable=False, server_default=text("0"), comment="Times that it came back"),
     CheckConstraint("closed_at IS NULL OR closed_at >= opened_at", name="closed_after_opened"),
     CheckConstraint("(closed_at IS NULL) = (closed_because IS NULL)", name="closed_with_reason"),
+    CheckConstraint("accepted_at IS NULL OR closed_at IS NOT NULL", name="accepted_is_closed"),
     CheckConstraint(_one_of("cause", CAUSES), name="cause"),
     # One open event a cause: the run that finds the same fall again changes it.
     Index("uq_drift_events_open", "task", "drafter", "cause", unique=True, postgresql_where=text("closed_at IS NULL")),

@@ -30,5 +30,6 @@ drift_memories: Final = Table(
     Column("version", Integer, nullable=False, comment="Form of `document`; another one is learned anew"),
     Column("document", JSONB, nullable=False, comment="Reference, running sums and windows: scheduler.drift.memory"),
     instant("last_decoded_at", "When the stream's last job was decoded"),
+    instant("norm_since", "When its level was accepted: jobs from before are forgotten; null otherwise", nullable=True),
     comment="What the drift test remembers of a stream, so that a run reads only new jobs",
 )

@@ -169,5 +169,6 @@ decisions: Final = Table(
     Column("owner", Text, nullable=False, comment="Worker that decided"),
     *_figures(),
     Index("ix_decisions_task_decided_at", "task", "decided_at"),
+    Index("ix_decisions_decided_at", "decided_at", "id"),
     comment="When a task's choice changed, from what to what, and why; exploration and forced modes are not choices",
 )

@@ -76,6 +76,9 @@ jobs: Final = Table(
         postgresql_with={"pages_per_range": 32, "autosummarize": True},
     ),
     Index("ix_jobs_batch_id", "batch_id", postgresql_where=text("batch_id IS NOT NULL")),
+    # Few jobs are in them, and neither renewal nor outcome changes what they are on.
+    Index("ix_jobs_tried_again", "created_at", postgresql_where=text("num_failures > 0")),
+    Index("ix_jobs_refused", "created_at", postgresql_where=text("refused_outcome IS NOT NULL")),
     # No other index on what renewal and outcome change, and room in each page for the outcomes of the jobs that are
     # claimed there, which are longer than the claims: neither then touches an index (HOT). The outcomes fill the room.
     postgresql_with={"fillfactor": 15},

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    text,
 )
 
 from alphaloop.tables.metadata import counts_by_position, evidence_key, instant, metadata
@@ -100,8 +101,9 @@ evidence_rows: Final = Table(
         "source",
         Text,
         nullable=False,
-        comment="shadow: scored on a text that others decoded; shared_weights: counted in rounds of a drafter with the "
-        "same weights; drafted: of a drafter that decoded, its rounds alone or scored at its longest drafts",
+        comment="shadow: scored on a text that others decoded; scored: on a control's text, for a probe; "
+        "shared_weights: counted in rounds of a drafter with the same weights; drafted: of a drafter that decoded, its "
+        "rounds alone or scored at its longest drafts",
     ),
     Column("is_whole", Boolean, nullable=False, comment="Of whole rounds; only these shadows are in the hourly sums"),
     Column("num_draft_tokens", Integer, nullable=False, comment="k of the counts"),
@@ -109,9 +111,10 @@ evidence_rows: Final = Table(
     Column("num_prompt_tokens", BigInteger, nullable=False, comment="Tokens of the prompt"),
     Column("num_output_tokens", BigInteger, nullable=False, comment="Tokens of the whole text"),
     PrimaryKeyConstraint("decoded_at", "ledger_id"),
-    CheckConstraint("source IN ('shadow','shared_weights','drafted')", name="source"),
+    CheckConstraint("source IN ('shadow','scored','shared_weights','drafted')", name="source"),
     CheckConstraint("array_ge(proposed, trials) AND array_ge(trials, accepts)", name="counts_ordered"),
     Index("ix_evidence_rows_task_decoded_at", "task", "decoded_at"),
+    Index("ix_evidence_rows_scored_job_id", "job_id", postgresql_where=text("source = 'scored'")),
     postgresql_partition_by="RANGE (decoded_at)",
     comment="Counts that a job gave of drafters beside its own: a row each",
 )

@@ -19,7 +19,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from alphaloop.tables.metadata import NOW, instant, metadata
 
@@ -62,7 +62,14 @@ probe_runs: Final = Table(
     Column("prompt_id", Text, nullable=False, comment="Hash of the prompt's body, by which versions are compared"),
     Column("purpose", Text, nullable=False, comment="probe or control"),
     Column("drafter", Text, comment="What a probe measures; null for a control"),
-    Column("num_draft_tokens", Integer, comment="k of a probe"),
+    Column("num_draft_tokens", Integer, comment="k of a probe, or of what a control scores"),
+    Column(
+        "scored_drafters",
+        ARRAY(Text),
+        nullable=False,
+        server_default=text("'{}'"),
+        comment="Drafters scored on a control's text, without decoding it with them",
+    ),
     Column(
         "payload_sha256",
         LargeBinary,
@@ -84,6 +91,13 @@ draft_revisions: Final = Table(
     Column("parent_revision", Text, comment="Revision it was trained from"),
     Column("trained_on", Text, comment="What it was trained on"),
     Column("figures", JSONB, comment="What it was measured to do on held-out text; null if never judged"),
+    Column(
+        "is_scorable",
+        Boolean,
+        nullable=False,
+        server_default=text("false"),
+        comment="Whether one pass over a greedy text gives the counts of decoding it",
+    ),
     Column("status", Text, nullable=False, comment="candidate, active, stale or retired"),
     Column("status_reason", Text, nullable=False, server_default=text("''"), comment="Why it has this status"),
     instant("registered_at", "When it was first seen", server_default=NOW),

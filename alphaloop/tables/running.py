@@ -1,10 +1,10 @@
-"""What runs on this schema: which code may, and which scheduler leads."""
+"""What runs on this schema: which code may, which scheduler leads, and what each worker does."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Table, Text
+from sqlalchemy import ARRAY, BigInteger, Column, Double, Integer, Table, Text
 
 from alphaloop.tables.metadata import NOW, instant, metadata
 
@@ -33,4 +33,23 @@ leader_leases: Final = Table(
     Column("owner", Text, nullable=False, comment="Process that leads"),
     instant("expires_at", "When another may lead, unless it is renewed"),
     comment="Who leads behind a pooler in transaction mode, where no session keeps an advisory lock",
+)
+
+#: One row a worker, which the worker itself writes every few seconds and deletes when it ends.
+workers: Final = Table(
+    "workers",
+    metadata,
+    Column("owner", Text, primary_key=True, comment="Process: jobs.owner of what it holds"),
+    Column("device", Text, nullable=False, comment="What decodes"),
+    Column("target", Text, nullable=False, comment="Model that it serves"),
+    Column("num_slots", Integer, nullable=False, comment="Jobs that it can decode at once"),
+    Column("num_waiting", Integer, nullable=False, comment="Jobs that it has taken from Kafka and does not decode yet"),
+    Column("num_held", Integer, nullable=False, comment="Jobs that it has claimed and whose outcome is not recorded"),
+    Column("job_ids", ARRAY(Text), nullable=False, comment="Jobs that it decodes"),
+    Column("num_tokens", ARRAY(BigInteger), nullable=False, comment="Tokens so far of each of job_ids"),
+    Column("tokens_per_s", Double, comment="Tokens a second since it said so before; null the first time"),
+    instant("started_at", "When it said something first", server_default=NOW),
+    instant("seen_at", "When it said this", server_default=NOW),
+    postgresql_with={"fillfactor": 50},
+    comment="What each worker is doing, as it said last",
 )

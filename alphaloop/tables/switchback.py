@@ -55,6 +55,17 @@ switchback_slices: Final = Table(
     Column("num_prompt_sequence_rounds", BigInteger, nullable=False, comment="num_sequence_rounds of these"),
     Column("num_prompt_tokens", BigInteger, nullable=False, comment="num_tokens of these"),
     Column("prompt_sequence_s", Double, nullable=False, comment="sequence_s of these"),
+    *(
+        Column(name, Double, nullable=False, comment=comment)
+        for name, comment in (
+            ("expected_sequence_s", "Sum over all rounds of seconds times sequences with an expected speed-up"),
+            ("expected_vanilla_s", "The same times that speed-up: what vanilla rounds were expected to take"),
+            ("expected_low_s", "The same times its lower 95 % bound"),
+            ("expected_high_s", "The same times its upper 95 % bound"),
+            ("uncorrected_vanilla_s", "The same times the speed-up before earlier measurements corrected it"),
+            ("model_sd_s", "The same times the standard deviation of the logarithm of that"),
+        )
+    ),
     Column("owner", Text, nullable=False, comment="Worker that decoded them"),
     PrimaryKeyConstraint("started_at", "block_id", "phase", "drafter", "num_draft_tokens"),
     CheckConstraint("phase IN ('between','before','control','after')", name="phase"),
@@ -85,4 +96,28 @@ task_speedups: Final = Table(
     instant("computed_at", "When it was computed"),
     PrimaryKeyConstraint(*SUBJECT),
     comment="The measured speed-up of each subject of the switchback experiment over the last day of its slices",
+)
+
+expectation_pairs: Final = Table(
+    "expectation_pairs",
+    metadata,
+    *_subject(),
+    Column("expected", Double, nullable=False, comment="Expected speed-up, as shown: mean over the rounds"),
+    Column("expected_low", Double, nullable=False, comment="Its lower 95 % bound"),
+    Column("expected_high", Double, nullable=False, comment="Its upper 95 % bound"),
+    Column("uncorrected", Double, nullable=False, comment="Expected before earlier pairs corrected it"),
+    Column("model_sd", Double, nullable=False, comment="Standard deviation of its logarithm, by acceptance and costs"),
+    Column("speedup", Double, nullable=False, comment="Measured over the same rounds"),
+    Column("speedup_low", Double, nullable=False, comment="Its lower 95 % bound"),
+    Column("speedup_high", Double, nullable=False, comment="Its upper 95 % bound"),
+    Column("num_blocks", BigInteger, nullable=False, comment="Control slices with the treatment before and after"),
+    Column("min_num_draft_tokens", Integer, nullable=False, comment="Smallest k of the treatment"),
+    Column("max_num_draft_tokens", Integer, nullable=False, comment="Largest k of the treatment"),
+    Column("mean_running", Double, nullable=False, comment="Sequences of all tasks a round, of the treatment"),
+    instant("covers_from", "When the first slice began"),
+    instant("covers_to", "When the last slice began"),
+    instant("computed_at", "When it was computed"),
+    PrimaryKeyConstraint(*SUBJECT, "covers_from"),
+    Index("ix_expectation_pairs_computed_at", "computed_at"),
+    comment="Expected and measured speed-up of a subject over the same rounds, a row for every eight blocks or more",
 )

@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from alphaloop.acceptance import Interval
-from alphaloop.measurements import DriftSubject, ProbeResult
-from scheduler.causes.comparing import state_of
-from scheduler.paired import PromptPair, alpha_change
-from scheduler.verdicts import Setup, State, TrafficVerdict
+from alphaloop.measurements import ProbeResult, Stream, WatchedJob
+from scheduler.counts import subject_of
+from scheduler.drift.segmented import Rates, SegmentedStream
+from scheduler.verdicts import Setup, TrafficVerdict
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTER = "draft"
 MARGIN = 0.05
+#: As configs/scheduler.toml has them, where one false alarm a month is one in 50,000 jobs.
+RATES = Rates.of(50_000, reference_jobs=64, margin=MARGIN)
 _TOKENS = 48
 _K = 3
 _FLIPS = 0.1  #: share of repeated texts that take another turn at a near-tie
@@ -86,10 +87,8 @@ class World:
             target_revision=setup.target_revision,
             engine=setup.engine,
             num_draft_tokens=_K,
-            trials=(trials,),
-            accepts=(accepts,),
-            num_tokens=_TOKENS,
-            device_s=1.0,
+            trials=trials,
+            accepts=accepts,
         )
 
 
@@ -107,23 +106,20 @@ class Segment:
 def traffic(
     rng: random.Random, world: World, segments: Sequence[Segment], changed: float, seen: float
 ) -> tuple[TrafficVerdict, ...]:
-    """Verdicts of all segments together, and by segment where there are several, from jobs drawn for them.
+    """What the product's test says on day `seen` of jobs that changed on day `changed`.
 
-    The change was on day `changed`, found on day `seen`; when exactly is known to about a quarter of a day.
+    Jobs come evenly over the time before and after, the segments mixed. Where target, draft or engine changed too, the
+    later jobs are a stream of their own, as in the product.
     """
-    jobs = {
-        s.name: (_jobs(rng, s.alpha_before, s.num_before), _jobs(rng, s.alpha_after, s.num_after)) for s in segments
-    }
-    subject = DriftSubject(world.task, DRAFTER, world.setup(seen).draft_revision, world.setup(seen).target_revision)
-    between = at(changed - rng.uniform(0, 0.25)), at(min(seen, changed + rng.uniform(0, 0.25)))
-    everything = (
-        [job for before, _ in jobs.values() for job in before],
-        [job for _, after in jobs.values() for job in after],
-    )
-    found = [_verdict(subject, "", *everything, between)]
-    if len(segments) > 1:
-        found += [_verdict(subject, name, before, after, between) for name, (before, after) in jobs.items()]
-    return tuple(found)
+    jobs = [
+        *_between(rng, [(s.name, s.alpha_before) for s in segments for _ in range(s.num_before)], 0.0, changed),
+        *_between(rng, [(s.name, s.alpha_after) for s in segments for _ in range(s.num_after)], changed, seen),
+    ]
+    setup = world.setup(seen)
+    stream = Stream(world.task, setup.target_revision, setup.engine, "greedy", DRAFTER, setup.draft_revision)
+    watched = SegmentedStream()
+    watched.add([job.of(stream, number) for number, job in enumerate(jobs) if world.setup(job.day) == setup], RATES)
+    return tuple(watched.verdicts(subject_of(stream), MARGIN))
 
 
 def shifted(alpha: float, logits: float) -> float:
@@ -131,48 +127,45 @@ def shifted(alpha: float, logits: float) -> float:
     return 1 / (1 + math.exp(-(math.log(alpha / (1 - alpha)) + logits)))
 
 
-def decoded(draws: Sequence[float], alpha: float) -> tuple[int, int]:
-    """Trials and accepts of position 1 in a text: token t is accepted if its draw is below α."""
-    trials = accepts = index = 0
+def decoded(draws: Sequence[float], alpha: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Trials and accepts by position in a text: token t is accepted if its draw is below α."""
+    trials, accepts = [0] * _K, [0] * _K
+    index = 0
     while index < len(draws):
-        accepted = 0
-        while accepted < _K and index + accepted < len(draws) and draws[index + accepted] < alpha:
-            accepted += 1
-        trials += 1
-        accepts += accepted > 0
-        index += accepted + 1
-    return trials, accepts
+        place = 0
+        while place < _K and index + place < len(draws):
+            trials[place] += 1
+            if draws[index + place] >= alpha:
+                break
+            accepts[place] += 1
+            place += 1
+        index += place + 1
+    return tuple(trials), tuple(accepts)
 
 
-def _jobs(rng: random.Random, alpha: float, number: int) -> list[tuple[int, int]]:
-    return [
-        decoded([rng.random() for _ in range(rng.randrange(24, 80))], shifted(alpha, rng.gauss(0, _JOB_SPREAD)))
-        for _ in range(number)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job of traffic."""
+
+    day: float
+    segment: str
+    num_tokens: int
+    trials: tuple[int, ...]
+    accepts: tuple[int, ...]
+
+    def of(self, stream: Stream, number: int) -> WatchedJob:
+        """As the test reads it."""
+        return WatchedJob(stream, self.segment, at(self.day), number, _K, self.trials, self.accepts, self.num_tokens)
 
 
-def _verdict(
-    subject: DriftSubject,
-    segment: str,
-    before: Sequence[tuple[int, int]],
-    after: Sequence[tuple[int, int]],
-    between: tuple[datetime, datetime],
-) -> TrafficVerdict:
-    """An estimate over jobs: the ratio on each side, jobs as clusters."""
-    change = alpha_change([PromptPair(n, a, 0, 0) for n, a in before] + [PromptPair(0, 0, n, a) for n, a in after])
-    state = State.TOO_LITTLE if change is None else state_of(change, MARGIN)
-    moved = state in (State.FELL, State.ROSE)
-    return TrafficVerdict(
-        subject=subject,
-        segment=segment,
-        state=state,
-        change=change or Interval(0.0, -1.0, 1.0),
-        changed_after=between[0] if moved else None,
-        changed_before=between[1] if moved else None,
-        num_jobs_before=len(before),
-        num_jobs_after=len(after),
-        trials_before=sum(n for n, _ in before),
-        accepts_before=sum(a for _, a in before),
-        trials_after=sum(n for n, _ in after),
-        accepts_after=sum(a for _, a in after),
-    )
+def _between(rng: random.Random, levels: list[tuple[str, float]], begin: float, end: float) -> list[_Job]:
+    """Jobs of these segments and levels, in the order in which they are decoded between two days."""
+    rng.shuffle(levels)
+    step = (end - begin) / max(len(levels), 1)
+    return [_job(rng, begin + (number + 0.5) * step, segment, alpha) for number, (segment, alpha) in enumerate(levels)]
+
+
+def _job(rng: random.Random, day: float, segment: str, alpha: float) -> _Job:
+    num_tokens = rng.randrange(24, 80)
+    counts = decoded([rng.random() for _ in range(num_tokens)], shifted(alpha, rng.gauss(0, _JOB_SPREAD)))
+    return _Job(day, segment, num_tokens, *counts)

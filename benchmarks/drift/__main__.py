@@ -12,105 +12,116 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drift.compiled import compiled_fold
-from benchmarks.drift.contest import (
-    GRADUAL_JOBS,
-    NULL_SEED,
-    RUN_LENGTH,
-    SHIFT_SEED,
-    SIZES,
-    Calibration,
-    calibrate,
-    changing_streams,
-    delay,
-    null_streams,
-)
-from benchmarks.drift.contestants import OURS, Contestant, ours, rivals
-from benchmarks.drift.plots import draw_curves
+import numpy as np
+
+from benchmarks.drift.compiled import compiled_alarms
+from benchmarks.drift.contest import RUN_LENGTHS, Counts, Delays, count, run_length_of
+from benchmarks.drift.contestants import OURS, Detector, Ours, rates_of, rivals
+from benchmarks.drift.optimum import information, least_delay
+from benchmarks.drift.plots import draw
+from benchmarks.drift.streams import CHANGES, NULL_SEED, SHIFT_SEED, WARM_UP_JOBS, changing_streams, null_streams
+from benchmarks.drift.table import lost, run_lengths, table
 from benchmarks.drift.world import CONDITIONS, Condition
+from scheduler.drift.memory import Floats
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 where alphaloop is the first to find every change, and 1 where a rival is."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--null-streams", type=int, default=200)
-    parser.add_argument("--null-jobs", type=int, default=200_000)
-    parser.add_argument("--changes", type=int, default=200, help="streams with a change, for each size and speed")
+    parser.add_argument("--null-streams", type=int, default=80)
+    parser.add_argument("--null-jobs", type=int, default=106_000)
+    parser.add_argument("--changes", type=int, default=400, help="streams with a change, for each size and speed")
     parser.add_argument("--conditions", nargs="*", default=[condition.name for condition in CONDITIONS])
-    parser.add_argument("--only", nargs="*", default=[], help="beginnings of contestants' names")
+    parser.add_argument("--only", nargs="*", help="beginnings of rivals' names")
     parser.add_argument("--plots", type=Path)
+    parser.add_argument("--again", type=Path, help="results of runs, a file of JSON a condition, to draw and tabulate")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench-drift"))
     given = parser.parse_args(arguments)
-    print(
-        f"seeds {NULL_SEED} and {SHIFT_SEED}, {given.null_streams} steady streams of {given.null_jobs} jobs", flush=True
-    )
-    contestants = [ours(compiled_fold(given.cache)), *rivals()]
-    if given.only:
-        contestants = [one for one in contestants if one.name.startswith((OURS, *given.only))]
-    calibrations: dict[str, dict[str, Any]] = {}
-    results: list[dict[str, Any]] = []
+    print(f"seeds {NULL_SEED} and {SHIFT_SEED}; {given.null_streams} steady streams of {given.null_jobs} jobs, "
+          f"{given.changes} streams with each change", flush=True)  # fmt: skip
+    results = _read(given.again) if given.again else _run(given)
+    print(run_lengths(results))
+    for with_hindsight in (True, False):
+        print("\nsettings chosen for each change" if with_hindsight else "\none setting for each condition")
+        print(table(results, with_hindsight=with_hindsight))
+    if given.plots:
+        draw(results, given.plots)
+    sooner, sooner_with_one = (lost(results, with_hindsight=with_hindsight) for with_hindsight in (True, False))
+    summary = {"run_length": RUN_LENGTHS[-1], "sooner_rivals": sooner, "sooner_with_one_setting": sooner_with_one}
+    print(json.dumps(summary | {"results": results}))
+    return int(bool(sooner))
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text().splitlines()[-1])["results"] for path in sorted(folder.glob("*.log"))]
+    names = [condition.name for condition in CONDITIONS]
+    return sorted((one for its in found for one in its), key=lambda one: names.index(one["condition"]))
+
+
+def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
+    ours = Ours(compiled_alarms(given.cache))
+    those = [one for one in rivals() if given.only is None or one.name.startswith(tuple(given.only))]
+    found = []
     for condition in CONDITIONS:
         if condition.name in given.conditions:
-            its = _calibrated(contestants, condition, given)
-            calibrations[condition.name] = {name: asdict(one) for name, one in its.items()}
-            results += _delays(contestants, its, condition, given.changes)
-    if given.plots:
-        draw_curves(results, given.plots / "drift-delays.svg")
-    worse = _lost(results)
-    print(json.dumps({"run_length": RUN_LENGTH, "calibrations": calibrations, "delays": results, "lost": worse}))
-    return int(bool(worse))
+            counts = _counts(condition, ours, those, given)
+            found += _delays(condition, ours, those, counts, given.changes)
+    return found
 
 
-def _calibrated(
-    contestants: Sequence[Contestant], condition: Condition, given: argparse.Namespace
-) -> dict[str, Calibration]:
-    most = max(
-        min(one.max_streams, given.null_streams) for one in contestants if one.name != OURS or len(contestants) == 1
-    )
-    streams = list(null_streams(condition, min(most, given.null_streams), given.null_jobs))
-    found = {}
-    for contestant in contestants:
-        its = found[contestant.name] = calibrate(contestant, streams)
-        print(
-            f"{condition.name:16} {contestant.name:32} parameter {its.parameter:9.3g}, "
-            f"run length {its.run_length:7.0f} [{its.low:.0f}, {its.high:.0f}]",
-            flush=True,
-        )
+def _counts(
+    condition: Condition, ours: Ours, those: Sequence[Detector], given: argparse.Namespace
+) -> dict[str, Counts]:
+    """False alarms on the same steady streams."""
+    rates: list[Floats] = []
+    its = np.zeros(len(ours.strengths), dtype=np.int64)
+    for stream in null_streams(condition, given.null_streams, given.null_jobs):
+        rates.append(rates_of(stream))
+        its += [int((ours.detect(stream, strength) >= WARM_UP_JOBS).sum()) for strength in ours.strengths]
+    num_jobs = given.null_streams * (given.null_jobs - WARM_UP_JOBS)
+    found = {OURS: Counts(ours.strengths, its.tolist(), num_jobs)}
+    for strength, num_alarms in zip(ours.strengths, its.tolist(), strict=True):
+        length = run_length_of(num_alarms, num_jobs)
+        told = f"{condition.name}: told {np.exp(strength):,.0f} jobs between two false alarms, measured"
+        print(f"{told} {length.jobs:,.0f} [{length.low:,.0f}, {length.high:,.0f}], {num_alarms} alarms", flush=True)
+    for one in those:
+        found[one.name] = count(one.detect, rates[: one.max_streams], one.strengths)
     return found
 
 
 def _delays(
-    contestants: Sequence[Contestant], calibrations: dict[str, Calibration], condition: Condition, num_changes: int
+    condition: Condition, ours: Ours, those: Sequence[Detector], counts: dict[str, Counts], num_streams: int
 ) -> list[dict[str, Any]]:
+    """One result for each contestant, run length and change."""
+    contestants: list[Ours | Detector] = [ours, *those]
+    delays: dict[tuple[str, int], list[list[int]]] = {
+        (one.name, length): [] for one in contestants for length in RUN_LENGTHS
+    }
+    optimum: list[list[float]] = []
+    for number, fork in enumerate(changing_streams(condition, num_streams)):
+        for one in contestants:
+            for length in RUN_LENGTHS:
+                if number < one.max_streams:
+                    delays[one.name, length].append(one.delays(fork, counts[one.name].strength_for(length)))
+        a_job = information(fork.before)
+        optimum.append([least_delay(size, a_job, RUN_LENGTHS[-1]) for over, size in CHANGES])
     found = []
-    for over in (0, GRADUAL_JOBS):
-        for size in SIZES:
-            streams = list(changing_streams(condition, size, over, num_changes))
-            for contestant in contestants:
-                its = delay(contestant, calibrations[contestant.name].parameter, streams)
-                found.append(
-                    {
-                        "condition": condition.name, "size": size, "over": over, "contestant": contestant.name,
-                        "mean_delay": its.mean, "error": its.error, "num_streams": its.num_streams,
-                        "num_missed": its.num_missed,
-                    }
-                )  # fmt: skip
-                print(
-                    f"{condition.name:16} fall {size:.2f} over {over:3} {contestant.name:32} "
-                    f"{its.mean:7.1f} ± {its.error:5.1f} jobs, {its.num_missed} missed",
-                    flush=True,
-                )
+    for (name, length), jobs in delays.items():
+        strength = counts[name].strength_for(length)
+        for (over, size), its, own, least in zip(
+            CHANGES, np.array(jobs).T, np.array(delays[OURS, length][: len(jobs)]).T, np.array(optimum).T, strict=True
+        ):
+            delay, difference = Delays(its), Delays(own - its)
+            found.append(
+                {
+                    "condition": condition.name, "contestant": name, "wanted": length, "strength": strength,
+                    "run_length": asdict(counts[name].at(strength)), "size": size, "over": over,
+                    "mean_delay": delay.mean, "error": delay.error, "num_missed": delay.num_missed,
+                    "num_streams": len(its), "sooner_by": -difference.mean, "sooner_error": difference.error,
+                    "optimum": float(least.mean()) if over == 0 and condition.name == "independent" else None,
+                }
+            )  # fmt: skip
     return found
-
-
-def _lost(results: list[dict[str, Any]]) -> list[str]:
-    """Where a rival was faster."""
-    best = {(one["condition"], one["size"], one["over"]): one for one in results if one["contestant"] == OURS}
-    return [
-        f"{one['contestant']}: {one['condition']}, {one['size']:.2f} over {one['over']}"
-        for one in results
-        if one["mean_delay"] < best[one["condition"], one["size"], one["over"]]["mean_delay"]
-    ]
 
 
 if __name__ == "__main__":

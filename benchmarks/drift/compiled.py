@@ -13,14 +13,18 @@ from typing import Any, Final
 import numba
 from numba.core import config
 
-#: In the order in which they use each other.
-_MODULES: Final = tuple(
-    f"scheduler.drift.{name}" for name in ("memory", "scales", "windows", "rhythm", "reference", "phases")
+#: In the order in which they use each other. The last one is no part of the product: it notes when alarms are raised.
+_MODULES: Final = (
+    *(
+        f"scheduler.drift.{name}"
+        for name in ("memory", "scales", "windows", "rhythm", "reference", "precision", "shifts", "events", "phases")
+    ),
+    "benchmarks.drift.raising",
 )
 
 
-def compiled_fold(cache: Path) -> Callable[..., None]:
-    """`scheduler.drift.phases.fold` with every function that it calls, compiled from their sources as they stand.
+def compiled_alarms(cache: Path) -> Callable[..., int]:
+    """`benchmarks.drift.raising.alarms` with every function that it calls, compiled from their sources as they stand.
 
     What was compiled is kept in a folder of `cache` that is named by all sources together.
     """
@@ -36,8 +40,8 @@ def compiled_fold(cache: Path) -> Callable[..., None]:
                     done[value] = numba.njit(cache=True)(getattr(module, its))
                 setattr(module, its, done[value])
     assert module is not None
-    fold: Callable[..., None] = module.fold
-    return fold
+    alarms: Callable[..., int] = module.alarms
+    return alarms
 
 
 def _sources() -> str:

@@ -1,99 +1,109 @@
-"""Run lengths and delays: every contestant is set to the same measured run length, and then meets the same changes."""
+"""Run lengths and delays: every contestant is set to the same measured run length, and then meets the same changes.
+
+The rule for all of them:
+
+* A detector goes on after an alarm as its makers built it. Every alarm of a steady stream after the first three days is
+  a false one, whether or not a person would see it.
+* The first alarm at or after the beginning of a change is its detection, whatever was raised before. No stream is left
+  out.
+* A change without an alarm in 4,000 jobs counts as found then.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Final
 
 import numpy as np
 
-from benchmarks.drift.contestants import Contestant
-from benchmarks.drift.world import Condition, Shift, draw
-from scheduler.drift.phases import Jobs
+from benchmarks.drift.contestants import Alarms
+from benchmarks.drift.streams import LONGEST_DELAY, WARM_UP_JOBS
+from scheduler.drift.memory import Floats
 
-ALPHAS: Final = (0.7, 0.45)
-DRAFT_LENGTHS: Final = (1, 3, 5, 12)
-KINDS: Final = tuple(product(ALPHAS, DRAFT_LENGTHS))
-WARM_UP_JOBS: Final = 6_000  # three days
-RUN_LENGTH: Final = 50_000  # jobs between two false alarms
-LONGEST_DELAY: Final = 4_000  # jobs; a change that is not found counts as found then
-GRADUAL_JOBS: Final = 500
-SIZES: Final = (0.05, 0.10, 0.20)
-NULL_SEED, SHIFT_SEED = 20_261_123, 20_261_124
+RUN_LENGTHS: Final = (10_000, 20_000, 50_000)  # jobs between two false alarms; the last one decides
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """A contestant's parameter under a condition, and the run length measured with it."""
+class RunLength:
+    """Jobs between two false alarms, as measured."""
 
-    parameter: float
-    run_length: float
-    low: float  #: 95 % bounds of the run length, alarms as a Poisson number
+    jobs: float
+    low: float  #: 95 % bounds, alarms as a Poisson number
     high: float
+    num_alarms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Delay:
-    """Jobs from the beginning of a change to the alarm."""
+class Delays:
+    """Jobs from the beginning of a change to the alarm, by stream."""
 
-    mean: float
-    error: float  #: standard error
-    num_streams: int
-    num_missed: int
+    jobs: Floats
 
+    @property
+    def mean(self) -> float:
+        """Over streams."""
+        return float(self.jobs.mean())
 
-def null_streams(condition: Condition, num_streams: int, num_jobs: int) -> Iterator[Jobs]:
-    """Steady streams of every kind in turn."""
-    for number in range(num_streams):
-        alpha, k = KINDS[number % len(KINDS)]
-        yield draw(condition, alpha, k, num_jobs, np.random.default_rng((NULL_SEED, number)))
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return float(self.jobs.std(ddof=1) / math.sqrt(len(self.jobs)))
 
-
-def calibrate(contestant: Contestant, streams: list[Jobs]) -> Calibration:
-    """The parameter at which false alarms come `RUN_LENGTH` jobs apart, by interpolation between those of the grid."""
-    logs, found = [], []
-    for parameter in contestant.grid:
-        num_alarms, num_jobs = 0, 0
-        for jobs in streams[: contestant.max_streams]:
-            num_alarms += sum(at >= WARM_UP_JOBS for at in contestant.alarms(jobs, parameter))
-            num_jobs += len(jobs.tokens) - WARM_UP_JOBS
-        logs.append(math.log(num_jobs / (num_alarms + 0.5)))
-        found.append(num_alarms)
-        if logs[-1] > math.log(2 * RUN_LENGTH):
-            break
-    rising = np.maximum.accumulate(logs)
-    wanted = min(max(math.log(RUN_LENGTH), rising[0]), rising[-1])
-    parameter = math.exp(np.interp(wanted, rising, np.log(contestant.grid[: len(logs)])))
-    expected = num_jobs / math.exp(wanted)
-    return Calibration(
-        parameter,
-        math.exp(wanted),
-        num_jobs / (expected + 1.96 * math.sqrt(expected)),
-        num_jobs / max(expected - 1.96 * math.sqrt(expected), 0.5),
-    )
+    @property
+    def num_missed(self) -> int:
+        """Streams without an alarm in time."""
+        return int((self.jobs >= LONGEST_DELAY).sum())
 
 
-def changing_streams(condition: Condition, size: float, over: int, num_streams: int) -> Iterator[tuple[Jobs, int]]:
-    """Streams with a fall, and the job with which it begins: at any hour of the fourth day."""
-    for number in range(num_streams):
-        rng = np.random.default_rng((SHIFT_SEED, number))
-        alpha, k = KINDS[number % len(KINDS)]
-        after = WARM_UP_JOBS + int(rng.integers(2_000))
-        yield draw(condition, alpha, k, after + LONGEST_DELAY, rng, Shift(size, after, over)), after
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """False alarms of a contestant by strength, and the jobs among which they were."""
+
+    strengths: Sequence[float]
+    num_alarms: Sequence[int]
+    num_jobs: int
+
+    def strength_for(self, run_length: float) -> float:
+        """By interpolation of the logarithm of the run length between the strengths that were measured."""
+        return float(np.interp(math.log(run_length), self._logs(), self.strengths))
+
+    def at(self, strength: float) -> RunLength:
+        """The run length of a strength between those that were measured."""
+        log = float(np.interp(strength, self.strengths, self._logs()))
+        return run_length_of(round(self.num_jobs / math.exp(log) - 0.5), self.num_jobs)
+
+    def _logs(self) -> Floats:
+        """Logarithms of the run lengths, which never fall as the strength grows."""
+        found: Floats = np.maximum.accumulate([math.log(self.num_jobs / (num + 0.5)) for num in self.num_alarms])
+        return found
 
 
-def delay(contestant: Contestant, parameter: float, streams: list[tuple[Jobs, int]]) -> Delay:
-    """Over streams; an alarm before the change is not counted, and a stream in alarm at the change is a miss."""
-    found = []
-    for jobs, after in streams:
-        later = [at for at in contestant.alarms(jobs, parameter) if at >= after]
-        found.append(min(later[0] - after + 1, LONGEST_DELAY) if later else LONGEST_DELAY)
-    return Delay(
-        float(np.mean(found)),
-        float(np.std(found, ddof=1) / math.sqrt(len(found))),
-        len(found),
-        sum(jobs >= LONGEST_DELAY for jobs in found),
-    )
+def count(detect: Callable[[Floats, float], Alarms], streams: Sequence[Floats], strengths: Sequence[float]) -> Counts:
+    """Of a rival on the rates of steady streams: at the strengths around the wanted run lengths, found by bisection."""
+    num_jobs = sum(len(rates) - WARM_UP_JOBS for rates in streams)
+    found: dict[int, int] = {}
+
+    def num_alarms(index: int) -> int:
+        if index not in found:
+            found[index] = sum(int((detect(rates, strengths[index]) >= WARM_UP_JOBS).sum()) for rates in streams)
+        return found[index]
+
+    for run_length in (RUN_LENGTHS[-1], RUN_LENGTHS[0]):
+        low, high = 0, len(strengths) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if num_alarms(middle) < num_jobs / run_length else (middle, high)
+        num_alarms(low)
+        num_alarms(high)
+    indices = sorted(found)
+    return Counts([strengths[index] for index in indices], [found[index] for index in indices], num_jobs)
+
+
+def run_length_of(num_alarms: int, num_jobs: int) -> RunLength:
+    """With its bounds: Byar's approximation of the exact Poisson interval."""
+    low = num_alarms * (1 - 1 / (9 * num_alarms) - 1.96 / (3 * math.sqrt(num_alarms))) ** 3 if num_alarms else 0.0
+    more = num_alarms + 1
+    high = more * (1 - 1 / (9 * more) + 1.96 / (3 * math.sqrt(more))) ** 3
+    return RunLength(num_jobs / max(num_alarms, 0.5), num_jobs / high, num_jobs / max(low, 0.02), num_alarms)

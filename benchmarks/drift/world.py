@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.drift.memory import POSITIONS, Floats
 from scheduler.drift.phases import Jobs
@@ -55,10 +56,24 @@ class Shift:
         return self.size * np.clip((since + 1) / max(self.over, 1), 0.0, 1.0)
 
 
+class Nature(NamedTuple):
+    """What jobs are like before they are decoded."""
+
+    probability: Floats  #: of acceptance at position 1
+    tokens: NDArray[np.int64]
+    at: Floats  #: seconds
+
+
 def draw(
     condition: Condition, alpha: float, k: int, num_jobs: int, rng: np.random.Generator, shift: Shift | None = None
 ) -> Jobs:
     """A stream of `num_jobs` jobs, `JOBS_A_DAY` a day, from midnight."""
+    its = nature(condition, alpha, num_jobs, rng)
+    return decoded(its, shift.at(num_jobs) if shift is not None else np.zeros(num_jobs), k, rng)
+
+
+def nature(condition: Condition, alpha: float, num_jobs: int, rng: np.random.Generator) -> Nature:
+    """Of a steady stream."""
     own = rng.standard_normal(num_jobs)
     if condition.cluster > 1:
         common = np.repeat(rng.standard_normal(-(-num_jobs // condition.cluster)), condition.cluster)[:num_jobs]
@@ -67,14 +82,18 @@ def draw(
         own = _serial(own, condition.serial)
     at = np.arange(num_jobs, dtype=np.float64) * (DAY_S / JOBS_A_DAY)
     level = alpha + condition.swing * np.sin(2 * math.pi * at / DAY_S)
-    if shift is not None:
-        level = level - shift.at(num_jobs)
-    probability = np.clip(level + math.sqrt(WITHIN_JOB * alpha * (1 - alpha)) * own, 0.02, 0.98)
-    tokens = rng.integers(SHORTEST, LONGEST + 1, num_jobs)
+    probability = level + math.sqrt(WITHIN_JOB * alpha * (1 - alpha)) * own
+    return Nature(probability, rng.integers(SHORTEST, LONGEST + 1, num_jobs), at)
+
+
+def decoded(its: Nature, fall: Floats, k: int, rng: np.random.Generator) -> Jobs:
+    """The jobs with their counts, after a fall of each one's α."""
+    num_jobs = len(its.tokens)
     trials, accepts = np.zeros((num_jobs, POSITIONS)), np.zeros((num_jobs, POSITIONS))
-    _decode(probability, tokens, k, int(rng.integers(2**31)), trials, accepts)
+    probability = np.clip(its.probability - fall, 0.02, 0.98)
+    _decode(probability, its.tokens, k, int(rng.integers(2**31)), trials, accepts)
     none = np.zeros(num_jobs, dtype=np.int64)
-    return Jobs(none, trials, accepts, tokens.astype(np.float64), at, none)
+    return Jobs(none, trials, accepts, its.tokens.astype(np.float64), its.at, none)
 
 
 @numba.njit  # type: ignore[untyped-decorator]

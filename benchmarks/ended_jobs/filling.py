@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -32,22 +33,28 @@ _BEFORE: Final = (
 
 
 def fill(connection: psycopg.Connection, num_jobs: int, tell: Callable[[int], None]) -> None:
-    """Write `num_jobs` ended jobs, as dense as outcomes beside their claims come to lie; then vacuum and analyse.
+    """Write `num_jobs` ended jobs, as dense as outcomes beside their claims come to lie; then vacuum and analyse."""
+    with filled_densely(connection):
+        for first in range(1, num_jobs + 1, CHUNK):
+            last = min(first + CHUNK - 1, num_jobs)
+            connection.execute(_FILL, {"first": first, "last": last, "span": SPAN, "all": num_jobs})
+            tell(last)
+    connection.execute("VACUUM ANALYZE jobs")
+
+
+@contextmanager
+def filled_densely(connection: psycopg.Connection) -> Iterator[None]:
+    """Rows of `jobs` that arrive with their outcomes would each get a page of their own; here they fill pages.
 
     The primary key is built behind the rows, which takes half the time.
     """
     connection.execute("ALTER TABLE jobs DROP CONSTRAINT pk_jobs")
-    # Rows that arrive with their outcomes would each get a page of their own.
     connection.execute("ALTER TABLE jobs SET (fillfactor = 100, autovacuum_enabled = off)")
-    for first in range(1, num_jobs + 1, CHUNK):
-        last = min(first + CHUNK - 1, num_jobs)
-        connection.execute(_FILL, {"first": first, "last": last, "span": SPAN, "all": num_jobs})
-        tell(last)
+    yield
     connection.execute("SET maintenance_work_mem = '1GB'")
     connection.execute("ALTER TABLE jobs ADD CONSTRAINT pk_jobs PRIMARY KEY (job_id)")
     connection.execute("ALTER TABLE jobs SET (fillfactor = 15)")
     connection.execute("ALTER TABLE jobs RESET (autovacuum_enabled)")
-    connection.execute("VACUUM ANALYZE jobs")
 
 
 def use_indexes_of_before(connection: psycopg.Connection) -> None:

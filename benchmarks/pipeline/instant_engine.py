@@ -10,7 +10,8 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
-from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
+from worker.cache_memory import CacheMemory
+from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
 
 TEXT: Final = "ok"
 #: What a prompt of about 400 bytes comes to. Tokenizing is the engine's work, which is not measured here.

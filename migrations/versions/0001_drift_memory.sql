@@ -22,6 +22,7 @@ CREATE TABLE drift_memories (
     version INTEGER NOT NULL,
     document JSONB NOT NULL,
     last_decoded_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    norm_since TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_drift_memories PRIMARY KEY (task, target_revision, engine, sampling_bucket, drafter, draft_revision)
 );
 COMMENT ON TABLE drift_memories IS
@@ -35,3 +36,4 @@ COMMENT ON COLUMN drift_memories.draft_revision IS 'Its revision';
 COMMENT ON COLUMN drift_memories.version IS 'Form of `document`; another one is learned anew';
 COMMENT ON COLUMN drift_memories.document IS 'Reference, running sums and windows: scheduler.drift.memory';
 COMMENT ON COLUMN drift_memories.last_decoded_at IS 'When the stream''s last job was decoded';
+COMMENT ON COLUMN drift_memories.norm_since IS 'When its level was accepted: jobs from before are forgotten; null otherwise';

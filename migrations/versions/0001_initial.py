@@ -61,6 +61,8 @@ TABLES = (
     "probe_runs",
     "probe_texts",
     "incidents",
+    "notification_sinks",
+    "notifications",
     "drift_events",
     "drift_event_states",
     "drift_memories",
@@ -70,11 +72,13 @@ TABLES = (
     "reports",
     "switchback_slices",
     "task_speedups",
+    "expectation_pairs",
     "decision_records",
     "decision_inputs",
     "code_revisions",
     "leader_terms",
     "leader_leases",
+    "workers",
 )
 
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
@@ -94,6 +98,7 @@ def upgrade() -> None:
     run_script("0001_measuring.sql")
     run_script("0001_drift_memory.sql")
     run_script("0001_exactness.sql")
+    run_script("0001_notifications.sql")
     run_script("0001_switchback.sql")
     run_script("0001_decided.sql")
     run_script("0001_running.sql")
@@ -105,7 +110,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop everything."""
-    for view in ("open_drift", "failed_jobs", "decision_log", "task_speedup_now", "task_alpha_now", "evidence_now"):
+    for view in ("open_drift", "failed_jobs", "decision_log", "expectation_now", "task_speedup_now", "task_alpha_now", "evidence_now"):
         op.execute(f"DROP VIEW {view}")
     for table in reversed(TABLES):
         op.drop_table(table)
@@ -181,6 +186,8 @@ def create_jobs() -> None:
     )
     op.create_index("ix_jobs_batch_id", "jobs", ["batch_id"], postgresql_where=text("batch_id IS NOT NULL"))
     op.create_index("ix_jobs_created_at", "jobs", ["created_at"])
+    op.create_index("ix_jobs_tried_again", "jobs", ["created_at"], postgresql_where=text("num_failures > 0"))
+    op.create_index("ix_jobs_refused", "jobs", ["created_at"], postgresql_where=text("refused_outcome IS NOT NULL"))
     op.create_index(
         "ix_jobs_finished_at", "jobs", ["finished_at"],
         postgresql_using="brin", postgresql_with={"pages_per_range": 32, "autosummarize": True},
@@ -308,8 +315,9 @@ def create_evidence() -> None:
             "source",
             Text(),
             nullable=False,
-            comment="shadow: scored on a text that others decoded; shared_weights: counted in rounds of a drafter with "
-            "the same weights; drafted: of a drafter that decoded, its rounds alone or scored at its longest drafts",
+            comment="shadow: scored on a text that others decoded; scored: on a control's text, for a probe; "
+            "shared_weights: counted in rounds of a drafter with the same weights; drafted: of a drafter that decoded, "
+            "its rounds alone or scored at its longest drafts",
         ),
         Column("is_whole", Boolean(), nullable=False, comment="Of whole rounds; only these shadows are in the hourly sums"),
         Column("num_draft_tokens", Integer(), nullable=False, comment="k of the counts"),
@@ -319,12 +327,15 @@ def create_evidence() -> None:
         CheckConstraint(
             "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_evidence_rows_counts_ordered")
         ),
-        CheckConstraint("source IN ('shadow','shared_weights','drafted')", name=op.f("ck_evidence_rows_source")),
+        CheckConstraint("source IN ('shadow','scored','shared_weights','drafted')", name=op.f("ck_evidence_rows_source")),
         PrimaryKeyConstraint("decoded_at", "ledger_id", name=op.f("pk_evidence_rows")),
         comment="Counts that a job gave of drafters beside its own: a row each",
         postgresql_partition_by="RANGE (decoded_at)",
     )
     op.create_index("ix_evidence_rows_task_decoded_at", "evidence_rows", ["task", "decoded_at"])
+    op.create_index(
+        "ix_evidence_rows_scored_job_id", "evidence_rows", ["job_id"], postgresql_where=text("source = 'scored'")
+    )
     create_rollup("acceptance_hourly", "hour")
     create_rollup("acceptance_daily", "day")
     create_state()
@@ -453,6 +464,7 @@ def create_choices() -> None:
         comment="When a task's choice changed, from what to what, and why; exploration and forced modes are not choices",
     )
     op.create_index("ix_decisions_task_decided_at", "decisions", ["task", "decided_at"])
+    op.create_index("ix_decisions_decided_at", "decisions", ["decided_at", "id"])
     op.create_table(
         "exploration_budgets",
         Column("task", Text(), nullable=False, comment="Kind of prompt"),

@@ -50,6 +50,7 @@ CREATE TABLE probe_runs (
     purpose TEXT NOT NULL,
     drafter TEXT,
     num_draft_tokens INTEGER,
+    scored_drafters TEXT[] DEFAULT '{}' NOT NULL,
     payload_sha256 BYTEA NOT NULL,
     sent_at TIMESTAMP WITH TIME ZONE,
     compared_at TIMESTAMP WITH TIME ZONE,
@@ -67,7 +68,8 @@ COMMENT ON COLUMN probe_runs.position IS 'Number of the prompt in it';
 COMMENT ON COLUMN probe_runs.prompt_id IS 'Hash of the prompt''s body, by which versions are compared';
 COMMENT ON COLUMN probe_runs.purpose IS 'probe or control';
 COMMENT ON COLUMN probe_runs.drafter IS 'What a probe measures; null for a control';
-COMMENT ON COLUMN probe_runs.num_draft_tokens IS 'k of a probe';
+COMMENT ON COLUMN probe_runs.num_draft_tokens IS 'k of a probe, or of what a control scores';
+COMMENT ON COLUMN probe_runs.scored_drafters IS 'Drafters scored on a control''s text, without decoding it with them';
 COMMENT ON COLUMN probe_runs.payload_sha256 IS 'SHA-256 of what was sent: a job with another payload is no probe';
 COMMENT ON COLUMN probe_runs.sent_at IS 'When it was handed to Kafka';
 COMMENT ON COLUMN probe_runs.compared_at IS 'When a probe''s text was compared with its control''s; null before';
@@ -93,10 +95,12 @@ CREATE TABLE drift_events (
     note TEXT,
     closed_at TIMESTAMP WITH TIME ZONE,
     closed_because TEXT,
+    accepted_at TIMESTAMP WITH TIME ZONE,
     num_reopened INTEGER DEFAULT 0 NOT NULL,
     CONSTRAINT pk_drift_events PRIMARY KEY (id),
     CONSTRAINT ck_drift_events_closed_after_opened CHECK (closed_at IS NULL OR closed_at >= opened_at),
     CONSTRAINT ck_drift_events_closed_with_reason CHECK ((closed_at IS NULL) = (closed_because IS NULL)),
+    CONSTRAINT ck_drift_events_accepted_is_closed CHECK (accepted_at IS NULL OR closed_at IS NOT NULL),
     CONSTRAINT ck_drift_events_cause CHECK (cause IN ('traffic_changed','mix_shift','draft_stale','bad_draft','setup_changed','fault','too_little_evidence'))
 );
 CREATE UNIQUE INDEX uq_drift_events_open ON drift_events (task, drafter, cause) WHERE closed_at IS NULL;
@@ -121,7 +125,8 @@ COMMENT ON COLUMN drift_events.acknowledged_at IS 'When somebody took note of it
 COMMENT ON COLUMN drift_events.acknowledged_by IS 'Who did';
 COMMENT ON COLUMN drift_events.note IS 'What they said';
 COMMENT ON COLUMN drift_events.closed_at IS 'When it was over; null while open';
-COMMENT ON COLUMN drift_events.closed_because IS 'The evidence that it was over';
+COMMENT ON COLUMN drift_events.closed_because IS 'The evidence that it was over, or that its level was accepted';
+COMMENT ON COLUMN drift_events.accepted_at IS 'When its owner took the new level for the norm; null otherwise';
 COMMENT ON COLUMN drift_events.num_reopened IS 'Times that it came back';
 
 CREATE TABLE drift_event_states (
@@ -156,6 +161,7 @@ CREATE TABLE draft_revisions (
     parent_revision TEXT,
     trained_on TEXT,
     figures JSONB,
+    is_scorable BOOLEAN DEFAULT false NOT NULL,
     status TEXT NOT NULL,
     status_reason TEXT DEFAULT '' NOT NULL,
     registered_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
@@ -171,6 +177,7 @@ COMMENT ON COLUMN draft_revisions.target_revision IS 'The target it drafts for';
 COMMENT ON COLUMN draft_revisions.parent_revision IS 'Revision it was trained from';
 COMMENT ON COLUMN draft_revisions.trained_on IS 'What it was trained on';
 COMMENT ON COLUMN draft_revisions.figures IS 'What it was measured to do on held-out text; null if never judged';
+COMMENT ON COLUMN draft_revisions.is_scorable IS 'Whether one pass over a greedy text gives the counts of decoding it';
 COMMENT ON COLUMN draft_revisions.status IS 'candidate, active, stale or retired';
 COMMENT ON COLUMN draft_revisions.status_reason IS 'Why it has this status';
 COMMENT ON COLUMN draft_revisions.registered_at IS 'When it was first seen';

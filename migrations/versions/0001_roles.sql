@@ -83,37 +83,37 @@ BEGIN
     IF (SELECT count(*) FROM pg_roles WHERE rolname = ANY (roles)) = 3 THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO alphaloop_worker, alphaloop_scheduler, alphaloop_reader', current_schema());
         GRANT SELECT ON alembic_version, code_revisions TO alphaloop_worker, alphaloop_scheduler, alphaloop_reader;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON jobs, outbox, cancellations, cost_profiles TO alphaloop_worker;
-        GRANT SELECT, INSERT ON stored_texts, decode_runs, evidence_rows, switchback_slices, probe_texts, decision_records,
-            decision_inputs, decisions TO alphaloop_worker;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON jobs, outbox, cancellations, cost_profiles, workers TO alphaloop_worker;
+        GRANT SELECT, INSERT ON stored_texts, decode_runs, evidence_rows, switchback_slices, expectation_pairs, probe_texts,
+            decision_records, decision_inputs, decisions TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE ON acceptance_hourly, acceptance_state, exploration_budgets, draft_revisions
             TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE, DELETE ON task_speedups TO alphaloop_worker, alphaloop_scheduler;
         GRANT SELECT ON acceptance_daily, acceptance_checkpoints, drift_events, probe_sets, probe_runs TO alphaloop_worker;
-        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift
+        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift
             TO alphaloop_worker;
         GRANT USAGE ON SEQUENCE ledger_ids TO alphaloop_worker;
         GRANT EXECUTE ON FUNCTION make_partitions(date[]) TO alphaloop_worker, alphaloop_scheduler;
         -- Without the texts of jobs: the scheduler deletes them unread. Locking a row needs the right to update a column.
-        GRANT SELECT (job_id, task, status, created_at, finished_at, lease_expires_at), UPDATE (lease_expires_at), DELETE
-            ON jobs TO alphaloop_scheduler;
-        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles
+        GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
+            lease_expires_at, created_at, finished_at), UPDATE (lease_expires_at), DELETE ON jobs TO alphaloop_scheduler;
+        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles, workers
             TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
-            acceptance_checkpoints, decisions, probe_runs, probe_texts, incidents, drift_events, drift_event_states, draft_revisions,
+            acceptance_checkpoints, decisions, probe_runs, probe_texts, expectation_pairs, incidents, drift_events, drift_event_states, draft_revisions,
             schedule_runs, reports,
             leader_terms, leader_leases TO alphaloop_scheduler;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON drift_memories, drift_positions TO alphaloop_scheduler;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON drift_memories, drift_positions, notification_sinks, notifications TO alphaloop_scheduler;
         GRANT SELECT, DELETE ON stored_texts TO alphaloop_scheduler;
         GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;
         -- Views, and tables without texts of callers.
-        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, decision_log, failed_jobs, open_drift,
+        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift,
             decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state, acceptance_checkpoints,
             cost_profiles, decisions, exploration_budgets, probe_sets, probe_runs, incidents, drift_events, drift_event_states, draft_revisions,
-            schedule_runs, reports, switchback_slices, task_speedups TO alphaloop_reader;
+            schedule_runs, reports, switchback_slices, task_speedups, expectation_pairs, workers TO alphaloop_reader;
         GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
             lease_expires_at, created_at, finished_at) ON jobs TO alphaloop_reader;
-        GRANT SELECT ON outbox, drift_memories, drift_positions TO alphaloop_reader;
+        GRANT SELECT ON outbox, drift_memories, drift_positions, notification_sinks, notifications TO alphaloop_reader;
     END IF;
     RETURN ARRAY(SELECT name FROM unnest(roles) AS name WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name));
 END

@@ -31,3 +31,31 @@ COMMENT ON TABLE leader_leases IS
 COMMENT ON COLUMN leader_leases.role IS 'What is led: scheduler';
 COMMENT ON COLUMN leader_leases.owner IS 'Process that leads';
 COMMENT ON COLUMN leader_leases.expires_at IS 'When another may lead, unless it is renewed';
+
+CREATE TABLE workers (
+    owner TEXT NOT NULL,
+    device TEXT NOT NULL,
+    target TEXT NOT NULL,
+    num_slots INTEGER NOT NULL,
+    num_waiting INTEGER NOT NULL,
+    num_held INTEGER NOT NULL,
+    job_ids TEXT[] NOT NULL,
+    num_tokens BIGINT[] NOT NULL,
+    tokens_per_s DOUBLE PRECISION,
+    started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT pk_workers PRIMARY KEY (owner)
+)
+WITH (fillfactor = 50);
+COMMENT ON TABLE workers IS 'What each worker is doing, as it said last';
+COMMENT ON COLUMN workers.owner IS 'Process: jobs.owner of what it holds';
+COMMENT ON COLUMN workers.device IS 'What decodes';
+COMMENT ON COLUMN workers.target IS 'Model that it serves';
+COMMENT ON COLUMN workers.num_slots IS 'Jobs that it can decode at once';
+COMMENT ON COLUMN workers.num_waiting IS 'Jobs that it has taken from Kafka and does not decode yet';
+COMMENT ON COLUMN workers.num_held IS 'Jobs that it has claimed and whose outcome is not recorded';
+COMMENT ON COLUMN workers.job_ids IS 'Jobs that it decodes';
+COMMENT ON COLUMN workers.num_tokens IS 'Tokens so far of each of job_ids';
+COMMENT ON COLUMN workers.tokens_per_s IS 'Tokens a second since it said so before; null the first time';
+COMMENT ON COLUMN workers.started_at IS 'When it said something first';
+COMMENT ON COLUMN workers.seen_at IS 'When it said this';

@@ -24,6 +24,12 @@ CREATE TABLE switchback_slices (
     num_prompt_sequence_rounds BIGINT NOT NULL,
     num_prompt_tokens BIGINT NOT NULL,
     prompt_sequence_s DOUBLE PRECISION NOT NULL,
+    expected_sequence_s DOUBLE PRECISION NOT NULL,
+    expected_vanilla_s DOUBLE PRECISION NOT NULL,
+    expected_low_s DOUBLE PRECISION NOT NULL,
+    expected_high_s DOUBLE PRECISION NOT NULL,
+    uncorrected_vanilla_s DOUBLE PRECISION NOT NULL,
+    model_sd_s DOUBLE PRECISION NOT NULL,
     owner TEXT NOT NULL,
     CONSTRAINT pk_switchback_slices PRIMARY KEY (started_at, block_id, phase, drafter, num_draft_tokens),
     CONSTRAINT ck_switchback_slices_phase CHECK (phase IN ('between','before','control','after'))
@@ -54,6 +60,12 @@ COMMENT ON COLUMN switchback_slices.num_prompt_rounds IS 'Rounds in which a prom
 COMMENT ON COLUMN switchback_slices.num_prompt_sequence_rounds IS 'num_sequence_rounds of these';
 COMMENT ON COLUMN switchback_slices.num_prompt_tokens IS 'num_tokens of these';
 COMMENT ON COLUMN switchback_slices.prompt_sequence_s IS 'sequence_s of these';
+COMMENT ON COLUMN switchback_slices.expected_sequence_s IS 'Sum over all rounds of seconds times sequences with an expected speed-up';
+COMMENT ON COLUMN switchback_slices.expected_vanilla_s IS 'The same times that speed-up: what vanilla rounds were expected to take';
+COMMENT ON COLUMN switchback_slices.expected_low_s IS 'The same times its lower 95 % bound';
+COMMENT ON COLUMN switchback_slices.expected_high_s IS 'The same times its upper 95 % bound';
+COMMENT ON COLUMN switchback_slices.uncorrected_vanilla_s IS 'The same times the speed-up before earlier measurements corrected it';
+COMMENT ON COLUMN switchback_slices.model_sd_s IS 'The same times the standard deviation of the logarithm of that';
 COMMENT ON COLUMN switchback_slices.owner IS 'Worker that decoded them';
 
 CREATE TABLE task_speedups (
@@ -109,3 +121,56 @@ COMMENT ON COLUMN task_speedups.verdict IS 'alphaloop.switchback.speedup.Verdict
 COMMENT ON COLUMN task_speedups.covers_from IS 'When the first slice began';
 COMMENT ON COLUMN task_speedups.covers_to IS 'When the last slice began';
 COMMENT ON COLUMN task_speedups.computed_at IS 'When it was computed';
+
+CREATE TABLE expectation_pairs (
+    task TEXT NOT NULL,
+    sampling_bucket TEXT NOT NULL,
+    target_revision TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    host TEXT NOT NULL,
+    device TEXT NOT NULL,
+    drafter TEXT NOT NULL,
+    draft_revision TEXT NOT NULL,
+    expected DOUBLE PRECISION NOT NULL,
+    expected_low DOUBLE PRECISION NOT NULL,
+    expected_high DOUBLE PRECISION NOT NULL,
+    uncorrected DOUBLE PRECISION NOT NULL,
+    model_sd DOUBLE PRECISION NOT NULL,
+    speedup DOUBLE PRECISION NOT NULL,
+    speedup_low DOUBLE PRECISION NOT NULL,
+    speedup_high DOUBLE PRECISION NOT NULL,
+    num_blocks BIGINT NOT NULL,
+    min_num_draft_tokens INTEGER NOT NULL,
+    max_num_draft_tokens INTEGER NOT NULL,
+    mean_running DOUBLE PRECISION NOT NULL,
+    covers_from TIMESTAMP WITH TIME ZONE NOT NULL,
+    covers_to TIMESTAMP WITH TIME ZONE NOT NULL,
+    computed_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    CONSTRAINT pk_expectation_pairs PRIMARY KEY (task, sampling_bucket, target_revision, engine, host, device, drafter, draft_revision, covers_from)
+);
+CREATE INDEX ix_expectation_pairs_computed_at ON expectation_pairs (computed_at);
+COMMENT ON TABLE expectation_pairs IS
+    'Expected and measured speed-up of a subject over the same rounds, a row for every eight blocks or more';
+COMMENT ON COLUMN expectation_pairs.task IS 'Kind of prompt';
+COMMENT ON COLUMN expectation_pairs.sampling_bucket IS 'Sampling settings of the sequences';
+COMMENT ON COLUMN expectation_pairs.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN expectation_pairs.engine IS 'Decoding library, version and dtype';
+COMMENT ON COLUMN expectation_pairs.host IS 'Machine that decoded';
+COMMENT ON COLUMN expectation_pairs.device IS 'What decoded on it';
+COMMENT ON COLUMN expectation_pairs.drafter IS 'Drafter of the treatment';
+COMMENT ON COLUMN expectation_pairs.draft_revision IS 'Its revision';
+COMMENT ON COLUMN expectation_pairs.expected IS 'Expected speed-up, as shown: mean over the rounds';
+COMMENT ON COLUMN expectation_pairs.expected_low IS 'Its lower 95 % bound';
+COMMENT ON COLUMN expectation_pairs.expected_high IS 'Its upper 95 % bound';
+COMMENT ON COLUMN expectation_pairs.uncorrected IS 'Expected before earlier pairs corrected it';
+COMMENT ON COLUMN expectation_pairs.model_sd IS 'Standard deviation of its logarithm, by acceptance and costs';
+COMMENT ON COLUMN expectation_pairs.speedup IS 'Measured over the same rounds';
+COMMENT ON COLUMN expectation_pairs.speedup_low IS 'Its lower 95 % bound';
+COMMENT ON COLUMN expectation_pairs.speedup_high IS 'Its upper 95 % bound';
+COMMENT ON COLUMN expectation_pairs.num_blocks IS 'Control slices with the treatment before and after';
+COMMENT ON COLUMN expectation_pairs.min_num_draft_tokens IS 'Smallest k of the treatment';
+COMMENT ON COLUMN expectation_pairs.max_num_draft_tokens IS 'Largest k of the treatment';
+COMMENT ON COLUMN expectation_pairs.mean_running IS 'Sequences of all tasks a round, of the treatment';
+COMMENT ON COLUMN expectation_pairs.covers_from IS 'When the first slice began';
+COMMENT ON COLUMN expectation_pairs.covers_to IS 'When the last slice began';
+COMMENT ON COLUMN expectation_pairs.computed_at IS 'When it was computed';

@@ -3,6 +3,12 @@
 CREATE VIEW task_alpha_now AS
 SELECT
     task,
+    drafter,
+    draft_revision,
+    sampling_bucket,
+    target_revision,
+    engine,
+    purpose,
     sum(num_jobs)::bigint AS num_jobs,
     array_sum(sum_by_position(trials)) AS trials,
     array_sum(sum_by_position(accepts)) AS accepts,
@@ -12,11 +18,17 @@ SELECT
     max(num_draft_tokens) AS max_num_draft_tokens
 FROM acceptance_hourly
 WHERE mode = 'speculative' AND bucket >= date_trunc('hour', now() - interval '24 hours')
-GROUP BY task;
+GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine, purpose;
 COMMENT ON VIEW task_alpha_now IS
-    'Acceptance by task over the last 24 hours, to the full hour, from speculative jobs';
+    'Acceptance over the last 24 hours, to the full hour: a row for jobs that may be compared with each other';
 COMMENT ON COLUMN task_alpha_now.task IS 'Kind of prompt';
-COMMENT ON COLUMN task_alpha_now.num_jobs IS 'Jobs decoded speculatively, probes among them';
+COMMENT ON COLUMN task_alpha_now.drafter IS 'Drafter that decoded';
+COMMENT ON COLUMN task_alpha_now.draft_revision IS 'Its revision';
+COMMENT ON COLUMN task_alpha_now.sampling_bucket IS 'Sampling settings';
+COMMENT ON COLUMN task_alpha_now.target_revision IS 'Hash of the target''s weights';
+COMMENT ON COLUMN task_alpha_now.engine IS 'Decoding library, version and dtype';
+COMMENT ON COLUMN task_alpha_now.purpose IS 'traffic, or probe: fixed prompts at a fixed k';
+COMMENT ON COLUMN task_alpha_now.num_jobs IS 'Jobs decoded speculatively';
 COMMENT ON COLUMN task_alpha_now.trials IS 'Draft tokens tested';
 COMMENT ON COLUMN task_alpha_now.accepts IS 'Of the trials, accepted';
 COMMENT ON COLUMN task_alpha_now.alpha IS 'accepts / trials over all positions; falls as k grows, so read it with k';
@@ -57,7 +69,7 @@ WHERE covers_to >= now() - interval '24 hours'
 ORDER BY task, num_tokens DESC, sampling_bucket COLLATE "C", target_revision COLLATE "C", engine COLLATE "C",
     host COLLATE "C", device COLLATE "C", drafter COLLATE "C", draft_revision COLLATE "C";
 COMMENT ON VIEW task_speedup_now IS
-    'The measured speed-up of each task over vanilla: switchback slices of the last 24 hours';
+    'The measured speed-up of each task, from its switchback slices of the last 24 hours';
 COMMENT ON COLUMN task_speedup_now.task IS 'Kind of prompt';
 COMMENT ON COLUMN task_speedup_now.drafter IS 'Drafter that decoded most of the task''s speculated text';
 COMMENT ON COLUMN task_speedup_now.draft_revision IS 'Its revision';
@@ -65,9 +77,9 @@ COMMENT ON COLUMN task_speedup_now.min_num_draft_tokens IS 'Smallest k that was 
 COMMENT ON COLUMN task_speedup_now.max_num_draft_tokens IS 'Largest k that was used';
 COMMENT ON COLUMN task_speedup_now.mean_running IS 'Load: mean number of sequences of all tasks in a round';
 COMMENT ON COLUMN task_speedup_now.mean_context IS 'Mean tokens of context of a sequence';
-COMMENT ON COLUMN task_speedup_now.tokens_per_s IS 'Tokens a second of one running sequence while it drafts';
-COMMENT ON COLUMN task_speedup_now.vanilla_tokens_per_s IS 'Tokens a second of vanilla rounds: tokens_per_s over speedup; null before speedup was measured';
-COMMENT ON COLUMN task_speedup_now.speedup IS 'tokens_per_s over vanilla_tokens_per_s, from paired blocks; null before there are eight blocks';
+COMMENT ON COLUMN task_speedup_now.tokens_per_s IS 'Tokens a second of one running sequence, as the task is decoded';
+COMMENT ON COLUMN task_speedup_now.vanilla_tokens_per_s IS 'The same on a device that does not speculate: tokens_per_s over speedup; null before speedup was measured';
+COMMENT ON COLUMN task_speedup_now.speedup IS 'How many times faster the task''s texts come than from a device that does not speculate; null before there are eight blocks';
 COMMENT ON COLUMN task_speedup_now.speedup_low IS 'Lower 95 % bound';
 COMMENT ON COLUMN task_speedup_now.speedup_high IS 'Upper 95 % bound';
 COMMENT ON COLUMN task_speedup_now.verdict IS 'faster, slower, no_difference or no_verdict_yet';
@@ -84,6 +96,37 @@ COMMENT ON COLUMN task_speedup_now.target_revision IS 'Hash of the target''s wei
 COMMENT ON COLUMN task_speedup_now.engine IS 'Decoding library, version and dtype';
 COMMENT ON COLUMN task_speedup_now.host IS 'Machine that decoded';
 COMMENT ON COLUMN task_speedup_now.device IS 'What decoded on it';
+
+CREATE VIEW expectation_now AS
+SELECT
+    task,
+    drafter,
+    count(*) AS num_pairs,
+    count(*) FILTER (WHERE speedup BETWEEN expected_low AND expected_high) AS num_held,
+    exp(avg(ln(speedup / expected))) AS ratio,
+    min(min_num_draft_tokens) AS min_num_draft_tokens,
+    max(max_num_draft_tokens) AS max_num_draft_tokens,
+    avg(mean_running) AS mean_running,
+    min(covers_from) AS covers_from,
+    max(covers_to) AS covers_to
+FROM (
+    SELECT *, row_number() OVER (PARTITION BY task, drafter ORDER BY covers_to DESC) AS age
+    FROM expectation_pairs WHERE computed_at > now() - interval '7 days'
+) AS pairs
+WHERE age <= 32
+GROUP BY task, drafter;
+COMMENT ON VIEW expectation_now IS
+    'Expected beside measured speed-ups of each task and drafter: its newest 32 pairs of the last 7 days';
+COMMENT ON COLUMN expectation_now.task IS 'Kind of prompt';
+COMMENT ON COLUMN expectation_now.drafter IS 'Drafter that was expected to be faster';
+COMMENT ON COLUMN expectation_now.num_pairs IS 'Expectations that were compared with the speed-up measured over the same rounds';
+COMMENT ON COLUMN expectation_now.num_held IS 'Of these, intervals that hold the measured speed-up; 95 % of them should';
+COMMENT ON COLUMN expectation_now.ratio IS 'Measured over expected, geometric mean: below 1, expectations are too good';
+COMMENT ON COLUMN expectation_now.min_num_draft_tokens IS 'Smallest k that was used';
+COMMENT ON COLUMN expectation_now.max_num_draft_tokens IS 'Largest k that was used';
+COMMENT ON COLUMN expectation_now.mean_running IS 'Load: mean number of sequences of all tasks in a round';
+COMMENT ON COLUMN expectation_now.covers_from IS 'When the first slice of these pairs began';
+COMMENT ON COLUMN expectation_now.covers_to IS 'When the last slice of these pairs began';
 
 CREATE VIEW decision_log AS
 SELECT
@@ -112,6 +155,8 @@ SELECT
     jobs,
     ARRAY(SELECT a / nullif(n, 0) FROM unnest(accepts, trials) WITH ORDINALITY AS p(a, n, i) ORDER BY i) AS alpha
 FROM decisions
+-- The table also has a row where only the reason changed.
+WHERE (from_mode, from_drafter, from_num_draft_tokens) IS DISTINCT FROM (to_mode, to_drafter, to_num_draft_tokens)
 ORDER BY decided_at DESC, id DESC;
 COMMENT ON VIEW decision_log IS
     'When a task''s choice changed, newest first';

@@ -10,12 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from alphaloop.acceptance import Z95, Interval
 from scheduler.causes.comparing import state_of
 from scheduler.verdicts import State, TrafficVerdict
 
-_MOVED = (State.FELL, State.ROSE)
+_MOVED: Final = (State.FELL, State.ROSE)
+#: Share of the trials after a change that segments with an estimate must have, to speak for all.
+MOST: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +54,23 @@ def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
 
 
 def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
-    """What of the change happened inside segments: Σ share after · change; None where a segment has no estimate.
+    """What of the change happened inside segments: Σ share after · change. None where too few have an estimate.
 
-    Direct standardisation with the shares after the change. The rest of the change of the mean is the mix's.
+    Direct standardisation with the shares after the change. The rest of the change of the mean is the mix's. Segments
+    without an estimate, because they are new or thin, are left out while the others have most of the trials.
     """
-    total = sum(v.trials_after for v in segments)
+    told = [v for v in segments if v.change is not None]
+    total = sum(v.trials_after for v in told)
+    if not total or total < MOST * sum(v.trials_after for v in segments):
+        return None
     mean = variance = 0.0
-    for verdict in segments:
-        if not verdict.trials_after:
-            continue
-        if verdict.change is None:
-            return None
-        share = verdict.trials_after / total
-        mean += share * verdict.change.mean
-        variance += (share * (verdict.change.high - verdict.change.low) / 2 / Z95) ** 2
+    for verdict in told:
+        if verdict.change is not None:
+            share = verdict.trials_after / total
+            mean += share * verdict.change.mean
+            variance += (share * (verdict.change.high - verdict.change.low) / 2 / Z95) ** 2
     half = Z95 * math.sqrt(variance)
-    return Interval(mean, mean - half, mean + half) if total else None
+    return Interval(mean, mean - half, mean + half)
 
 
 def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> bool:

@@ -9,12 +9,12 @@ goes on where the last one ended.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Final, Self
 
-from alphaloop.measurements import ProbeResult
+from alphaloop.measurements import AcceptedLevel, ProbeResult
 from scheduler.causes.comparing import PromptKey, Side, compare, has_recovered
 from scheduler.verdicts import ProbeVerdict, Setup, State
 
@@ -63,6 +63,15 @@ class ProbeHistory:
     def newest(self) -> Side | None:
         """The last measurement."""
         return self.measurements[-1] if self.measurements else None
+
+    def since(self, level: AcceptedLevel | None) -> Self:
+        """What is left when a level was accepted: its newest measurement after the change, and what came later."""
+        if level is None:
+            return self
+        at, changed_before = level.at, level.changed_before
+        shown = [m.measured_at for m in self.measurements if changed_before and changed_before <= m.measured_at <= at]
+        begins = max(shown, default=at)
+        return replace(self, measurements=tuple(m for m in self.measurements if m.measured_at >= begins))
 
     def steps(self) -> list[Step]:
         """Every link, in the order of the setups."""

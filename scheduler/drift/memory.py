@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from alphaloop.errors import StoreError
 
 #: Stored memories of another version are not read: the stream is learned anew.
-VERSION: Final = 1
+VERSION: Final = 2
 
 ROWS: Final = 16  # draft lengths told apart; all further ones share the last row
 POSITIONS: Final = 16  # draft positions counted; few rounds reach deeper ones
 SEGMENTS: Final = 32  # segments told apart; all further ones share the last row
 SCALES: Final = 13  # blocks of 1, 2, 4 … 4096 jobs
 LEVELS: Final = 10  # windows of 5 to 4096 jobs: those of level j are 4·2ʲ to 8·2ʲ jobs long
+SIZES: Final = 4  # changes looked for: the margin and 2, 4 and 8 times as much
 RING: Final = 9  # marks kept a level: a window of level j begins at most 8 marks ago
 FEATURES: Final = 4  # cosine and sine of a day and of half a day
 
@@ -29,11 +30,11 @@ Floats = NDArray[np.float64]
 # Indices into Memory.clock
 NUM_WINDOWED, PHASE, NUM_ALARMS, NUM_JOBS = 0, 1, 2, 3
 # Phases
-LEARNING, WATCHING, ALARMED = 0, 1, 2
+LEARNING, WATCHING = 0, 1
 # Indices into Tally.first: jobs, and of position 1 trials, accepts, residuals and squared residuals
 JOBS, TRIALS, ACCEPTS, RESIDUALS, SQUARES = 0, 1, 2, 3, 4
 # Indices into Memory.alarm
-DIRECTION, RAISED_AT, CHANGED_AFTER, CHANGED_BEFORE = 0, 1, 2, 3
+DIRECTION, RAISED_AT, CHANGED_AFTER, CHANGED_BEFORE, MOVED_AFTER, MOVED_BEFORE = 0, 1, 2, 3, 4, 5
 
 
 class Tally(NamedTuple):
@@ -59,8 +60,13 @@ class Memory(NamedTuple):
     base: Floats  #: [1]: variance of one job a unit of information, before its own says
     variance: Floats  #: [SCALES]: variance of sums over 2ʲ jobs, a unit of information
     reference: Tally  #: the level that jobs are compared with
-    pending: Tally  #: watching: the last whole period, not yet in the reference; in alarm: all whole periods since
+    pending: Tally  #: the last whole period, not yet in the reference
     current: Tally  #: the running period
+    norm: Tally  #: of an open event: the reference before it
+    earlier: Tally  #: of an open event: jobs since its last alarm beside the norm, all whole periods
+    latest: Tally  #: and the running period
+    norm_alpha: Floats  #: [ROWS]: expected α_1 before the event
+    norm_centre: Floats  #: [FEATURES]: mean feature of the norm
     alpha: Floats  #: [ROWS, POSITIONS]: expected α
     shape: Floats  #: [ROWS, 2]: trials a token, and variance of the row's level in the reference
     gram: Floats  #: [1 + FEATURES, 1 + FEATURES]: Σ information · feature · feature
@@ -68,7 +74,10 @@ class Memory(NamedTuple):
     rhythm: Floats  #: [FEATURES]: the day's rhythm, in α
     centre: Floats  #: [FEATURES]: mean feature of the reference
     doubt: Floats  #: [FEATURES, FEATURES]: covariance of `rhythm`
-    alarm: Floats  #: [4]: direction, and times (s) of the alarm and around the change
+    evidence: Floats  #: [2, SIZES]: for a fall and for a rise of each size
+    noise: Floats  #: [SIZES]: variance with which a size keeps the run length, a unit of information
+    alarm: Floats  #: [6]: direction of the open event (0: none), times (s) of the last alarm, around the event's
+    #: beginning and around the last change
 
 
 def empty_tally() -> Tally:
@@ -97,6 +106,11 @@ def empty_memory() -> Memory:
         reference=empty_tally(),
         pending=empty_tally(),
         current=empty_tally(),
+        norm=empty_tally(),
+        earlier=empty_tally(),
+        latest=empty_tally(),
+        norm_alpha=np.zeros(ROWS),
+        norm_centre=np.zeros(FEATURES),
         alpha=np.zeros((ROWS, POSITIONS)),
         shape=np.zeros((ROWS, 2)),
         gram=np.zeros((1 + FEATURES, 1 + FEATURES)),
@@ -104,8 +118,15 @@ def empty_memory() -> Memory:
         rhythm=np.zeros(FEATURES),
         centre=np.zeros(FEATURES),
         doubt=np.zeros((FEATURES, FEATURES)),
-        alarm=np.zeros(4),
+        evidence=np.zeros((2, SIZES)),
+        noise=np.zeros(SIZES),
+        alarm=np.zeros(6),
     )
+
+
+def is_open(memory: Memory) -> bool:
+    """Whether an alarm has not ended."""
+    return bool(memory.alarm[DIRECTION] != 0)
 
 
 def to_document(memory: Memory | Tally) -> dict[str, Any]:

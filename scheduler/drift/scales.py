@@ -82,8 +82,9 @@ def estimate_variances(memory: Memory) -> None:
 
 
 def clear_windows(memory: Memory, at: float) -> None:
-    """Begin new windows at the time `at`; what is known of the variance stays."""
+    """Begin to test anew at the time `at`; what is known of the variance stays."""
     memory.clock[NUM_WINDOWED] = 0
+    memory.evidence[:] = 0.0
     memory.sums[:] = 0.0
     memory.marks[:] = 0.0
     memory.marks[:, :, 3] = at

@@ -1,8 +1,8 @@
-"""The test: the last m jobs against the reference, for m from 5 to 4096 (window-limited GLR, Lai 1995).
+"""When a change began: windows of the last m jobs beside the reference, for m from 5 to 4096.
 
     Z_m = Σ residuals / √(V_m · Σ information + (Σ reference error)²)
 
-An alarm is |Z_m| ≥ the threshold of m's level. Long windows find small changes, short ones find large changes quickly.
+Where |Z_m| is nearly the largest, the window probably begins with the change.
 """
 
 from __future__ import annotations
@@ -10,37 +10,22 @@ from __future__ import annotations
 from typing import Final
 
 from scheduler.drift.memory import (
-    ALARMED,
     CHANGED_AFTER,
     CHANGED_BEFORE,
     DIRECTION,
     LEVELS,
+    MOVED_AFTER,
+    MOVED_BEFORE,
     NUM_ALARMS,
     NUM_WINDOWED,
-    PHASE,
     RAISED_AT,
     RING,
-    Floats,
     Memory,
+    is_open,
 )
 
 WINDOWS: Final = 4  # windows a level: each begins one mark after the other
-OFTEN: Final = 3  # level j is looked at every 2^(j - 3) jobs: its windows hardly change in between
 PLAUSIBLE: Final = 4.0  # a change may lie where Z² is at most so much below its largest value: likelihood ratio e²
-
-
-def look(memory: Memory, thresholds: Floats, at: float) -> int:
-    """Test the windows that end now. After an alarm: its direction, -1 or 1, noted in `memory.alarm`; otherwise 0."""
-    count = memory.clock[NUM_WINDOWED]
-    for level in range(LEVELS):
-        if count % (1 << max(0, level - OFTEN)) or count < (WINDOWS + 1) << level:
-            break
-        first = nearest(count, level)
-        for back in range(first, first + WINDOWS):
-            squared = standing(memory, level, back)
-            if abs(squared) >= thresholds[level] ** 2:
-                return note(memory, at)
-    return 0
 
 
 def nearest(count: int, level: int) -> int:
@@ -58,8 +43,8 @@ def standing(memory: Memory, level: int, back: int) -> float:
     return total * abs(total) / expected if expected > 0 else 0.0
 
 
-def note(memory: Memory, at: float) -> int:
-    """Note the alarm, and between which moments the change was: where windows begin that are nearly the clearest."""
+def note(memory: Memory, at: float) -> None:
+    """Note an alarm, and between which moments the change was: where windows begin that are nearly the clearest."""
     best = 0.0
     for level in range(LEVELS):
         for back in range(RING):
@@ -73,13 +58,19 @@ def note(memory: Memory, at: float) -> int:
             if is_kept(memory, level, back) and direction * standing(memory, level, back) >= abs(best) - PLAUSIBLE:
                 began = memory.marks[level, ((memory.clock[NUM_WINDOWED] >> level) - back) % RING, 3]
                 earliest, latest = min(earliest, began), max(latest, began)
-    memory.alarm[DIRECTION] = direction
-    memory.alarm[RAISED_AT] = at
-    memory.alarm[CHANGED_AFTER] = earliest
-    memory.alarm[CHANGED_BEFORE] = latest
     memory.clock[NUM_ALARMS] += 1
-    memory.clock[PHASE] = ALARMED
-    return direction
+    memory.alarm[RAISED_AT] = at
+    memory.alarm[MOVED_AFTER] = earliest
+    memory.alarm[MOVED_BEFORE] = latest
+    if not is_open(memory):
+        begin_event(memory, direction)
+
+
+def begin_event(memory: Memory, direction: int) -> None:
+    """Let the event begin with the last change."""
+    memory.alarm[DIRECTION] = direction
+    memory.alarm[CHANGED_AFTER] = memory.alarm[MOVED_AFTER]
+    memory.alarm[CHANGED_BEFORE] = memory.alarm[MOVED_BEFORE]
 
 
 def is_kept(memory: Memory, level: int, back: int) -> bool:

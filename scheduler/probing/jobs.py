@@ -1,8 +1,9 @@
 """The jobs of a measurement.
 
 A probe is an ordinary job on the task's topic, greedy, with the drafter that it names and the k of its probe set,
-whatever k is in force, because α_i moves a little with k. Its control is the same prompt decoded vanilla. Drafters that
-are not in use get probes too, so that they can come back.
+whatever k is in force, because α_i moves a little with k. Its control is the same prompt decoded vanilla. In place of a
+probe, a drafter may be scored on the control's text (alphaloop.probing.method). Drafters that are not in use are
+measured too, so that they can come back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from alphaloop.probe_sets import ProbeSet
 from alphaloop.probing.due import Due
+from alphaloop.probing.method import decoded_positions
 
 MAX_JOB_ID_CHARS: Final = 200
 
@@ -36,16 +38,21 @@ def make_jobs(
     scheduled_for: datetime,
     *,
     num_prompts: int,
+    decoded_share: float,
     deadline: datetime,
 ) -> list[PlannedJob]:
-    """The jobs of this run: for each prompt a control, then a probe a drafter.
+    """The jobs of this run: for each prompt a control, then a probe for each drafter that is decoded there.
 
     The ids follow from the run's time, so a run that is repeated sends the same jobs, and none is decoded twice.
     """
     planned = []
     for task in dict.fromkeys(due.task for due in chosen):
         probe_set = sets[task]
-        for position, prompt in sorted(probe_set.prompts.items())[:num_prompts]:
+        its = [due for due in chosen if due.task == task]
+        prompts = dict(sorted(probe_set.prompts.items())[:num_prompts])
+        decoded = {due.drafter: decoded_positions(due, prompts, scheduled_for, decoded_share) for due in its}
+        for position, prompt in prompts.items():
+            scored = tuple(due.drafter for due in its if position not in decoded[due.drafter])
             common: dict[str, Any] = {
                 "task": task,
                 "body": Body.model_validate(prompt.body),
@@ -55,11 +62,13 @@ def make_jobs(
                 job_id=_job_id("control", task, scheduled_for, position, None),
                 purpose=Purpose.CONTROL,
                 decoding=Decoding.VANILLA,
+                scored_drafters=scored,
+                probe_num_draft_tokens=probe_set.num_draft_tokens if scored else None,
                 **common,
             )
             planned.append(PlannedJob(control, probe_set.version, position, prompt.prompt_id))
-            for due in chosen:
-                if due.task == task:
+            for due in its:
+                if due.drafter not in scored:
                     probe = Job(
                         job_id=_job_id("probe", task, scheduled_for, position, due.drafter),
                         purpose=Purpose.PROBE,

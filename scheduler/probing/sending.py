@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from alphaloop.messages import Purpose, encode_job, payload_digest
+from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probing.planning import ProbePlanner
 from alphaloop.settings import SchedulerSettings
@@ -51,17 +51,11 @@ class ProbeSender:
             sets,
             scheduled_for,
             num_prompts=settings.probe_prompts,
+            decoded_share=settings.probe_decoded_share,
             deadline=now + timedelta(seconds=settings.probe_deadline_s),
         )
         self._send(planned, schedule_id, scheduled_for, now)
-        counted = Counter(
-            (p.job.task, p.job.probe_drafter) for p in planned if p.job.purpose is Purpose.PROBE and p.job.probe_drafter
-        )
-        return SentProbes(
-            plan=plan,
-            num_probes={(task, str(drafter)): number for (task, drafter), number in counted.items()},
-            num_jobs_by_task=Counter(p.job.task for p in planned),
-        )
+        return SentProbes(plan, Counter(p.job.task for p in planned))
 
     def _send(self, planned: Sequence[PlannedJob], schedule_id: str, scheduled_for: datetime, now: datetime) -> None:
         if not planned:
@@ -79,6 +73,7 @@ class ProbeSender:
                     purpose=p.job.purpose.value,
                     drafter=p.job.probe_drafter,
                     num_draft_tokens=p.job.probe_num_draft_tokens,
+                    scored_drafters=p.job.scored_drafters,
                     payload_sha256=payload_digest(p.job),
                 )
                 for p in planned

@@ -85,12 +85,8 @@ def build_report(
         drift=drift,
         opened=flagged.num_opened,
         closed=flagged.num_closed,
-        probes=tuple(
-            _probe_line(one, sent.num_probes[one.due.task, one.due.drafter])
-            for one in sent.plan.measurements
-            if one.is_sent
-        ),
-        probes_waiting=tuple(_probe_line(one, one.num_prompts) for one in sent.plan.waiting),
+        probes=tuple(_probe_line(one) for one in sent.plan.measurements if one.is_sent),
+        probes_waiting=tuple(_probe_line(one) for one in sent.plan.waiting),
         probe_budget_device_s=round(sent.plan.budget_device_s, 3),
         num_due=len(sent.plan.measurements),
         num_probe_sets=sent.plan.num_probe_sets,
@@ -114,12 +110,13 @@ def _incident_line(one: OpenIncident) -> IncidentLine:
     )
 
 
-def _probe_line(one: Measurement, num_probes: int) -> ProbeLine:
+def _probe_line(one: Measurement) -> ProbeLine:
     return ProbeLine(
         task=one.due.task,
         drafter=one.due.drafter,
         num_draft_tokens=one.due.num_draft_tokens,
-        num_probes=num_probes,
+        num_probes=one.num_decoded,
+        num_scored=one.num_prompts - one.num_decoded,
         last_probed=one.due.last_probed,
         why=one.due.why,
         device_s=round(one.device_s, 3),
@@ -128,12 +125,11 @@ def _probe_line(one: Measurement, num_probes: int) -> ProbeLine:
 
 
 def _task_line(counts: Counts, task: str, choice: SettingInForce | None, measured: TaskSpeedup | None) -> TaskLine:
-    num_jobs = sum(len(jobs) for stream, jobs in counts.streams.items() if stream.task == task)
     choice = choice or _choice_seen(counts, task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
     line = TaskLine(
         task=task,
-        num_jobs=num_jobs,
+        num_jobs=counts.num_jobs_by_task.get(task, 0),
         mode=choice.mode if choice else None,
         drafter=drafter,
         num_draft_tokens=choice.num_draft_tokens if choice else 0,

@@ -10,8 +10,9 @@ from alphaloop.store.drift_events import EventState, PastState
 from alphaloop.store.incidents import ClosedIncident
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.wording import figure
+from alphaloop.wording import words
 from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, Report, TaskLine
-from scheduler.report.wording import how, moment, words
+from scheduler.report.wording import how, moment
 
 
 def changes_between(
@@ -70,7 +71,7 @@ def _drafts(before: Sequence[DraftLine], now: Sequence[DraftLine]) -> Iterable[C
         earlier = statuses.get(_draft(line))
         if line.status == earlier:
             continue
-        name = f"{line.drafter} {line.draft_revision[:12]} for target {line.target_revision[:12]}"
+        name = f"{line.drafter} {line.draft_revision} for target {line.target_revision}"
         told = f"{name} is {line.status}, was {earlier}" if earlier else f"{name} is new and {line.status}"
         if line.status_reason:
             told += f": {line.status_reason}"

@@ -72,6 +72,17 @@ class MeasuredLine(_Part):
         )
 
 
+class CostLine(_Part):
+    """What the traffic of a task took in the last day, and what that costs."""
+
+    num_jobs: int = Field(description="Jobs of the last day.")
+    num_tokens: int = Field(description="Tokens that they generated.")
+    device_s: float = Field(description="Device seconds that they took.")
+    per_1000_jobs: float | None = Field(description="Cost of 1,000 such jobs; null without a price or a job.")
+    per_million_tokens: float | None = Field(description="Cost of a million such tokens; null likewise.")
+    saved: Estimate | None = Field(description="Cost of saved_device_s; null without a price or a verdict.")
+
+
 class TaskLine(_Part):
     """One task: how it is decoded now, why, and what that brings."""
 
@@ -93,6 +104,7 @@ class TaskLine(_Part):
         None, description="Saved in the slices of the measured speed-up; below 0 lost; null without a verdict."
     )
     num_saved_passes: int = Field(0, description="Target passes of single sequences that traffic was spared.")
+    cost: CostLine | None = Field(None, description="Null where the last day has no job of the task.")
 
 
 class DriftLine(_Part):
@@ -129,7 +141,8 @@ class ProbeLine(_Part):
     task: str
     drafter: str
     num_draft_tokens: int
-    num_probes: int
+    num_probes: int = Field(description="Prompts that are decoded with the drafter.")
+    num_scored: int = Field(0, description="Prompts on whose control's text it is scored, without decoding.")
     last_probed: AwareDatetime | None
     why: Why = Field(description="Why it is measured: an alarm, something new, or age.")
     device_s: float = Field(description="Device seconds that it is expected to take.")
@@ -190,6 +203,31 @@ class GapLine(_Part):
     ends: AwareDatetime = Field(description="The start of the run after.")
 
 
+class ExpectationPoint(_Part):
+    """An expected speed-up, and the one that was measured over the same rounds."""
+
+    expected: Estimate = Field(description="As it was shown and decided on: mean over the rounds.")
+    measured: Estimate
+    is_held: bool = Field(description="Whether the expected interval holds the measured speed-up.")
+    covers_from: AwareDatetime = Field(description="When the first slice began.")
+    covers_to: AwareDatetime = Field(description="When the last slice began.")
+
+
+class ExpectationLine(_Part):
+    """How reliable expected speed-ups of a drafter in a task were in the last 7 days: a row of expectation_now."""
+
+    task: str
+    drafter: str
+    num_pairs: int = Field(description="Expectations that were compared with a measured speed-up, at most 32.")
+    num_held: int = Field(description="Of these, intervals that hold it; 95 % of them should.")
+    ratio: float = Field(description="Measured over expected, geometric mean; below 1, expectations are too good.")
+    ratio_bounds: tuple[float, float] | None = Field(description="Its 95 % bounds; null with one pair.")
+    min_num_draft_tokens: int = Field(description="Smallest k that was used.")
+    max_num_draft_tokens: int = Field(description="Largest k that was used.")
+    mean_running: float = Field(description="The load: sequences of all tasks in a round.")
+    points: tuple[ExpectationPoint, ...] = Field(description="Oldest first.")
+
+
 class HistoryPoint(_Part):
     """α_1 over one stretch of time, or of the probes of one run."""
 
@@ -235,10 +273,13 @@ class Report(_Part):
     probe_budget_device_s: float = 0.0
     probe_spent_device_s: float = Field(0.0, description="Device seconds of probes and controls in the last day.")
     device_s: float = Field(0.0, description="Device seconds of all jobs in the last day.")
+    device_cost_per_hour: float | None = Field(None, description="The price of a device; null: not set.")
+    currency: str = Field("", description="Of all amounts.")
     gaps: tuple[GapLine, ...] = Field((), description="Without measurement, oldest first.")
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
     exactness: ExactnessLine = Field(default_factory=ExactnessLine)
     drafts: tuple[DraftLine, ...] = ()
+    expectations: tuple[ExpectationLine, ...] = Field((), description="Expected beside measured speed-ups.")
     history: dict[str, TaskHistory] = Field(default_factory=dict, description="By task.")

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from alphaloop.pages.templates import environment
 from alphaloop.store.reports import ReportHeading
 from scheduler.report.files import page_name
-from scheduler.report.templates import template
 from scheduler.report.wording import moment
 
 #: Reports that the index lists.
@@ -29,4 +29,5 @@ def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> s
     present = frozenset(pages)
     by_name = {page_name(one.created_at): one for one in reversed(headings)}
     entries = [_Entry(one, name) for name, one in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
-    return template("index.html.j2").render(entries=entries, num_others=len(present) - len(entries), moment=moment)
+    page = environment("scheduler.report").get_template("index.html.j2")
+    return page.render(entries=entries, num_others=len(present) - len(entries), moment=moment)

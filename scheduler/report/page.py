@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from alphaloop.switchback.wording import control, figure, load, reason_word
+from alphaloop.pages.templates import environment
+from alphaloop.switchback.wording import control, figure, load, ratio, reason_word
+from alphaloop.wording import words
 from scheduler.report.alpha_plot import alpha_plot
 from scheduler.report.changes import told_changes
 from scheduler.report.data import Report
+from scheduler.report.expectation_plot import expectation_plot
 from scheduler.report.history_plot import history_plot
-from scheduler.report.templates import template
-from scheduler.report.wording import costs, freshness, gap_lines, how, probe_spend, saved, words
+from scheduler.report.wording import (
+    cost_of_all,
+    cost_saved,
+    costs,
+    freshness,
+    gap_lines,
+    how,
+    money,
+    probe_spend,
+    saved,
+)
 
 
 def render_page(report: Report) -> str:
     """The report as HTML."""
-    plots = {"alpha": alpha_plot(report.tasks), "history": history_plot(report.history)}
-    return template("page.html.j2").render(
+    plots = {
+        "alpha": alpha_plot(report.tasks),
+        "history": history_plot(report.history),
+        "expectations": expectation_plot(report.expectations),
+    }
+    page = environment("scheduler.report").get_template("page.html.j2")
+    return page.render(
         report=report,
         # Safe: this SVG is ours, its texts are paths and its label is escaped.
         plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
@@ -24,12 +41,16 @@ def render_page(report: Report) -> str:
         figure=figure,
         load=load,
         control=control,
+        ratio=ratio,
         reason_word=reason_word,
         words=words,
         costs=costs,
         told_changes=told_changes,
         freshness=freshness,
         saved=saved,
+        money=money,
+        cost_saved=cost_saved,
+        cost_of_all=cost_of_all,
         probe_spend=probe_spend,
         gap_lines=gap_lines,
     )

@@ -7,15 +7,26 @@ from collections.abc import Sequence
 from typing import Final
 
 from alphaloop.probing.due import Why
-from alphaloop.switchback.wording import reason_word, sentence
+from alphaloop.switchback.wording import draft_lengths, expectations, reason_word, sentence
+from alphaloop.wording import share, words
 from scheduler.report.changes import told_changes
 from scheduler.report.data import Report, TaskLine
-from scheduler.report.wording import costs, estimate, freshness, gap_lines, how, probe_spend, saved, share, words
+from scheduler.report.wording import (
+    cost_of_all,
+    cost_of_jobs,
+    costs,
+    estimate,
+    freshness,
+    gap_lines,
+    how,
+    probe_spend,
+    saved,
+)
 
 WIDTH: Final = 100
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
 HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "reason")
-LEGEND: Final = "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, read it with its k."
+LEGEND: Final = "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, at its k."
 RIGHT: Final = frozenset({1, 3})
 
 
@@ -37,8 +48,11 @@ def render_text(report: Report) -> str:
     if report.incidents:
         parts += ["Incidents", *_incidents(report), ""]
     parts += ["Measured speed-up", *_measured(report), ""]
+    if report.expectations:
+        parts += ["Expected and measured speed-up", *_expectations(report), ""]
     if report.tasks:
         parts += ["Saved by speculation", *_saved(report), ""]
+        parts += ["Cost", *_cost(report), ""]
     if report.gaps:
         parts += ["Not measured", *(f"  {told}" for told in gap_lines(report)), ""]
     parts += ["Drift", *_drift(report), ""]
@@ -61,7 +75,7 @@ def _row(line: TaskLine) -> tuple[str, ...]:
         how(line),
         str(line.num_draft_tokens) if line.num_draft_tokens else "-",
         estimate(line.alpha_1),
-        share(line.alpha.mean) if line.alpha else "-",
+        f"{share(line.alpha.mean)} ({draft_lengths(line.alpha_num_draft_tokens)})" if line.alpha else "-",
         reason_word(line.reason, line.measured.verdict if line.measured else None),
     )
 
@@ -104,12 +118,29 @@ def _measured(report: Report) -> list[str]:
     return lines or ["  no verdict yet: no slice of the switchback experiment was recorded in the last day"]
 
 
+def _expectations(report: Report) -> list[str]:
+    return [
+        line
+        for one in report.expectations
+        for line in textwrap.wrap(
+            f"{one.task}: {expectations(one)}", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
+    ]
+
+
 def _saved(report: Report) -> list[str]:
     return [
         line
         for task in report.tasks
         for line in textwrap.wrap(f"{task.task}: {saved(task)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
     ]
+
+
+def _cost(report: Report) -> list[str]:
+    told = [cost_of_all(report)]
+    if report.device_cost_per_hour is not None:
+        told += [f"{task.task}: {cost_of_jobs(task, report.currency)}" for task in report.tasks]
+    return [line for one in told for line in textwrap.wrap(one, WIDTH, initial_indent="  ", subsequent_indent="    ")]
 
 
 def _drift(report: Report) -> list[str]:
@@ -140,7 +171,9 @@ def _probes(report: Report) -> list[str]:
     if not report.num_probe_sets:
         return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
     lines = [
-        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent for {_WHY[line.why]}, "
+        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent"
+        + (f" and {line.num_scored} scored" if line.num_scored else "")
+        + f" for {_WHY[line.why]}, "
         + (f"last measured {line.last_probed:%Y-%m-%d %H:%M} UTC" if line.last_probed else "never measured before")
         for line in report.probes
     ]
@@ -157,6 +190,6 @@ def _drafts(report: Report) -> list[str]:
     lines = []
     for d in report.drafts:
         why = f": {d.status_reason}" if d.status_reason else ""
-        draft_line = f"{d.drafter} {d.draft_revision[:12]} for target {d.target_revision[:12]}: {d.status}{why}"
+        draft_line = f"{d.drafter} {d.draft_revision} for target {d.target_revision}: {d.status}{why}"
         lines += textwrap.wrap(draft_line, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines or ["  No worker has registered one."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
+from alphaloop.wording import share
 from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
 
 #: A system without a job for so long is called idle.
@@ -20,21 +21,11 @@ def how(line: TaskLine) -> str:
     return line.mode or "-"
 
 
-def share(value: float) -> str:
-    """`.72`."""
-    return f"{value:.2f}".removeprefix("0")
-
-
 def estimate(value: Estimate | None) -> str:
     """`.72 [.65 .78]`, or a dash."""
     if value is None:
         return "-"
     return f"{share(value.mean)} [{share(value.low)} {share(value.high)}]"
-
-
-def words(name: str) -> str:
-    """A cause, a kind or a verdict as people say it."""
-    return name.replace("_", " ")
 
 
 def costs(line: DriftLine) -> str:
@@ -56,6 +47,42 @@ def saved(line: TaskLine) -> str:
     if time is None:
         return f"device time not known, {passes}"
     return f"{time.mean:,.0f} s [{time.low:,.0f} {time.high:,.0f}] of device time in the last day, {passes}"
+
+
+def money(amount: float, currency: str) -> str:
+    """`1,234.50 EUR`; small amounts with two digits that say something."""
+    shown = f"{amount:,.2f}" if abs(amount) >= 1 or amount == 0 else f"{amount:.2g}"
+    return f"{shown} {currency}".rstrip()
+
+
+def cost_of_jobs(line: TaskLine, currency: str) -> str:
+    """What jobs of a task cost, and what speculation saved."""
+    its = line.cost
+    if its is None or its.per_1000_jobs is None or its.per_million_tokens is None:
+        return "no job in the last day"
+    jobs, tokens = money(its.per_1000_jobs, currency), money(its.per_million_tokens, currency)
+    return f"{jobs} per 1,000 jobs, {tokens} per million tokens; {cost_saved(line, currency)}"
+
+
+def cost_saved(line: TaskLine, currency: str) -> str:
+    """What speculation saved a task in the last day, in money."""
+    its = line.cost.saved if line.cost is not None else None
+    if its is None:
+        return "saved: not known"
+    low, high = (money(bound, "") for bound in (its.low, its.high))
+    return f"saved {money(its.mean, currency)} [{low} {high}] in the last day"
+
+
+def cost_of_all(report: Report) -> str:
+    """What all jobs of the last day cost, or why that is not known."""
+    price, currency = report.device_cost_per_hour, report.currency
+    if price is None:
+        return "Not set: report.device_cost_per_hour, the price of a device."
+    all_jobs, probes = (money(s * price / 3600, currency) for s in (report.device_s, report.probe_spent_device_s))
+    return (
+        f"All jobs of the last day took {report.device_s:,.0f} device seconds, at {money(price, currency)} an hour "
+        f"{all_jobs}, of which probes {probes}."
+    )
 
 
 def probe_spend(report: Report) -> str:

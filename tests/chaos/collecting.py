@@ -90,7 +90,7 @@ def _text(value: str | bytes | None) -> str:
 def _chunk(message: Message) -> ChunkRecord:
     headers: Any = message.headers() or ()
     chunk = read_chunk(message.value(), headers)
-    return ChunkRecord(key_of(message), chunk.attempt, chunk.seq, chunk.text, chunk.status)
+    return ChunkRecord(key_of(message), chunk.attempt, chunk.seq, chunk.text, chunk.status, chunk.whole_text)
 
 
 def ended_by(database_url: str, moment: datetime) -> set[str]:

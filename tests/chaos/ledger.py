@@ -41,6 +41,7 @@ class ChunkRecord:
     seq: int
     text: str
     status: str | None = None  #: of the outcome, in the final chunk only
+    whole_text: str | None = None  #: in a final chunk before which others may be missing
 
     @property
     def is_final(self) -> bool:

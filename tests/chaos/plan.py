@@ -58,9 +58,10 @@ def sending_s(phases: Sequence[Phase]) -> float:
 
 
 def _pair(rng: random.Random, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Two faults that hit different things; one where all of `names` hit the same."""
     first = rng.choice(names)
     others = [name for name in names if FAULTS[name].target is not FAULTS[first].target]
-    return (first, rng.choice(others))
+    return (first, rng.choice(others)) if others else (first,)
 
 
 def _phases(rng: random.Random, faults: list[tuple[str, ...]], size: Size, times: float) -> tuple[Phase, ...]:

@@ -15,7 +15,7 @@ class Promise(StrEnum):
     NOTHING_INVENTED = "no row, result, letter or chunk belongs to an unknown job"
     ONLY_POISON = "exactly the planted poison is in the dead-letter topic"
     OFFSETS = "committed offsets never decrease"
-    STREAMS = "the chunks of an attempt have no gap, and its text is the job's"
+    STREAMS = "the chunks of a stream with an end give the job's text: none is missing, or the end has the whole text"
     ENDS = "every outcome of a streamed job ends its stream, with one final chunk that says the same"
     SETTLED = "at the end nothing is left to read or to publish"
     MEMORY = "no worker needs more memory than it may"

@@ -29,6 +29,7 @@ class Proxy:
         self._num_cuts = 0
         self._commits_to_lose = 0
         self._answers_to_lose = 0
+        self._most_answered: int | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -51,6 +52,10 @@ class Proxy:
         Of the latter the client never learns that they were carried out.
         """
         self._call(lambda: self._plan_cuts(num_lost, num_unanswered))
+
+    def cut_answers(self, *, after_bytes: int | None) -> None:
+        """Reset every connection once the server has answered so many bytes over it; None: no longer."""
+        self._most_answered = after_bytes
 
     def hold(self) -> None:
         """Pass nothing on: connections stay open and say nothing, as behind a broken cable."""
@@ -125,7 +130,7 @@ class Proxy:
     async def answer(self, link: _Link) -> bool:
         """Whether an answer of the server may go to the client."""
         await self._flowing.wait()
-        if link.cut_at_answer:
+        if link.cut_at_answer or (self._most_answered is not None and link.num_answered > self._most_answered):
             link.cut()
         return not link.is_cut
 
@@ -149,6 +154,7 @@ class _Link:
         self._client = reader, writer
         self._server = server_reader, server_writer
         self.cut_at_answer = False
+        self.num_answered = 0  #: bytes that the server has sent
         self.is_cut = False
 
     async def run(self) -> None:
@@ -184,6 +190,7 @@ class _Link:
     async def _back(self) -> None:
         with contextlib.suppress(OSError):
             while chunk := await self._server[0].read(_CHUNK):
+                self.num_answered += len(chunk)
                 if not await self._proxy.answer(self):
                     return
                 self._client[1].write(chunk)

@@ -96,7 +96,7 @@ def sound() -> Ledger:
         rows=rows,
         results=results,
         letters=[Letter(job.job_id, "a reason") for job in JOBS if job.is_dead_letter],
-        chunks=[*chunks, chunk(1, 0, words[0]), *whole, whole[-1], end, end],
+        chunks=[*chunks, chunk(1, 0, words[0]), chunk(1, 2, f" {words[2]}"), *whole, whole[-1], end, end],
         commits=[Commit(1.0, "g t[0]", 5), Commit(1.0, "g t[1]", 3), Commit(2.0, "g t[0]", 9), Commit(3, "g t[0]", 9)],
         lag={"t[0]": 0, "t[1]": 0},
         peak_bytes={"worker 0": 400 << 20},
@@ -140,12 +140,27 @@ def without_last_word(ledger: Ledger) -> Ledger:
     return replace(shortened, chunks=[*kept, chunk(2, NUM_WORDS - 1, "", "succeeded")])
 
 
+def with_a_lost_chunk(ledger: Ledger, whole_text: str | None) -> Ledger:
+    """The outcome of STREAMED tells that a chunk may be missing; it is, and the end has this text."""
+    value = Result.decode(outcome(STREAMED)).model_copy(update={"num_unacknowledged_chunks": 1}).encode()
+    end = replace(chunk(2, NUM_WORDS, "", "succeeded"), whole_text=whole_text)
+    kept = [one for one in ledger.chunks if not (one.job_id == STREAMED.job_id and (one.is_final or one.seq == 1))]
+    return replace(with_outcome(ledger, STREAMED, value, "succeeded"), chunks=[*kept, end])
+
+
 def without_results(ledger: Ledger, job_id: str) -> Ledger:
     return replace(ledger, results=[record for record in ledger.results if record.job_id != job_id])
 
 
 def test_nothing_is_reported_of_a_sound_ledger() -> None:
     assert judge(JOBS, sound(), max_bytes=MAX_BYTES) == []
+
+
+def test_a_lost_chunk_is_none_to_a_reader_whose_end_has_the_whole_text() -> None:
+    assert judge(JOBS, with_a_lost_chunk(sound(), STREAMED.text), max_bytes=MAX_BYTES) == []
+    for text in (None, "another text"):
+        found = judge(JOBS, with_a_lost_chunk(sound(), text), max_bytes=MAX_BYTES)
+        assert {violation.promise for violation in found} == {Promise.STREAMS, Promise.ENDS}
 
 
 PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {

@@ -121,6 +121,9 @@ def test_another_reason_for_the_same_choice_is_news(database: Database) -> None:
     told = [log_change(log, Decision(Mode.VANILLA, None, None, 0, reason, "")) for reason in reasons]
     assert told == [True, False, True, True, False]
     assert [change.reason for change in log.latest("code")] == ["not_faster", "uncertain", "no_history"]
+    with database.begin() as connection:
+        shown = connection.execute(text("SELECT was, became FROM decision_log")).all()
+    assert shown == [(None, "vanilla")], "the view shows changes of the choice alone"
 
 
 def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:

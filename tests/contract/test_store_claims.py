@@ -27,8 +27,10 @@ def outcomes(database: Database) -> OutcomeStore:
     return OutcomeStore(database)
 
 
-def claim(jobs: JobStore, *requests: ClaimRequest, owner: str = "w1", max_attempts: int = 3) -> list[Claim]:
-    return jobs.claim(requests, owner=owner, lease_s=60.0, max_attempts=max_attempts)
+def claim(
+    jobs: JobStore, *requests: ClaimRequest, owner: str = "w1", max_attempts: int = 3, alone: bool = True
+) -> list[Claim]:
+    return jobs.claim(requests, owner=owner, lease_s=60.0, max_attempts=max_attempts, alone=alone)
 
 
 def expire_leases(database: Database) -> None:
@@ -102,6 +104,24 @@ def test_a_job_with_which_too_many_workers_died_is_claimed_to_be_failed(
     [found] = claim(jobs, claim_request("a"), owner="w3", max_attempts=2)
     assert (found.state, found.attempt, found.num_crashes) == (ClaimState.EXHAUSTED, 3, 2)
     assert len(outcomes.record([outcome("a", 3)], owner="w3")) == 1
+
+
+def test_a_suspect_is_counted_once_and_held_by_nobody_until_it_is_asked_for_alone(
+    jobs: JobStore, database: Database
+) -> None:
+    """Workers may die as often as they like between the claim of a group and its end: a suspect is none of theirs."""
+    claim(jobs, claim_request("a"), claim_request("b"))
+    expire_leases(database)
+    for number in range(5):
+        owner = f"died-{number}"
+        answers = claim(jobs, claim_request("a"), claim_request("b"), owner=owner, max_attempts=3, alone=False)
+        assert [(one.state, one.num_crashes) for one in answers] == [(ClaimState.SUSPECT, 1)] * 2
+        expire_leases(database)
+    [found] = claim(jobs, claim_request("a"), owner="alone", max_attempts=3)
+    assert (found.state, found.num_crashes) == (ClaimState.CLAIMED, 1)
+    expire_leases(database)
+    [found] = claim(jobs, claim_request("a"), owner="next", max_attempts=2, alone=False)
+    assert (found.state, found.num_crashes) == (ClaimState.EXHAUSTED, 2)
 
 
 def test_a_claim_whose_answer_was_lost_is_no_crash(jobs: JobStore) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.errors import StoreError
-from alphaloop.measurements import DriftSubject
+from alphaloop.measurements import AcceptedLevel, DriftSubject
 from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventContent, EventState, NoSuchEvent
 from alphaloop.store.retention import RetentionStore
@@ -105,6 +105,46 @@ def test_what_is_over_or_unknown_is_not_acknowledged(store: DriftEventStore) -> 
         store.acknowledge(event.id, "Ada", "", NOW)
     assert store.find(event.id) == event
     assert store.find(event.id + 1) is None
+
+
+def test_an_accepted_level_closes_every_open_event_of_its_drafter_in_its_task(store: DriftEventStore) -> None:
+    fault, elsewhere = replace(THIN, cause="fault"), replace(THIN, subject=replace(SUBJECT, task="sql"))
+    later = replace(fault, began_before=NOW - HOUR)
+    store.write([EventChange(None, EventState.OPENED, one, "It fell.") for one in (THIN, later, elsewhere)], NOW - HOUR)
+    first, second, other = store.open_events()
+    closed = store.accept(first.id, "Ada", "longer reviews")
+    assert [event.id for event in closed] == [first.id, second.id]
+    assert {(event.closed_because, event.acknowledged_by) for event in closed} == {
+        ("accepted as the new level: longer reviews", "Ada")
+    }
+    assert [event.id for event in store.open_events()] == [other.id]
+    (_, past) = store.history(first.id)
+    assert (past.state, past.actor, past.at) == (EventState.CLOSED, "Ada", closed[0].accepted_at)
+    at = past.at
+    assert store.accepted_levels(at) == {("code", "small"): AcceptedLevel(at, NOW)}
+    assert store.accepted_levels(at - timedelta(microseconds=1)) == {}
+    with pytest.raises(NoSuchEvent):
+        store.accept(first.id, "Ada", "")
+
+
+def test_a_run_that_read_an_event_before_it_was_accepted_changes_it_no_more(store: DriftEventStore) -> None:
+    store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW - HOUR)
+    (event,) = store.open_events()
+    (accepted,) = store.accept(event.id, "Ada", "")
+    for state in (EventState.CONFIRMED, EventState.CLOSED, None):
+        store.write([EventChange(event.id, state, replace(THIN, verdict="Other."), "Other.")], NOW)
+    assert store.find(event.id) == accepted
+    assert [past.state for past in store.history(event.id)] == ["opened", "closed"]
+
+
+def test_of_accepted_levels_the_newest_is_kept_for_ever(store: DriftEventStore, database: Database) -> None:
+    for _ in range(2):
+        store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW - HOUR)
+        (event,) = store.open_events()
+        (newest,) = store.accept(event.id, "Ada", "")
+    assert RetentionStore(database).drop("drift_events", NOW + DAY, lambda: False).num_rows == 1
+    assert newest.accepted_at is not None
+    assert set(store.accepted_levels(newest.accepted_at)) == {("code", "small")}
 
 
 def test_the_history_of_an_event_is_deleted_with_it(store: DriftEventStore, database: Database) -> None:

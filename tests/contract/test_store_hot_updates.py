@@ -65,11 +65,11 @@ def test_evidence_of_a_key_is_changed_in_its_page(database: Database) -> None:
 def test_no_index_hides_a_column_that_outcomes_change(database: Database) -> None:
     """But for summaries (BRIN), which leave an update HOT since PostgreSQL 16."""
     changed = ["status", "outcome", "owner", "lease_expires_at", "finished_at", "attempt", "num_crashes"]
-    query = text("""
+    query = text(r"""
         SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam
         JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attname = ANY(:changed)
         WHERE i.indrelid = 'jobs'::regclass AND m.amname <> 'brin'
-            AND (a.attnum = ANY(i.indkey) OR pg_get_expr(i.indpred, i.indrelid) ~ a.attname)
+            AND (a.attnum = ANY(i.indkey) OR pg_get_expr(i.indpred, i.indrelid) ~ format('\m%s\M', a.attname))
     """)
     with database.begin() as connection:
         assert connection.execute(query, {"changed": changed}).all() == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from alphaloop.errors import StoreUnavailable, StoreValueRefused
 from alphaloop.store.database import Database
@@ -19,6 +20,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
+from alphaloop.store.settled_sums import sums_between
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
 from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
 from tests.fixtures.probes import probe_set, register_probe_set
@@ -95,7 +97,7 @@ class TestProbeSets:
 
 
 class TestProbeRuns:
-    def test_results_come_with_their_twins(self, database: Database, history: History) -> None:
+    def test_results_are_those_of_probes(self, database: Database, history: History) -> None:
         store = ProbeStore(database)
         runs = [probe_run(0), probe_run(0, "control"), probe_run(1)]
         store.record(runs)
@@ -107,9 +109,7 @@ class TestProbeRuns:
         assert (first.position, first.prompt_id, first.drafter) == (0, "prompt-0", "lookup")
         assert (first.engine, first.num_draft_tokens) == (ENGINE, 3)
         assert first.accepts == first.trials
-        assert first.control_tokens == first.num_tokens == 48
-        assert first.control_device_s == pytest.approx(48 * 0.04)
-        assert (second.position, second.control_tokens) == (1, None)
+        assert (second.position, second.is_scored) == (1, False)
         assert store.results(NOW) == []
 
     def test_a_probe_decoded_without_its_drafter_measured_nothing(self, database: Database, history: History) -> None:
@@ -135,6 +135,18 @@ class TestProbeRuns:
         register_probe_set(database, "code", [{"prompt": "another"}], NOW)
         assert store.last_probed(NOW + MINUTE, HOUR, since=NOW - DAY) == {}, "with another set"
 
+    def test_a_control_measures_what_is_scored_on_it(self, database: Database, history: History) -> None:
+        store = ProbeStore(database)
+        made = register_probe_set(database, "code", [{"prompt": "one"}], NOW)
+        run = replace(probe_run(0, "control", version=made.version), scored_drafters=("lookup", "tiny"))
+        store.record([run])
+        store.mark_sent([run.job_id], NOW)
+        both = {("code", "lookup"): NOW, ("code", "tiny"): NOW}
+        assert store.last_probed(NOW + 59 * MINUTE, HOUR, since=NOW - DAY) == both, "under way"
+        assert store.last_probed(NOW + 61 * MINUTE, HOUR, since=NOW - DAY) == {}, "expired"
+        history.decode_probe(run.job_id, "code", None, 0.0, NOW + MINUTE)
+        assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == both, "decoded"
+
     def test_unsent_runs_are_settled(self, database: Database, history: History) -> None:
         store = ProbeStore(database)
         lost, arrived, young = probe_run(0), probe_run(1), probe_run(2, at=NOW + DAY)
@@ -151,7 +163,7 @@ class TestProbeRuns:
         history.decode_probe("c", "code", None, 0.0, NOW)
         history.vanilla("code", 2, NOW - HOUR, MINUTE)
         assert store.device_s(NOW - DAY, NOW) == pytest.approx(3 * 48 * 0.04)
-        assert store.mean_device_s(NOW - DAY) == {"code": pytest.approx(48 * 0.04)}
+        assert store.mean_device_s(NOW - DAY, NOW) == {"code": pytest.approx(48 * 0.04)}
 
 
 class TestDrift:
@@ -284,10 +296,55 @@ class TestRollups:
             found = connection.execute(select(acceptance_daily.c.bucket, acceptance_daily.c.num_jobs)).all()
         midnight = {day.replace(hour=0): 3 for day in days}
         assert {row.bucket: row.num_jobs for row in found} == midnight | {days[0].replace(hour=0): 7}
-        assert store.roll_up(noon + HOUR)[0] >= (noon - 2 * DAY).date(), "only days that may still change"
+        assert store.roll_up(noon + HOUR) == [], "nothing has changed since"
 
     def test_a_day_without_hours(self, database: Database) -> None:
         assert RollupStore(database).roll_up_day(NOW.date()) == 0
+
+
+class TestSettledSums:
+    NUM_DAYS = 8
+
+    @pytest.fixture
+    def summed_up(self, database: Database, history: History) -> Database:
+        """Jobs every five hours of eight days, summed up every day."""
+        for day in range(self.NUM_DAYS, -1, -1):
+            history.traffic("code", 0.7, 5, NOW - day * DAY - 20 * HOUR, 5 * HOUR)
+            RollupStore(database).roll_up(NOW - day * DAY)
+        return database
+
+    @pytest.mark.parametrize(
+        ("since", "until"),
+        [
+            (NOW - 20 * DAY, NOW),
+            (NOW - 5 * DAY - 30 * MINUTE, NOW - 4 * DAY + HOUR),
+            (NOW - 6 * DAY, NOW - 6 * DAY + 2 * HOUR),
+            (NOW - HOUR, NOW),
+            ((NOW - 6 * DAY).replace(hour=0, minute=0), (NOW - 4 * DAY).replace(hour=0, minute=0)),
+            (NOW, NOW - DAY),
+        ],
+    )
+    def test_they_are_the_sums_of_the_hours(self, summed_up: Database, since: datetime, until: datetime) -> None:
+        hours = acceptance_hourly.c
+        with summed_up.begin() as connection:
+            sums = sums_between(connection, since, until).c
+            found = connection.execute(select(func.sum(sums.num_tokens), func.sum_by_position(sums.trials))).one()
+            wanted = select(func.sum(hours.num_tokens), func.sum_by_position(hours.trials))
+            assert found == connection.execute(wanted.where(hours.bucket > since, hours.bucket <= until)).one()
+
+    def test_few_rows_are_read(self, summed_up: Database) -> None:
+        with summed_up.begin() as connection:
+            sums = sums_between(connection, NOW - 20 * DAY, NOW).c
+            starts = connection.execute(select(sums.bucket).order_by(sums.bucket)).scalars().all()
+        settled = [start for start in starts if start.date() < (NOW - 2 * DAY).date()]
+        assert len(settled) == len({start.date() for start in settled}) >= self.NUM_DAYS - 3
+        assert len(starts) - len(settled) >= 10, "the hours of the last days"
+
+    def test_without_daily_sums_the_hours_are_read(self, database: Database, history: History) -> None:
+        history.traffic("code", 0.7, 5, NOW - 8 * DAY, 10 * HOUR)
+        with database.begin() as connection:
+            sums = sums_between(connection, NOW - 20 * DAY, NOW)
+            assert connection.execute(select(func.count()).select_from(sums)).scalar_one() == 5
 
 
 def test_reports_are_kept_and_dropped(database: Database) -> None:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.measurements import DriftSubject
@@ -25,20 +26,40 @@ from alphaloop.store.drift_events import DriftEventStore, EventChange, EventStat
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore, ShadowRun
 from alphaloop.store.overview import Overview
+from alphaloop.store.rollups import RollupStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import metadata
+from benchmarks.stored_runs.questions import ROOT, questions
 from tests.fixtures.drift_events import content
 from tests.fixtures.postgres import fresh_database
-from tests.fixtures.runs import DEVICE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+from tests.fixtures.runs import (
+    DEVICE,
+    ENGINE,
+    TARGET,
+    claim_request,
+    decode_run,
+    outcome,
+    simulated_counts,
+    vanilla_counts,
+)
 from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "sql.md").read_text(encoding="utf-8")
-FAULTS = "Do the counts add up?"
-QUERIES = dict(re.findall(r"### ([^\n]+)\n(?:(?!###).)*?```sql\n(.*?)```", PAGE, re.DOTALL))
+PAGE = (ROOT / "docs/reference/sql.md").read_text(encoding="utf-8")
+QUERIES = {question.title: question.sql for question in questions("docs/reference/sql.md")}
+FAULTS = next(title for title in QUERIES if title.endswith("Do the counts add up?"))
 K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x vanilla expected")
-VIEWS = ("task_alpha_now", "task_speedup_now", "decision_log", "evidence_now", "failed_jobs", "open_drift")
+VIEWS = (
+    "task_alpha_now",
+    "task_speedup_now",
+    "expectation_now",
+    "decision_log",
+    "evidence_now",
+    "failed_jobs",
+    "open_drift",
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +102,10 @@ def fill(database: Database, rng: random.Random) -> Database:
     nul = outcome("nul", status=Status.FAILED, error=Failure(code="decode_failed", message="NUL \x00"))
     outcomes.record([*done, bad, nul], owner="w1")
     slices = SwitchbackStore(database)
-    slices.add(block_rows(subject("code"), recent - timedelta(minutes=2), 10))
+    expected = Expected(1.9, 1.6, 2.3, 1.9, 0.08)
+    slices.add(block_rows(subject("code"), recent - timedelta(minutes=2), 10, expected=expected))
     slices.refresh(recent)
+    RollupStore(database).roll_up(datetime.now(UTC))
     drafts.register("lookup", "draft-1", TARGET)
     DecisionLog(database).record_change("code", TARGET, DEVICE, "greedy", 4, K4, "w1")
     CostStore(database).save("a-host", DEVICE, "e", TARGET, {}, [CostPoint(None, 1, 1, 30.0, 5)])
@@ -99,8 +122,8 @@ def test_every_query_of_the_cookbook_answers(filled: Database, title: str) -> No
 
 
 def test_the_cookbook_was_read_whole() -> None:
-    assert len(QUERIES) == PAGE.count("```sql") >= 15
-    assert FAULTS in QUERIES
+    assert len(QUERIES) == PAGE.count("```sql") >= 20
+    assert [title.split(". ")[0] for title in QUERIES] == [str(number) for number in range(1, len(QUERIES) + 1)]
 
 
 def test_the_faults_query_finds_a_fault(database: Database, rng: random.Random) -> None:
@@ -143,9 +166,30 @@ def test_alpha_is_that_of_the_runs(filled: Database) -> None:
         runs = connection.execute(text("SELECT * FROM decode_runs WHERE mode = 'speculative'")).all()
     trials, accepts = sum(sum(run.trials) for run in runs), sum(sum(run.accepts) for run in runs)
     assert (alpha.task, alpha.num_jobs, alpha.trials, alpha.accepts) == ("code", 8, trials, accepts)
+    assert (alpha.drafter, alpha.draft_revision, alpha.sampling_bucket) == ("lookup", "draft-1", "greedy")
+    assert (alpha.target_revision, alpha.engine, alpha.purpose) == (TARGET, ENGINE, "traffic")
     assert alpha.alpha == pytest.approx(accepts / trials)
     assert alpha.alpha_1 == pytest.approx(sum(run.accepts[0] for run in runs) / sum(run.trials[0] for run in runs))
     assert (alpha.min_num_draft_tokens, alpha.max_num_draft_tokens) == (4, 4)
+
+
+def test_alpha_does_not_pool_what_may_not_be_compared(database: Database, rng: random.Random) -> None:
+    ways: tuple[dict[str, Any], ...] = (
+        {},
+        {"engine": "transformers-5.23.0/float32"},
+        {"sampling_bucket": "t<=1.0"},
+        {"revision": "draft-2"},
+        {"target": "target-2"},
+        {"purpose": Purpose.PROBE},
+    )
+    runs = [decode_run(simulated_counts(rng, [0.1 + 0.1 * n], 50), **way) for n, way in enumerate(ways)]
+    jobs, outcomes = JobStore(database), OutcomeStore(database)
+    ids = [f"job-{number}" for number in range(len(runs))]
+    jobs.claim([claim_request(job_id) for job_id in ids], owner="w", lease_s=60, max_attempts=3)
+    outcomes.record([outcome(job_id, run=run) for job_id, run in zip(ids, runs, strict=True)], owner="w")
+    with database.begin() as connection:
+        shown = connection.execute(text("SELECT alpha FROM task_alpha_now")).scalars().all()
+    assert sorted(shown) == pytest.approx(sorted(run.counts.num_accepted / run.counts.num_trials for run in runs))
 
 
 def test_hours_of_the_day_before_yesterday_are_not_now(database: Database, rng: random.Random) -> None:
@@ -180,6 +224,21 @@ def test_the_status_table(filled: Database) -> None:
     # No decision is on record for this task: what was done last stands for it.
     assert (sql.task, sql.mode, sql.drafter, sql.reason) == ("sql", "vanilla", None, "no_history")
     assert (sql.alpha, sql.alpha_1, sql.measured) == (None, None, None)
+
+
+def test_the_status_table_shows_the_acceptance_of_most_jobs_and_pools_no_others(
+    database: Database, rng: random.Random
+) -> None:
+    most = [decode_run(simulated_counts(rng, [0.9], 20)) for _ in range(3)]
+    others = [decode_run(simulated_counts(rng, [0.1], 90), engine="transformers-5.23.0/float32") for _ in range(2)]
+    others += [decode_run(simulated_counts(rng, [0.1], 20), purpose=Purpose.PROBE) for _ in range(4)]
+    jobs, outcomes = JobStore(database), OutcomeStore(database)
+    ids = [f"job-{number}" for number in range(9)]
+    jobs.claim([claim_request(job_id) for job_id in ids], owner="w", lease_s=60, max_attempts=3)
+    outcomes.record([outcome(i, run=run) for i, run in zip(ids, [*most, *others], strict=True)], owner="w")
+    (code,) = Overview(database).tasks_now()
+    counts = sum((run.counts for run in most), AcceptanceCounts())
+    assert (code.trials, code.accepts) == (counts.num_trials, counts.num_accepted)
 
 
 def test_an_empty_database_has_an_empty_status_table(database: Database) -> None:

@@ -19,6 +19,8 @@ NAMES = [f"new-{number}" for number in range(64)]
 GIVEN = {
     "owner": "w",
     "lease_s": 60.0,
+    "max_attempts": 3,
+    "alone": False,
     "job_id": NAMES,
     "payload_sha256": [b"x"] * 64,
     "task": ["code"] * 64,

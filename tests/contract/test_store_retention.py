@@ -201,9 +201,11 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "drift_event_states": "deleted with their drift event",
         "drift_memories": "dropped when their stream had no job for as long as a run reads back",
         "drift_positions": "one row a task",
+        "notification_sinks": "one row an address",
         "stored_texts": "dropped after their jobs, with what lies at their addresses",
         "leader_terms": "one row",
         "leader_leases": "one row",
+        "workers": "one row a worker, deleted when it ends, and by another if it cannot",
     }
     known = partitioned | set(TABLES) | {"jobs"} | bounded_otherwise.keys()
     assert {table.name for table in metadata.sorted_tables} == known

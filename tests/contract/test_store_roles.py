@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.notifying.sinks import open_sinks
 from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
@@ -24,7 +25,9 @@ from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.tables import metadata
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
+from scheduler.notifying import Notifier
 from tests.fixtures.history import DRAFT, TARGET, History
+from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
 from tests.fixtures.probes import register_probe_set
 from tests.fixtures.runs import claim_request, outcome
@@ -81,6 +84,11 @@ def test_the_scheduler_leads_and_measures_with_its_role(
             change_jobs=PolicySettings().change_jobs,
         )
         summary = scheduler.run_once(NOW)
+        with running_hook() as hook:
+            dials = SchedulerSettings(notify_reports="always")
+            notifier = Notifier(database, open_sinks([hook.url]), dials, SchedulerMetrics())
+            notifier.add_sinks(NOW)
+            assert notifier.send_due(NOW) == 1
         lock.release()
     assert (summary.num_jobs, summary.num_probes_sent) == (20, 2)
     assert JobStore(filled).outcomes(["old"]) == {}, "deleted unread"

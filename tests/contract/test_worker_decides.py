@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import NoReturn
@@ -19,7 +20,7 @@ from alphaloop.deciding.incumbents import IncumbentKey, Incumbents
 from alphaloop.deciding.job_facts import Subject
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import StoreUnavailable
-from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.messages import Mode, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings, WorkerSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.budgets import BudgetStore
@@ -389,5 +390,8 @@ def test_a_drafter_that_is_scored_beside_others_was_seen(database: Database, rng
     plain = run("code", rng, None)
     scored = run("code", rng, 0.5)
     shadow = ShadowRun(scored.key, 4, scored.counts, 40, 50, now)
+    control = replace(plain, purpose=Purpose.CONTROL.value)
+    worker.decider.count_scored([Outcome("c", 1, "succeeded", b"{}", "results", {}, control, (shadow,))])
+    assert worker.budget().unseen == {LOOKUP.name: 1.0}, "a probe says nothing about how traffic changes"
     worker.decider.count_scored([Outcome("x", 1, "succeeded", b"{}", "results", {}, plain, (shadow,))])
     assert worker.budget().unseen == {LOOKUP.name: 0.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,24 +21,14 @@ from alphaloop.settings import ClaimCheckSettings, KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.retention import RetentionStore
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.topics import Operator
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
-from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 LIMIT = 2000  #: bytes of a message on `results`
 LARGE = 3 << 20  #: bytes of a prompt
-
-
-class VerboseEngine(FakeEngine):
-    """Its texts are long for jobs whose names say so."""
-
-    def step(self) -> Step:
-        step = super().step()
-        finished = (replace(one, text=one.text * (200 if "long" in one.job_id else 1)) for one in step.finished)
-        return replace(step, finished=tuple(finished))
 
 
 @pytest.fixture
@@ -125,7 +114,7 @@ def test_a_large_prompt_and_a_long_text_travel_by_reference_and_are_the_same_job
     large = by_reference(job("long-1", "x" * LARGE), settings.worker.max_job_bytes, contents)
     value = encode_job(large)
     assert len(value) < 1000
-    with running_worker(settings, VerboseEngine()) as worker:
+    with running_worker(settings, VerboseEngine("long")) as worker:
         client.send("code", [value])
         found = results(client, "long-1")["long-1"]
         assert (found.status, found.text) == (Status.SUCCEEDED, None)
@@ -173,7 +162,7 @@ def test_a_store_that_is_away_costs_no_try_and_holds_up_no_other_job(
 ) -> None:
     client = Client(settings)
     waiting = referring("waiting", b'{"prompt": "hello"}', contents)
-    with running_worker(settings, VerboseEngine()) as worker:
+    with running_worker(settings, VerboseEngine("long")) as worker:
         with away(folder):
             client.send("code", [encode_job(one) for one in (waiting, job("long-2"), job("small"))])
             assert results(client, "small")["small"].status is Status.SUCCEEDED
@@ -191,7 +180,7 @@ def test_retention_deletes_texts_after_their_jobs(
     settings: Settings, contents: ContentStore, folder: Path, database: Database
 ) -> None:
     client = Client(settings)
-    with running_worker(settings, VerboseEngine()):
+    with running_worker(settings, VerboseEngine("long")):
         client.send("code", [encode_job(job("long-3"))])
         path = path_of(results(client, "long-3")["long-3"], folder)
     retention, later = RetentionStore(database), datetime.now(UTC) + timedelta(days=1)

@@ -15,7 +15,7 @@ import pytest
 from alphaloop.errors import InvalidField, MessageError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
+from alphaloop.kafka.topics import RESULTS, ensure_topics
 from alphaloop.messages import Job, Origin, Result, Status, Usage, dead_letter, parse_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
@@ -64,7 +64,7 @@ class Responder:
         prompt = job.body.messages[0].content if job.body.messages else job.body.prompt
         key = job.job_id.encode()
         if prompt == REFUSED:
-            error: MessageError = InvalidField("expected something else", field="body.model")
+            error: MessageError = InvalidField("expected something else", field="body.model", hint="leave it out")
             letter = dead_letter(error, origin, group="g", num_deliveries=1, key=key, value=value, headers=())
             producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)
         elif prompt != SILENT:
@@ -136,7 +136,16 @@ def test_results_come_back_in_the_order_of_the_input(cli: Cli, task: str, respon
         "error": {"code": "malformed_message", "message": rows[20]["error"]["message"]},
     }
     assert rows[21]["text"] == "re: hello"
-    assert (rows[22]["status"], rows[22]["error"]["field"]) == ("refused", "body.model")
+    assert rows[22]["status"] == "refused"
+    assert rows[22]["error"] == {
+        "code": "invalid_field",
+        "message": "expected something else",
+        "field": "body.model",
+        "hint": "leave it out",
+    }
+    assert (
+        f"{task}-refused: refused, invalid_field: body.model: expected something else (hint: leave it out)" in ran.err
+    )
     assert {key: ran.json[key] for key in ("sent", "invalid", "succeeded", "refused", "completion_tokens")} == {
         "sent": 22,
         "invalid": 1,
@@ -163,6 +172,25 @@ def test_without_waiting_the_job_id_is_printed(cli: Cli, task: str, responder: R
     assert [job.job_id for job in responder.jobs][:1] == [ran.out.strip()]
 
 
+def test_json_holds_the_job_ids_and_with_a_wait_the_results(
+    cli: Cli, task: str, responder: Responder, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "jobs.jsonl", *({"prompt": SILENT, "job_id": f"{task}-{n}"} for n in range(3)))
+    ran = cli("enqueue", "--task", task, "--file", file, "--json")
+    assert ran.json["job_ids"] == [f"{task}-{n}" for n in range(3)]
+    ran = cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--json", "--timeout", 60)
+    assert [row["text"] for row in ran.json["results"]] == ["re: hello"]
+    assert [row["job_id"] for row in ran.json["results"]] == ran.json["job_ids"]
+
+
+def test_a_file_without_a_job_is_an_error(cli: Cli, task: str, responder: Responder, tmp_path: Path) -> None:
+    file = write(tmp_path / "empty.jsonl", "", "")
+    for wait in ((), ("--wait",), ("--strict",)):
+        ran = cli("enqueue", "--task", task, "--file", file, *wait)
+        assert ran.code == 1
+        assert f"{file}: expected one JSON object a line, found no line with text" in ran.err
+
+
 def test_standard_input_and_two_lines_of_one_job(cli: Cli, task: str, responder: Responder) -> None:
     line = json.dumps({"job_id": f"{task}-same", "prompt": "again"}).encode() + b"\n"
     ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 60, stdin=line + b"\n" + line)
@@ -185,7 +213,7 @@ def test_a_job_without_an_answer_ends_with_the_time(cli: Cli, task: str, respond
     assert ran.code == 1
     assert [json.loads(row)["status"] for row in ran.out.splitlines()] == ["succeeded", "missing"]
     assert "error: 1 jobs had no result within the timeout" in ran.err
-    assert "hint: is a worker running?" in ran.err
+    assert "wait again: alphaloop wait " in ran.err
 
 
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_sent(
@@ -239,18 +267,3 @@ def test_of_many_dead_letters_only_the_newest_are_read(
     assert ran.code == 0
     assert sorted(letter["offset"] for letter in ran.json) == ["297", "298", "299"]
     assert sum(read) <= 3 * kafka_settings.num_partitions, "what is not shown is not read"
-
-
-def test_cancel_is_a_message_on_the_control_topic(cli: Cli, task: str, kafka_settings: KafkaSettings) -> None:
-    ensure_topics(kafka_settings, [])
-    with closing(Consumer(kafka_settings, group_id=f"control-{task}")) as consumer:
-        consumer.assign_from([CONTROL], at="latest")
-        assert cli("cancel", f"{task}-a", f"{task}-b").code == 0
-        found: dict[bytes | None, Any] = {}
-        for _ in range(300):
-            record = consumer.poll(0.1)
-            if record is not None and (record.key or b"").startswith(task.encode()):
-                found[record.key] = json.loads(record.value or b"")
-            if len(found) == 2:
-                break
-    assert found[f"{task}-a".encode()] == {"action": "cancel", "job_id": f"{task}-a"}

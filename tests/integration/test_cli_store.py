@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,11 +14,11 @@ from pydantic import SecretStr
 from rich.console import Console
 from sqlalchemy import text
 
-from alphaloop.cli.backlog import backlog
 from alphaloop.cli.status import task_as_json, task_table
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
+from alphaloop.kafka.backlog import backlog
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.measurements import DriftSubject
@@ -28,6 +30,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.integrity import check
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
@@ -35,11 +38,14 @@ from alphaloop.store.overview import Overview
 from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.switchback.wording import control, figure, load, reason_word, sentence
 from scheduler.facts import SentProbes
-from scheduler.metrics import SPEEDUP, SchedulerMetrics
+from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
 from scheduler.report.data import MeasuredLine, Report, TaskLine
+from scheduler.report.expectation_lines import expectation_lines
+from scheduler.report.page import render_page
 from scheduler.report.text import render_text
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift_events import content
@@ -126,6 +132,20 @@ def test_a_report_says_that_it_is_old(cli: Cli, environment: None, database: Dat
         content = {"next_due": due.isoformat()}
         ReportStore(database).save(StoredReport(now, now - timedelta(days=1), now, "Well.", content, "Well.\n", ""))
         assert ("this report is old" in cli("report").err) is is_old
+
+
+def test_an_owner_accepts_a_new_level(cli: Cli, environment: None, database: Database) -> None:
+    said = content(DriftSubject("code", "small", "draft-1", "target-1"), "draft_stale")
+    store = DriftEventStore(database)
+    store.write([EventChange(None, EventState.OPENED, said, said.verdict)], datetime.now(UTC))
+    (event,) = store.open_events()
+    done = cli("drift", "ack", event.id, "--by", "Ada", "--new-level", "--note", "so be it")
+    assert (done.code, f"event {event.id} is closed" in done.err) == (0, True)
+    shown = cli("drift", "show", event.id, "--json").json
+    assert (shown["state"], shown["closed_because"]) == ("closed", "accepted as the new level: so be it")
+    assert shown["accepted_at"] is not None
+    assert "closed by Ada (draft stale): accepted as the new level: so be it" in cli("drift", "show", event.id).out
+    assert cli("drift", "ack", event.id, "--by", "Ada", "--new-level").code == 1
 
 
 def test_drift(cli: Cli, environment: None, database: Database) -> None:
@@ -225,7 +245,7 @@ def test_explain_decides_as_a_worker_would(cli: Cli, environment: None, decoded:
     assert best["speedup"] > 2
     assert best["speedup_low"] <= best["speedup"] <= best["speedup_high"]
     shown = cli("explain", "code").out
-    assert shown.startswith(f"code: lookup k={decision['num_draft_tokens']} (faster)")
+    assert shown.startswith(f"code: lookup k={decision['num_draft_tokens']} (expected faster)"), "nothing was measured"
     assert "vanilla" in shown
     # Counts and figures stand beside each other: what is believed lies within its bounds, what was seen adds up.
     inferred = told["posteriors"]["lookup"]
@@ -288,7 +308,7 @@ def test_explain_says_what_was_measured_and_why_the_choice_changed(
         assert max(map(len, shown.splitlines())) <= width
         told = " ".join(shown.split())
         assert "(lookup, k 4, 4.0 running; 12 blocks of control rounds, 5.3% of the time): faster." in told
-        assert "nothing → lookup k=3 (faster; batch 4, greedy)" in told
+        assert "nothing → lookup k=3 (expected faster; batch 4, greedy)" in told
         assert "lookup k=3 2.10x (1.90 to 2.40), vanilla 1; from 8 jobs" in told
 
 
@@ -317,7 +337,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, environment: N
     with decoded.begin() as connection:
         row = connection.execute(text("SELECT * FROM task_speedup_now")).mappings().one()
     metrics = SchedulerMetrics()
-    metrics.run_succeeded(report, SentProbes(), now)
+    metrics.run_succeeded(report, SentProbes())
     of_metrics = {
         "ratio": "speedup",
         "low": "speedup_low",
@@ -363,7 +383,7 @@ def test_without_a_verdict_all_screens_say_what_is_missing(cli: Cli, environment
     assert figure(status.measured) == figure(shown)
     assert sentence("lookup", shown) in " ".join(render_text(report_of("code", shown)).split())
     metrics = SchedulerMetrics()
-    metrics.run_succeeded(report_of("code", shown), SentProbes(), now)
+    metrics.run_succeeded(report_of("code", shown), SentProbes())
     labels = {"task": "code", "drafter": "lookup"}
     values = {n: metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{n}", labels) for n in SPEEDUP}
     assert {name for name, value in values.items() if value is None} == {"ratio", "low", "high"}
@@ -382,6 +402,70 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
         with decoded.begin() as connection:
             asked = text("SELECT reason FROM decision_log WHERE task = :task")
             assert connection.execute(asked, {"task": f"task-{word}"}).scalar_one() == word
+
+
+def test_no_screen_says_faster_beside_a_measured_loss(cli: Cli, environment: None, decoded: Database) -> None:
+    """Status, the report's text and page, and explain; the demo's table has its own test, as has `measure`."""
+    slices, now = SwitchbackStore(decoded), datetime.now(UTC)
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 12, cost=4.0))
+    slices.refresh(now)
+    shown = slices.shown(now)["code"]
+    assert shown.verdict == "slower"
+    ways = (Alternative("lookup", 3, 2.5, 50.0, 1.6, 1.4, 1.9), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
+    chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
+    DecisionLog(decoded).record_change("code", TARGET, DEVICE, "greedy", 4, chosen, "w")
+    (status,) = Overview(decoded).tasks_now()
+    console = Console(width=140)
+    with console.capture() as printed:
+        console.print(task_table([status], None))
+    report = report_of("code", shown)
+    explained = cli("explain", "code").out
+    assert "lookup" in explained.splitlines()[0], "explain chose the drafter"
+    for screen in (printed.get(), render_text(report), render_page(report), explained):
+        words = " ".join(screen.split())
+        assert "expected faster, measured slower" in words
+        assert re.findall(r"\bfaster\b", re.sub(r"expected faster|not (surely )?faster", "", words)) == []
+
+
+def test_all_screens_tell_alike_how_reliable_expectations_were(
+    cli: Cli, environment: None, decoded: Database, kafka_broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_broker)
+    slices, now = SwitchbackStore(decoded), datetime.now(UTC)
+    for minutes, speedup in ((30, 2.02), (20, 2.4), (10, 2.5)):
+        expected = Expected(speedup, 0.9 * speedup, 1.1 * speedup, speedup, 0.03)
+        begin = now - timedelta(minutes=minutes)
+        slices.add(block_rows(subject("code"), begin, 8, expected=expected))
+        slices.refresh(begin + timedelta(minutes=1))
+    compared = cli("status", "--json").json["expectations"]
+    (code,) = compared
+    assert (code["task"], code["drafter"], code["num_pairs"], code["num_held"]) == ("code", "lookup", 3, 1)
+    told = " ".join(cli("status").out.split())
+    assert "1 of 3 intervals held the measured one (code 1 of 3 with lookup)" in told
+    explained = cli("explain", "code", "--json").json
+    assert explained["measured"]["expectations"] == compared
+    words = " ".join(cli("explain", "code").out.split())
+    assert "Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3 intervals held" in words
+    best = next(way for way in explained["decision"]["alternatives"] if way["drafter"])
+    assert best["error"] == explained["posteriors"]["lookup"]["expectation_error"]
+    assert best["error"]["bias"] < 0
+    assert f"corrected by {math.exp(best['error']['bias']):.2f}x" in words
+    earlier = cli("explain", "code", "--at", "25m", "--json").json
+    assert [one["num_pairs"] for one in earlier["measured"]["expectations"]] == [1]
+    lines = expectation_lines(ExpectationStore(decoded).shown(datetime.now(UTC)))
+    report = report_of("code", slices.shown(now)["code"]).model_copy(update={"expectations": lines})
+    assert "code: Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3" in " ".join(render_text(report).split())
+    metrics = SchedulerMetrics()
+    metrics.run_succeeded(report, SentProbes())
+    with decoded.begin() as connection:
+        view = connection.execute(text("SELECT num_pairs, num_held, ratio FROM expectation_now")).one()
+    labels = {"task": "code", "drafter": "lookup"}
+    of_metrics = {
+        name: metrics.registry.get_sample_value(f"alphaloop_scheduler_expectation_{name}", labels)
+        for name in EXPECTATION
+    }
+    assert of_metrics == {"pairs": 3, "held_share": 1 / 3, "ratio": pytest.approx(code["ratio"])}
+    assert (view.num_pairs, view.num_held, view.ratio) == (3, 1, pytest.approx(code["ratio"]))
 
 
 def test_explain_says_whose_rounds_count_for_a_drafter(

@@ -47,7 +47,7 @@ class Streamed:
         chunk = Chunk(job_id, attempt, seq, text)
         self._send(chunk, text_chunk(chunk, created=1, model="m"))
 
-    def end(self, job_id: str, attempt: int, seq: int) -> None:
+    def end(self, job_id: str, attempt: int, seq: int, *, whole_text: str | None = None) -> None:
         usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
         final = final_chunk(
             Result(
@@ -56,6 +56,8 @@ class Streamed:
                 task="code",
                 attempt=attempt,
                 num_chunks=seq,
+                num_unacknowledged_chunks=None if whole_text is None else 1,
+                text=whole_text,
                 finish_reason="stop",
                 usage=usage,
                 recorded_at=datetime.now(UTC),
@@ -109,6 +111,9 @@ def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_o
     shown = tail_cli("tail", "a", "--timeout", "30")
     assert (shown.code, shown.out) == (0, "one two three\n")
     assert "no such job was sent" in shown.err
+    streamed.text("b", 1, 0, "one ")
+    streamed.end("b", 1, 3, whole_text="one two three")
+    assert tail_cli("tail", "b").out == "one two three\n", "two chunks are missing for good"
     as_json = [json.loads(line) for line in tail_cli("tail", "a", "--json").out.splitlines()]
     assert [(line["attempt"], line["new_text"]) for line in as_json if "new_text" in line] == [
         (1, "one "),

@@ -57,7 +57,13 @@ def test_up_prints_addresses_that_work_and_stops_clean(cli: Cli, folder: Path, e
             name, value = re.split(r"\s{2,}", line.strip(), maxsplit=1)
             addresses[name] = value
         assert addresses, process.communicate()[1]
-        with psycopg.connect(addresses["database"].removeprefix("psql ")) as connection:
+        printed = cli("--data-dir", folder, "env").out
+        exported = dict(line.removeprefix("export ").split("=", 1) for line in printed.splitlines())
+        assert exported["KAFKA_BOOTSTRAP_SERVERS"] == addresses["broker"]
+        password = (folder / "postgres" / "password").read_text().strip()
+        assert password in exported["DATABASE_URL"]
+        assert password not in str(addresses), "what `up` prints is often kept as a log"
+        with psycopg.connect(exported["DATABASE_URL"]) as connection:
             row = connection.execute("SELECT count(*) FROM jobs").fetchone()
         assert row == (0,)
         status = cli("--data-dir", folder, "status", "--json")

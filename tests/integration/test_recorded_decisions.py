@@ -26,11 +26,14 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.past_decisions import PastDecisions, RecordedDecisions
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.probes import record_probes
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts
+from tests.fixtures.slices import block_rows, subject
 from tests.fixtures.worker import Client, RunningWorker
 from worker.engine import Step
 
@@ -122,6 +125,23 @@ def another_worker(database: Database, rng: random.Random, number: int, like: Mi
     JobStore(database).claim([claim_request(i) for i in ids], owner="other", lease_s=60, max_attempts=3)
     recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
     OutcomeStore(database).record(recorded, owner="other")
+    measure_expectations(database, rng, like)
+
+
+def measure_expectations(database: Database, rng: random.Random, like: MixedEngine | FakeEngine) -> None:
+    """A colleague on such a device closes pairs: what it expected was too good, now more and now less."""
+    slices, now, identity = SwitchbackStore(database), datetime.now(UTC), like.identity
+    for task in ("code", "sql"):
+        of = replace(
+            subject(task, host="another host"),
+            target_revision=identity.target_revision,
+            engine=identity.engine,
+            device=identity.device,
+        )
+        speedup = rng.uniform(1.8, 2.6)
+        expected = Expected(speedup, 0.9 * speedup, 1.1 * speedup, speedup, 0.05)
+        slices.add(block_rows(of, now - timedelta(seconds=10), 8, expected=expected, owner="other"))
+    assert slices.refresh(now, ["code", "sql"]) >= 2
 
 
 @pytest.fixture
@@ -241,4 +261,7 @@ def assert_mixed(past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decisi
     assert sum(len(its["posteriors"]) > 1 for its in inputs) > 20
     assert sum("splits" in its for its in inputs) > 20
     assert sum("settings_from" in its for its in inputs) > 20
+    errors = {origin.error for record in past.records for group in past.inputs(record).posteriors for origin in group}
+    assert len(errors) > 20, "what earlier expectations missed moved on while it was decided"
+    assert min(error.bias for error in errors) < -0.02
     assert sum(len({one.setting for one in decisions}) > 1 for decisions in decided.values()) > 5

@@ -25,6 +25,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import schedule_runs
+from tests.fixtures.hook import Hook, running_hook
 from tests.fixtures.probes import register_probe_set
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -41,6 +42,7 @@ class Place:
     bootstrap_servers: str
     url: SecretStr
     folder: Path
+    hook: Hook
 
     @property
     def environment(self) -> dict[str, str]:
@@ -51,8 +53,12 @@ class Place:
             "ALPHALOOP_DATA_DIR": str(self.folder / "data"),
             "ALPHALOOP_LOGS__FORMAT": "json",
             "ALPHALOOP_SCHEDULER__HTTP_PORT": "0",
+            "ALPHALOOP_CONSOLE__HTTP_PORT": "0",
             "ALPHALOOP_SCHEDULER__INTERVAL_S": "3600",
             "ALPHALOOP_SCHEDULER__LEADER_CHECK_S": "0.2",
+            "ALPHALOOP_SCHEDULER__NOTIFY_URLS": json.dumps([self.hook.url.get_secret_value()]),
+            "ALPHALOOP_SCHEDULER__NOTIFY_REPORTS": "always",
+            "ALPHALOOP_SCHEDULER__NOTIFY_CHECK_S": "0.2",
         }
 
     def command(self, *arguments: str) -> list[str]:
@@ -60,9 +66,10 @@ class Place:
 
 
 @pytest.fixture
-def place(kafka_broker: str, database_url: SecretStr, fresh_prefix: str, tmp_path: Path) -> Place:
+def place(kafka_broker: str, database_url: SecretStr, fresh_prefix: str, tmp_path: Path) -> Iterator[Place]:
     (tmp_path / "tasks.toml").write_text(f"[tasks.{fresh_prefix}]\n", encoding="utf-8")
-    return Place(fresh_prefix, kafka_broker, database_url, tmp_path)
+    with running_hook() as hook:
+        yield Place(fresh_prefix, kafka_broker, database_url, tmp_path, hook)
 
 
 def messages(place: Place, topic: str, *, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
@@ -102,6 +109,9 @@ def test_once_sends_probes_and_reports(place: Place, database: Database) -> None
     stored = ReportStore(database).latest()
     assert stored is not None
     assert page.read_text(encoding="utf-8") == stored.html
+    (told,) = place.hook.taken
+    assert told["message"].startswith(stored.summary)
+    assert not [secret for secret in ("PASSWORD", "TOKEN") if secret in done.stderr]
 
     topic = f"jobs.{place.task}"
     sent = messages(place, topic, enough=lambda found: len(found) >= 4)
@@ -117,12 +127,15 @@ def test_run_leads_reports_and_stops_on_sigterm(place: Place, database: Database
     with running(place) as (process, log):
         ready = event(process, log, "scheduler_ready")
         event(process, log, "run_finished")
+        assert place.hook.took_one.wait(WAIT_S)
         with urllib.request.urlopen(f"{ready['metrics']}/metrics", timeout=5) as response:
             metrics = response.read().decode()
         assert 'alphaloop_scheduler_runs_total{outcome="succeeded"} 1.0' in metrics
         assert "alphaloop_scheduler_is_leader 1.0" in metrics
         with urllib.request.urlopen(f"{ready['metrics']}/healthz", timeout=5) as response:
             assert response.read() == b"ok\n"
+        with urllib.request.urlopen(f"{ready['console']}/reports.json", timeout=30) as response:
+            assert len(json.load(response)["reports"]) == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
     with database.begin() as connection:

@@ -19,7 +19,7 @@ from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.probing.due import Why
 from alphaloop.probing.planning import ProbePlanner
-from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
+from alphaloop.settings import PolicySettings, ReportSettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -74,7 +74,12 @@ def history(database: Database, rng: random.Random) -> History:
 
 @pytest.fixture
 def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
-    def build(tasks: dict[str, TaskSettings] | None = None, **settings: object) -> Scheduler:
+    def build(
+        tasks: dict[str, TaskSettings] | None = None,
+        metrics: SchedulerMetrics | None = None,
+        prices: ReportSettings | None = None,
+        **settings: object,
+    ) -> Scheduler:
         return Scheduler(
             database,
             outbox,
@@ -82,9 +87,10 @@ def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
             tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
             report_folder=tmp_path / "reports",
             owner="test",
-            metrics=SchedulerMetrics(),
+            metrics=metrics or SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
             change_jobs=PolicySettings().change_jobs,
+            prices=prices,
         )
 
     return build
@@ -117,6 +123,20 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> N
     assert row.outcome["headline"] == first.headline
 
 
+def test_a_process_that_comes_after_a_run_shows_what_it_found(make: Make, database: Database) -> None:
+    opened = EventChange(
+        None, EventState.OPENED, content(DriftSubject("sql", "lookup", DRAFT, TARGET), "fault"), "It fell."
+    )
+    DriftEventStore(database).write([opened], NOW - HOUR)
+    make().run_once(NOW)
+    metrics = SchedulerMetrics()
+    assert not make(metrics=metrics).run_once(NOW + MINUTE, scheduled_for=NOW).claimed
+    found = metrics.registry.get_sample_value
+    labels = {"task": "sql", "cause": "fault"}
+    assert found("alphaloop_scheduler_oldest_drift_timestamp_seconds", labels) == (NOW - HOUR).timestamp()
+    assert found("alphaloop_scheduler_last_success_timestamp_seconds") == NOW.timestamp()
+
+
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
     scheduler = make()
     lookup = Decision(Mode.SPECULATIVE, "lookup", DRAFT, 3, Reason.FASTER, "")
@@ -145,6 +165,105 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     assert traffic["accepts_after"] / traffic["trials_after"] < 0.7
     assert row.lost_tokens_per_s > 0, "expected, by what was accepted then and now"
     assert [state.state for state in DriftEventStore(database).history(row.id)] == ["opened", "closed"]
+
+
+def test_an_accepted_level_is_the_norm_and_a_return_to_the_old_one_is_news(
+    make: Make, database: Database, history: History
+) -> None:
+    scheduler, events, now = make(), DriftEventStore(database), datetime.now(UTC)
+    fallen = history.traffic("code", 0.85, 200, now - 260 * 5 * MINUTE, 5 * MINUTE)
+    lower = history.traffic("code", 0.55, 60, fallen, 5 * MINUTE)
+    assert scheduler.run_once(lower).num_events_opened == 1
+    (event,) = events.open_events()
+    (accepted,) = events.accept(event.id, "Ada", "")
+    assert accepted.accepted_at is not None
+    after = max(accepted.accepted_at, lower) + MINUTE
+    assert scheduler.run_once(after).num_events_open == 0, "what was read before the acceptance is forgotten"
+    steady = history.traffic("code", 0.55, 320, after, 5 * MINUTE)
+    found = scheduler.run_once(steady)
+    assert (found.num_events_opened, found.num_events_open) == (0, 0)
+    returned = history.traffic("code", 0.85, 100, steady, 5 * MINUTE)
+    assert scheduler.run_once(returned).num_events_opened == 1
+    (news,) = events.open_events()
+    assert (news.id > event.id, news.num_reopened) == (True, 0)
+    assert "rose" in news.content.verdict
+    closed = events.find(event.id)
+    assert closed is not None
+    assert closed.closed_because == "accepted as the new level."
+
+
+def test_without_the_flag_the_old_level_stays_the_norm(make: Make, database: Database, history: History) -> None:
+    scheduler, events, now = make(), DriftEventStore(database), datetime.now(UTC)
+    fallen = history.traffic("code", 0.85, 200, now - 260 * 5 * MINUTE, 5 * MINUTE)
+    lower = history.traffic("code", 0.55, 60, fallen, 5 * MINUTE)
+    scheduler.run_once(lower)
+    (event,) = events.open_events()
+    events.acknowledge(event.id, "Ada", "", lower)
+    still = history.traffic("code", 0.55, 100, lower, 5 * MINUTE)
+    assert scheduler.run_once(still).num_events_open == 1
+    back = history.traffic("code", 0.85, 250, still, 5 * MINUTE)
+    assert scheduler.run_once(back).num_events_closed == 1
+
+
+def test_probes_are_compared_with_what_they_showed_when_the_level_was_accepted(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    """A draft gone stale: accepted, it is not found again, but it stays stale; a further fall is another event."""
+    drafts, events, now = DraftRegistry(database), DriftEventStore(database), datetime.now(UTC)
+    drafts.register("lookup", DRAFT, TARGET)
+    register_probe_set(database, "code", prompts(8), now - 10 * DAY)
+    scheduler = make(probe_prompts=8, probe_min_device_s=1000.0)
+    run_and_decode_probes(scheduler, database, history, outbox, now - 4 * DAY, 0.9)
+    drafts.register("lookup", DRAFT, "target-2")
+    run_and_decode_probes(scheduler, database, history, outbox, now - 2 * DAY, 0.6, target="target-2")
+    scheduler.run_once(now - DAY)
+    (event,) = events.open_events()
+    assert event.cause == "draft_stale"
+    (accepted,) = events.accept(event.id, "Ada", "so be it")
+    assert accepted.accepted_at is not None
+    after = accepted.accepted_at + MINUTE
+    assert scheduler.run_once(after).num_events_open == 0
+    run_and_decode_probes(scheduler, database, history, outbox, after + HOUR, 0.6, target="target-2")
+    assert scheduler.run_once(after + 2 * HOUR).num_events_open == 0
+    assert drafts.stale("target-2") == {("lookup", DRAFT)}, "its status has not been accepted"
+    run_and_decode_probes(scheduler, database, history, outbox, after + 30 * HOUR, 0.1, target="target-2")
+    assert scheduler.run_once(after + 31 * HOUR).num_events_opened == 1
+    (further,) = events.open_events()
+    assert (further.cause, further.id > event.id, further.num_reopened) == ("fault", True, 0)
+
+
+def test_what_jobs_cost_comes_from_the_device_time_that_is_stored(
+    make: Make, database: Database, history: History
+) -> None:
+    start = NOW - 2 * HOUR
+    history.traffic("code", 0.8, 30, start, MINUTE)
+    history.vanilla("sql", 10, start, MINUTE)
+    history.decode_probe("probe", "code", "lookup", 0.8, start)
+    make(prices=ReportSettings(device_cost_per_hour=7.2, currency="EUR")).run_once(NOW)
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    with database.begin() as connection:
+        spent = {
+            (row.task, row.purpose): row
+            for row in connection.execute(
+                select(
+                    decode_runs.c.task,
+                    decode_runs.c.purpose,
+                    func.count().label("jobs"),
+                    func.sum(decode_runs.c.num_tokens).label("tokens"),
+                    func.sum(decode_runs.c.device_s).label("device_s"),
+                ).group_by(decode_runs.c.task, decode_runs.c.purpose)
+            )
+        }
+    for line in stored.content["tasks"]:
+        row, cost = spent[line["task"], "traffic"], line["cost"]
+        assert (cost["num_jobs"], cost["num_tokens"]) == (row.jobs, row.tokens)
+        assert cost["per_1000_jobs"] == pytest.approx(row.device_s * 0.002 / row.jobs * 1000)
+        assert cost["per_million_tokens"] == pytest.approx(row.device_s * 0.002 / int(row.tokens) * 1e6)
+    by_task = sum(line["cost"]["device_s"] for line in stored.content["tasks"])
+    assert stored.content["probe_spent_device_s"] > 0
+    assert by_task + stored.content["probe_spent_device_s"] == pytest.approx(stored.content["device_s"], abs=0.01)
+    assert "EUR per million tokens" in stored.text
 
 
 def changes_told(database: Database) -> list[tuple[str, str]]:
@@ -275,6 +394,35 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
     run_and_decode_probes(scheduler, database, history, outbox, start + 2 * HOUR, 0.8)
     assert scheduler.run_once(start + 20 * HOUR).num_probes_sent == 0, "fresh"
     assert scheduler.run_once(start + 27 * HOUR).num_probes_sent == 6, "a day old"
+
+
+def test_an_old_probe_is_repeated_by_scores_and_an_alarm_by_decoding(
+    make: Make, database: Database, history: History, outbox: Outbox
+) -> None:
+    DraftRegistry(database).register("lookup", DRAFT, TARGET, is_scorable=True)
+    register_probe_set(database, "code", prompts(4), NOW - 5 * DAY)
+    scheduler, start = make(), NOW - 3 * DAY
+    run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
+    assert len(outbox.on("jobs.code")) == 8, "new"
+    outbox.sent.clear()
+    assert scheduler.run_once(start + 25 * HOUR).num_probes_sent == 5, "a day old"
+    jobs = [parse_job(value, Origin("c", "jobs.code", 0, 0), task="code") for value in outbox.on("jobs.code")]
+    assert sorted(job.scored_drafters for job in jobs if job.purpose is Purpose.CONTROL) == [(), *[("lookup",)] * 3]
+    stored = ReportStore(database).latest()
+    assert stored is not None
+    (line,) = stored.content["probes"]
+    assert (line["why"], line["num_probes"], line["num_scored"]) == ("age", 1, 3)
+    assert "1 sent and 3 scored" in stored.text
+    assert "1 + 3 scored" in stored.html
+
+    subject = DriftSubject("code", "lookup", DRAFT, TARGET)
+    opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
+    DriftEventStore(database).write([opened], start + 26 * HOUR)
+    planner = ProbePlanner(database, SchedulerSettings(), {"code": TaskSettings()}, PolicySettings().change_jobs)
+    (planned,) = planner.plan(planner.sets(), start + 27 * HOUR).measurements
+    assert (planned.due.why, planned.num_decoded) == (Why.ALARM, 4)
+    (planned,) = planner.plan(planner.sets(), start + 60 * HOUR).measurements
+    assert planned.num_decoded == 4, "while the event is open"
 
 
 def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
+from alphaloop.messages import Job, Purpose
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.drafters.draft_model import DraftModelDrafter
@@ -33,6 +34,12 @@ def engine(tiny_engine: Callable[..., TransformersEngine], tiny_models: dict[str
         drafters[name].min_probability = gate
         drafters[name]._is_weighing = gate > 0
     return tiny_engine("llama", num_slots=2, drafters=drafters)
+
+
+def control(prompt: str, drafters: Sequence[str], k: int) -> Job:
+    """A control that asks for scores."""
+    asked = {"purpose": Purpose.CONTROL, "scored_drafters": tuple(drafters), "probe_num_draft_tokens": k}
+    return make_job(prompt, 99).model_copy(update=asked)
 
 
 def decode(engine: TransformersEngine, prepared: PreparedJob, decided: Decision) -> Generation:
@@ -82,3 +89,68 @@ def test_a_drafter_of_trees_is_not_scored(engine: TransformersEngine) -> None:
     assert isinstance(drafter, DraftModelDrafter)
     drafter.num_branches = 2
     assert score(drafter, [1, 2], [3], 2, max_tokens=4) is None
+
+
+def test_a_control_is_scored_with_every_drafter_that_it_names(engine: TransformersEngine) -> None:
+    prompt, names = "one two one two ab", ("lookup", "good", "bad", "gated")
+    real = {
+        name: decode(engine, engine.prepare(make_job(prompt, number), SAMPLING), decision(name, 3))
+        for number, name in enumerate(names)
+    }
+    scored = decode(engine, engine.prepare(control(prompt, (*names, "unheard-of"), 3), SAMPLING), VANILLA)
+    assert [one.drafter for one in scored.shadows] == list(names)
+    for one in scored.shadows:
+        assert (one.num_draft_tokens, one.draft_revision) == (3, engine._drafters[one.drafter].state.revision)
+        assert of_trials(one.counts) == of_trials(real[one.drafter].counts)
+    plain = decode(engine, engine.prepare(control(prompt, (), 3), SAMPLING), VANILLA)
+    assert (plain.shadows, plain.token_ids) == ((), scored.token_ids)
+
+
+def test_a_longer_k_than_a_drafter_has_is_its_longest(engine: TransformersEngine) -> None:
+    (one,) = decode(engine, engine.prepare(control("one two", ["good"], 64), SAMPLING), VANILLA).shadows
+    assert one.num_draft_tokens == engine._drafters["good"].state.max_draft_tokens
+
+
+def test_only_a_greedy_control_is_scored(engine: TransformersEngine) -> None:
+    job, sampled = control("one two ab", ["good"], 3), Sampling(max_tokens=40, temperature=1.0, seed=1)
+    assert decode(engine, engine.prepare(job, sampled), VANILLA).shadows == ()
+    for purpose in (Purpose.TRAFFIC, Purpose.PROBE):
+        other = engine.prepare(job.model_copy(update={"purpose": purpose}), SAMPLING)
+        assert "good" not in {one.drafter for one in decode(engine, other, VANILLA).shadows}
+
+
+def test_a_score_leaves_alone_what_the_drafter_holds_of_others(engine: TransformersEngine) -> None:
+    prompt = "ab one two cd one two ab"
+    alone = decode(engine, engine.prepare(make_job(prompt), SAMPLING), decision("good", 4))
+    engine.admit(engine.prepare(make_job(prompt), SAMPLING), decision("good", 4))
+    engine.step()
+    engine.admit(engine.prepare(control("one two", ["good"], 3), Sampling(max_tokens=2, temperature=0.0)), VANILLA)
+    ended = []
+    while engine.load().num_running:
+        ended += engine.step().finished
+    first, second = ended
+    assert first.shadows
+    assert (second.token_ids, second.counts) == (alone.token_ids, alone.counts)
+
+
+def test_a_drafter_without_memory_is_not_scored_and_forgets_its_sequences(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    prompt = "ab one two cd one two ab"
+    alone = decode(engine, engine.prepare(make_job(prompt), SAMPLING), VANILLA)
+    engine.admit(engine.prepare(make_job(prompt), SAMPLING), decision("good", 1))
+    engine.step()
+    engine.step()
+    monkeypatch.setattr(engine._drafters["good"], "choices", fail)
+    asked = control("one two", ["good", "bad"], 3)
+    engine.admit(engine.prepare(asked, Sampling(max_tokens=2, temperature=0.0)), VANILLA)
+    ended = []
+    while engine.load().num_running:
+        ended += engine.step().finished
+    first, second = ended
+    assert [one.drafter for one in first.shadows] == ["bad"]
+    assert second.token_ids == alone.token_ids
+    assert second.num_vanilla_rounds > 1

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from alphaloop.errors import StoreUnavailable
+from alphaloop.measurements import AcceptedLevel
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift_memory import DriftMemoryStore, Position, TaskMemory
@@ -23,6 +24,7 @@ from tests.fixtures.history import History
 pytestmark = pytest.mark.postgres
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+MINUTE = timedelta(minutes=1)
 START, STEP = NOW - timedelta(days=5), timedelta(minutes=10)
 SETTINGS = SchedulerSettings(drift_reference_jobs=32)
 
@@ -106,6 +108,31 @@ def test_a_memory_of_another_version_is_learned_anew(
         assert only(watch_traffic(store, SETTINGS, later)).state is State.TOO_LITTLE
     assert "begins anew" in caplog.text
     assert num_read(store.load("code")) == 10
+
+
+def test_an_accepted_level_is_learned_from_the_jobs_after_it(store: DriftMemoryStore, history: History) -> None:
+    end = history.traffic("code", 0.8, 50, START, STEP)
+    history.traffic("sql", 0.8, 50, START, STEP)
+    watch_traffic(store, SETTINGS, end)
+    unread = history.traffic("code", 0.6, 5, end, STEP)
+    accepted = {("code", "lookup"): AcceptedLevel(unread, end)}
+    found = watch_traffic(store, SETTINGS, unread + MINUTE, accepted)
+    assert {verdict.subject.task: verdict.num_jobs_before for verdict in found} == {"code": 0, "sql": 32}
+    later = history.traffic("code", 0.6, 10, unread + STEP, STEP)
+    watch_traffic(store, SETTINGS, later, accepted)
+    assert (num_read(store.load("code")), num_read(store.load("sql"))) == (10, 50)
+    again = watch_traffic(store, SETTINGS, later, accepted)
+    assert {verdict.subject.task: verdict.num_jobs_before for verdict in again}["code"] == 10, "forgotten once"
+
+
+def test_what_was_learned_is_forgotten_also_when_no_job_is_new(store: DriftMemoryStore, history: History) -> None:
+    end = history.traffic("code", 0.8, 50, START, STEP)
+    watch_traffic(store, SETTINGS, end)
+    accepted = {("code", "lookup"): AcceptedLevel(end, None)}
+    watch_traffic(store, SETTINGS, end, accepted)
+    memory = store.load("code")
+    assert num_read(memory) == 0
+    assert [its.norm_since for its in memory.memories.values()] == [end]
 
 
 def test_the_first_run_begins_with_the_window(store: DriftMemoryStore, history: History) -> None:

@@ -74,9 +74,6 @@ def test_a_thread_that_hangs_is_named(name: str, worker_settings: Settings, monk
     """Each thread stops in a call that it makes in every turn, as in a server's answer that never comes."""
     may_go_on = threading.Event()
 
-    def hang(*_: object, **__: object) -> None:
-        assert may_go_on.wait(WAIT_S)
-
     settings = with_worker(worker_settings, max_silence_s=0.5)
     running = RunningWorker(settings, FakeEngine(num_slots=2), seed=1)
     parts = running.components
@@ -90,6 +87,12 @@ def test_a_thread_that_hangs_is_named(name: str, worker_settings: Settings, monk
         "watch": (parts.watch._notices, "wait"),
     }
     owner, method = calls[name]
+    call = getattr(owner, method)
+
+    def hang(*args: object, **options: object) -> object:
+        assert may_go_on.wait(WAIT_S)
+        return call(*args, **options)
+
     monkeypatch.setattr(owner, method, hang)
     health = WorkerHealth(running.worker, parts)
     running.start()

@@ -125,8 +125,9 @@ def test_a_result_comes_soon_after_its_last_chunk_was_acknowledged(worker_settin
     client, engine = Client(worker_settings), FakeEngine()
     with running_worker(worker_settings, engine) as worker:
         for number in range(5):
+            num_steps = engine.num_steps
             client.send("code", [job(number)])
-            until(partial(has_decoded, engine.num_steps), "the job was decoded")
+            until(partial(has_decoded, num_steps), "the job was decoded")
             until(lambda: not worker.components.num_unpublished, "its result is published")
         results = client.read([RESULTS], lambda r: len(r) >= 5)
         chunks = client.read([TOKENS], finals_of(5))
@@ -240,6 +241,7 @@ def test_an_envelope_is_refused_with_a_way_out(worker_settings: Settings) -> Non
 def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
     worker_settings: Settings, database: Database
 ) -> None:
+    """Kafka is away for longer than an outcome waits, and the worker dies meanwhile: a reader gets the whole text."""
     client = Client(worker_settings)
     with running_worker(worker_settings, FakeEngine()) as running:
         running.components.publishing_thread.end(WAIT_S)  # recorded, and never published
@@ -254,9 +256,13 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
         (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
         chunks = client.read([TOKENS], finals_of(1))
     assert headers_of(record).items() >= TRACE.items()
-    end = read_chunk(chunks[-1].value, chunks[-1].headers)
+    (end,) = (read_chunk(chunk.value, chunk.headers) for chunk in chunks)
     result = Result.decode(record.value or b"")
     assert (end.attempt, end.seq, end.status) == (result.attempt, result.num_chunks, Status.SUCCEEDED)
+    assert result.num_unacknowledged_chunks == result.num_chunks
+    reader = StreamReader()
+    assert reader.take(end) == reader.text == result.text != ""
+    assert reader.end == end
 
 
 def _count(database: Database, query: str) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 
 from alphaloop.commands.events import Event, Note, Report, Stage, Tell
 from alphaloop.commands.orders import MeasureOrder
 from alphaloop.job_lines import JobLine
+from alphaloop.payoff.figures import VANILLA
 from alphaloop.settings import Settings
 from worker.commands.stopping import INTERRUPTED, stopped_by_signals
+from worker.measuring.busy import busy_note, load_average
 from worker.measuring.candidates import choose_candidates, choose_drafters
 from worker.measuring.prompts import draw, prepare, read_lines
 from worker.measuring.session import Plan, Session, refuse_few
@@ -50,7 +53,9 @@ def _measure(
         session = Session(engine, plan, should_stop=should_stop, tell=on_event)
         session.run()
         if session.measured.turns:
-            report = session.report(records, lambda: watch.footprint(parts), [*notes, *more_notes])
+            busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
+            notes = [*notes, *more_notes, *([busy] if busy else [])]
+            report = session.report(records, lambda: watch.footprint(parts), notes)
             tell(Report(data=report))
     if session.failure is not None:
         raise session.failure

@@ -15,6 +15,7 @@ from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.policy import Decision
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings
 from alphaloop.store.outcomes import Outcome
 from worker.costs.live import LiveCosts
@@ -85,11 +86,12 @@ class Decider:
         )
 
     def count_scored(self, outcomes: Iterable[Outcome]) -> None:
-        """Count the drafters that were scored on this worker's outcomes as used.
+        """Count the drafters that were scored on this worker's traffic as used. Probes say nothing about its changes.
 
         The outcomes' evidence comes from the transaction that recorded them, see `EvidenceCache.take`.
         """
-        self.session.count_scored(shadow.key for outcome in outcomes for shadow in outcome.shadows)
+        traffic = (one for one in outcomes if one.run is not None and one.run.purpose == Purpose.TRAFFIC)
+        self.session.count_scored(shadow.key for outcome in traffic for shadow in outcome.shadows)
 
     def save(self) -> None:
         """Write the budgets; before a worker ends."""

@@ -8,20 +8,29 @@ holds those that were used last (segments.py).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from heapq import nlargest
+from typing import Protocol
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.evidence_snapshot import MAX_TASKS
 from alphaloop.deciding.evidence_source import JobLengths, Place, Standing, TaskSums
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.switchback.expectation import ExpectationPair
 from worker.deciding.segments import last_used, of_segments_used_last
+
+
+class ReadPairs(Protocol):
+    """Reads the pairs of this target, engine and device that were closed after a moment, or all that count."""
+
+    def __call__(self, *, since: datetime | None) -> Sequence[ExpectationPair]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,8 @@ class _Use:
 
 
 class EvidenceCache:
-    """Rows of acceptance_state for one target, one engine and this worker's drafters, and which drafts are stale.
+    """Rows of acceptance_state for one target, one engine and this worker's drafters, which drafts are stale, and how
+    expectations compared with what was measured.
 
     An `EvidenceSource`. `refresh` reads changes from the database, and `take` is given the rows that this worker's own
     outcomes changed, both from any thread. Everything else answers from memory.
@@ -58,9 +68,14 @@ class EvidenceCache:
         engine: str,
         drafters: Mapping[str, str],
         half_life: timedelta,
+        pairs: ReadPairs | None = None,
     ) -> None:
+        """Without `pairs`, no expectation is corrected."""
         self._store = store
         self._registry = registry
+        self._read_pairs = pairs
+        self._errors = None if pairs is None else ExpectationErrors(half_life)
+        self._newest_pair: datetime | None = None
         self._served = (target_revision, engine, dict(drafters))
         self._half_life = half_life
         self._lock = threading.RLock()
@@ -79,6 +94,10 @@ class EvidenceCache:
         target_revision, engine, drafters = self._served
         stale = frozenset(self._registry.stale(target_revision))
         read = self._store.read(target_revision, engine, drafters, since=self._seen)
+        if self._read_pairs is not None and self._errors is not None:
+            pairs = self._read_pairs(since=self._newest_pair)
+            self._errors.add(pairs)
+            self._newest_pair = max((pair.computed_at for pair in pairs), default=self._newest_pair)
         with self._lock:
             self._stale = stale
             if read.is_all:
@@ -108,7 +127,8 @@ class EvidenceCache:
             leaves = {
                 key: one.evidence.faded(max(now, one.evidence.all.as_of), self._half_life) for key, one in held.items()
             }
-            return Standing(leaves, tuple(one.position for one in held.values()))
+            error = self._errors.of(place.task, place.drafter, now) if self._errors else NO_ERROR
+            return Standing(leaves, tuple(one.position for one in held.values()), error)
 
     def last_used(self, place: Place) -> datetime | None:
         """When the last job there ended; None without any."""

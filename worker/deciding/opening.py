@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.settings import Settings
@@ -15,6 +16,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decision_records import DecisionRecordStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.history import HistoryStore
 from worker.background import Write
 from worker.costs.live import LiveCosts
@@ -93,6 +95,12 @@ def _filled_cache(engine: Engine, database: Database, half_life: timedelta) -> E
         engine=engine.identity.engine,
         drafters=revisions(engine),
         half_life=half_life,
+        pairs=partial(
+            ExpectationStore(database).newest,
+            engine.identity.target_revision,
+            engine.identity.engine,
+            engine.identity.device,
+        ),
     )
     evidence_cache.refresh()
     return evidence_cache
@@ -106,4 +114,5 @@ def revisions(engine: Engine) -> dict[str, str]:
 def _register_drafters(engine: Engine, database: Database) -> None:
     registry = DraftRegistry(database)
     for drafter in engine.drafters:
-        registry.register(drafter.name, drafter.revision, engine.identity.target_revision)
+        target = engine.identity.target_revision
+        registry.register(drafter.name, drafter.revision, target, is_scorable=drafter.is_scorable)

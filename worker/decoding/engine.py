@@ -18,6 +18,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, JobTooLarge, reason_of
 from alphaloop.messages import Job
+from worker.cache_memory import CacheMemory
 from worker.decoding import measuring
 from worker.decoding.memory import available_bytes, pass_bytes
 from worker.decoding.network.slots import BLOCK
@@ -25,10 +26,11 @@ from worker.decoding.open_drafters import OpenDrafters
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter
 from worker.decoding.rounds import Round, is_out_of_memory
+from worker.decoding.scoring import with_scores
 from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
 from worker.decoding.target import Target
-from worker.engine import CacheMemory, EngineIdentity, Load, PreparedJob, Sampling, Step
+from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
 
 
 class TransformersEngine:
@@ -126,7 +128,7 @@ class TransformersEngine:
                 round_.run()
         except Exception as error:
             if is_out_of_memory(error) and round_.proposing is not None:
-                self._open_drafters.do_without(round_.proposing, (*self._running, *self._parked))
+                self._do_without(round_.proposing)
             elif is_out_of_memory(error) and len(batch) > 1:
                 self._make_room(batch)
             else:
@@ -142,8 +144,7 @@ class TransformersEngine:
         generations = [sequence.generation() for sequence in finished]
         # Not timed, because the cost of a round must not include scoring.
         scored = [
-            replace(generation, shadows=(*generation.shadows, *self._shadows.end(sequence)))
-            for sequence, generation in zip(finished, generations, strict=True)
+            self._scored(sequence, generation) for sequence, generation in zip(finished, generations, strict=True)
         ]
         for sequence in finished:
             self._open_drafters.remember(sequence)
@@ -214,6 +215,16 @@ class TransformersEngine:
         others = [sequence.num_positions for sequence in (*self._running, *self._parked)]
         longest = max((_num_positions(prepared), *others))
         return self._cache.num_bytes_with(len(others) + 1, longest) <= self._max_cache_bytes
+
+    def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
+        shadows = (*generation.shadows, *self._shadows.end(sequence))
+        with_shadows = replace(generation, shadows=shadows)
+        if sequence.to_score is None:
+            return with_shadows
+        return with_scores(with_shadows, sequence.to_score, self._drafters, self._do_without)
+
+    def _do_without(self, drafter: str) -> None:
+        self._open_drafters.do_without(drafter, (*self._running, *self._parked))
 
     def _drop(self, sequence: Sequence) -> None:
         if sequence in self._parked:

@@ -8,13 +8,13 @@ from collections.abc import Sequence as SequenceOf
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
+from worker.cache_memory import CacheMemory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_room import DraftRoom
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Drafter
 from worker.decoding.sequence import Sequence
 from worker.decoding.shared_weights import SharedWeightCounts
-from worker.engine import CacheMemory
 
 log = logging.getLogger(__name__)
 

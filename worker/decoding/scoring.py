@@ -11,17 +11,54 @@ tokens that are almost equal, as in two real runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Drafter, Proposal
+from worker.decoding.rounds import is_out_of_memory
 from worker.decoding.virtual_rounds import VirtualRounds
+from worker.engine import Generation, PreparedJob, ShadowCounts
 
 #: Stands where a token is not known; no token has this id.
 _UNKNOWN: Final = -1
+
+
+def with_scores(
+    generation: Generation,
+    prepared: PreparedJob,
+    drafters: Mapping[str, Drafter],
+    do_without: Callable[[str], object],
+) -> Generation:
+    """A control's text with the counts of the drafters that its job asks for, and with the time that this took.
+
+    A drafter that is not loaded or cannot be scored is left out; so is one that runs out of memory, which is then named
+    to `do_without`, because what it holds of other sequences is lost.
+    """
+    began = time.perf_counter()
+    scores = []
+    for drafter in filter(None, map(drafters.get, prepared.job.scored_drafters)):
+        state = drafter.state
+        k = min(prepared.job.probe_num_draft_tokens or state.max_draft_tokens, state.max_draft_tokens)
+        try:
+            counts = score(
+                drafter, prepared.token_ids, generation.token_ids, k, max_tokens=prepared.sampling.max_tokens
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            do_without(state.name)
+            continue
+        if counts is not None:
+            scores.append(ShadowCounts(state.name, state.revision, k, counts))
+    if not scores:
+        return generation
+    seconds = time.perf_counter() - began
+    return replace(generation, shadows=(*generation.shadows, *scores), device_s=generation.device_s + seconds)
 
 
 def score(
@@ -39,8 +76,7 @@ def score(
         propose = _rereading(drafter, seen, output)
     else:
         return None
-    k = min(num_draft_tokens, drafter.state.max_draft_tokens)
-    rounds = VirtualRounds(propose, seen, k, max_tokens)
+    rounds = VirtualRounds(propose, seen, num_draft_tokens, max_tokens)
     text = [*prompt, *output]
     while rounds.take_round(text, has_ended=True):
         pass

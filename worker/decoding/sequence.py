@@ -37,6 +37,9 @@ class Sequence:
         self.is_open = False  #: its drafter holds it
         #: Whether its text is compared with another of the same prompt.
         self.is_watched = prepared.job.purpose is not Purpose.TRAFFIC and self.choice.is_greedy and self.choice.is_plain
+        #: A control, if its text is to be scored with drafters.
+        is_control = self.is_watched and prepared.job.purpose is Purpose.CONTROL
+        self.to_score = prepared if is_control and prepared.job.scored_drafters else None
         self._second_choices: list[SecondChoice] = []
         self.counts = RoundCounts()
         #: By drafter that was asked, the counts of those with the same weights.

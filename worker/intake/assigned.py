@@ -1,10 +1,10 @@
-"""One partition that is ours: what its messages are delivered as, and how far it may be committed."""
+"""The partitions that are ours: what their messages are delivered as, when they pause, what is committed of them."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -13,6 +13,7 @@ from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.messages.topics import is_high, retry_delay_s
 from worker.intake.delays import as_sent, due_in_s
 from worker.intake.delivery import Delivery, RecordSource
+from worker.intake.lane_buffers import LaneBuffers
 from worker.intake.watermark import Watermark
 
 log = logging.getLogger(__name__)
@@ -82,3 +83,45 @@ def commit_finished(source: RecordSource, partitions: Iterable[AssignedPartition
         return
     for held, offset in wanted:
         held.committed = offset
+
+
+def deliveries_of(
+    records: Sequence[Record],
+    partitions: Mapping[TopicPartition, AssignedPartition],
+    now: Callable[[], datetime],
+    at_s: float,
+) -> list[Delivery]:
+    """Those of the messages, and of earlier ones of retry topics, that are due; `at_s` is the intake's clock."""
+    found = []
+    for record in records:
+        held = partitions.get(record.topic_partition)
+        if held is not None and (delivery := held.deliver(record, now, at_s)) is not None:
+            found.append(delivery)
+    for held in partitions.values():
+        if held.not_due:
+            found += held.take_due(at_s)
+    return found
+
+
+def pause_and_resume(
+    source: RecordSource,
+    partitions: Mapping[TopicPartition, AssignedPartition],
+    lanes: LaneBuffers,
+    max_distance: int,
+    held_topics: Set[str],
+) -> None:
+    """Pause each partition whose messages have no room or have to wait, and resume it later."""
+    pause, resume = [], []
+    for partition, held in partitions.items():
+        buffer = lanes.of(is_high=held.is_high)
+        must_wait = held.watermark.distance >= max_distance or bool(held.not_due) or not lanes.is_open
+        must_wait = must_wait or partition.topic in held_topics
+        if not held.is_paused and (buffer.is_full or must_wait):
+            pause.append(partition)
+        elif held.is_paused and buffer.has_room and not must_wait:
+            resume.append(partition)
+    for chosen, act, state in ((pause, source.pause, True), (resume, source.resume, False)):
+        if chosen:
+            act(chosen)
+            for partition in chosen:
+                partitions[partition].is_paused = state

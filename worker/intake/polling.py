@@ -16,9 +16,9 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, BrokerError, reason_of
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.records import TopicPartition
 from alphaloop.liveness import Pulse
-from worker.intake.assigned import AssignedPartition, commit_finished
+from worker.intake.assigned import AssignedPartition, commit_finished, deliveries_of, pause_and_resume
 from worker.intake.buffer import NO_ROOM, Room
 from worker.intake.delivery import Delivery, RecordSource
 from worker.intake.handing_over import HandingOver
@@ -187,11 +187,11 @@ class Intake:
         self.pulse.beat()
         records = self._source.poll_many(self._num_wanted(), POLL_S if self._finished.empty() else 0.0)
         self._last_poll = self._clock()
-        self._lanes.put(self._deliveries(records))
+        self._lanes.put(deliveries_of(records, self._partitions, self._now, self._clock()))
         self._drain_finished()
         if self._told_ids:
             self._begin_anew()
-        self._balance()
+        pause_and_resume(self._source, self._partitions, self._lanes, self._max_distance, self._held_topics)
         if self._clock() - self._last_commit >= self._commit_interval_s:
             self._last_commit = self._clock()
             commit_finished(self._source, self._partitions.values())
@@ -200,19 +200,6 @@ class Intake:
         """As many messages as find room in either lane, however large they are; one at least, as polls must go on."""
         room = min(lane.num_sure(self._most_message_bytes) for lane in (self._lanes.high, self._lanes.normal))
         return max(1, min(room, MOST_AT_ONCE))
-
-    def _deliveries(self, records: Sequence[Record]) -> list[Delivery]:
-        """Those of the messages, and of earlier ones of retry topics, that are due."""
-        at_s = self._clock()
-        found = []
-        for record in records:
-            held = self._partitions.get(record.topic_partition)
-            if held is not None and (delivery := held.deliver(record, self._now, at_s)) is not None:
-                found.append(delivery)
-        for held in self._partitions.values():
-            if held.not_due:
-                found += held.take_due(at_s)
-        return found
 
     def _begin_anew(self) -> None:
         """Read topics that were made anew from their beginning."""
@@ -233,22 +220,6 @@ class Intake:
             for delivery in done:
                 if self._is_ours(delivery):
                     self._partitions[delivery.partition].watermark.finish(delivery.number)
-
-    def _balance(self) -> None:
-        pause, resume = [], []
-        for partition, held in self._partitions.items():
-            buffer = self._lanes.of(is_high=held.is_high)
-            must_wait = held.watermark.distance >= self._max_distance or bool(held.not_due) or not self._lanes.is_open
-            must_wait = must_wait or partition.topic in self._held_topics
-            if not held.is_paused and (buffer.is_full or must_wait):
-                pause.append(partition)
-            elif held.is_paused and buffer.has_room and not must_wait:
-                resume.append(partition)
-        for partitions, act, state in ((pause, self._source.pause, True), (resume, self._source.resume, False)):
-            if partitions:
-                act(partitions)
-                for partition in partitions:
-                    self._partitions[partition].is_paused = state
 
     def _assigned(self, partitions: Sequence[TopicPartition]) -> None:
         self._epoch += 1

@@ -131,6 +131,7 @@ class Validation:
             task=task,
             max_bytes=self._limits.max_job_bytes,
             max_depth=self._limits.max_json_depth,
+            ignored=self._limits.ignored_body_fields,
         )
         digest = payload_digest(job)
         if job.purpose is not Purpose.TRAFFIC and not self._is_probe(job.job_id, digest):

@@ -69,7 +69,7 @@ class ChunkSender:
                 if self._may_arrive(told):
                     late.append((chunk, told))
                 else:
-                    chunk.settle()
+                    chunk.settle(is_acknowledged=told is None)
             waiting[:] = [chunk for chunk, _ in late]
             for _, told in late:
                 raise told
@@ -85,7 +85,7 @@ class ChunkSender:
         elif self._may_arrive(report):
             self._again.append(chunk)
             return
-        chunk.settle()
+        chunk.settle(is_acknowledged=report is None)
 
     def _may_arrive(self, report: Report) -> TypeGuard[BrokerError]:
         """Whether a chunk that was not acknowledged is to be sent again; counts it if not."""

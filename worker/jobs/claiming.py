@@ -57,6 +57,7 @@ class Claims:
     held: list[tuple[ReadyJob, float]] = field(
         default_factory=list
     )  #: another worker's; ask again after so many seconds
+    suspects: list[ReadyJob] = field(default_factory=list)  #: not claimed: a worker died with each, so ask for it alone
 
     @property
     def attempts(self) -> dict[str, int]:
@@ -73,21 +74,21 @@ class Claiming:
         self._lease_s = lease_s
         self._max_attempts = max_attempts
 
-    def claim(self, batch: Sequence[ReadyJob]) -> Claims:
-        """Claim a group in one transaction. A second delivery of one of its jobs is asked again later."""
+    def claim(self, batch: Sequence[ReadyJob], *, alone: bool = True) -> Claims:
+        """Claim a group in one transaction. A second delivery of one of its jobs is asked again later.
+
+        `alone`: it is one job, and this worker has no other claim. Otherwise jobs with which a worker died stay
+        unclaimed.
+        """
         claims = Claims()
         first: dict[str, ReadyJob] = {}
         for ready in batch:
             if first.setdefault(ready.job.job_id, ready) is not ready:
                 claims.held.append((ready, 0.0))
-        self._claim(claims, list(first.values()))
+        self._claim(claims, list(first.values()), alone=alone)
         return claims
 
-    def give_back(self, claimed: Sequence[ClaimedJob]) -> None:
-        """Undo claims of jobs that were not started; none counts as a crash."""
-        self._store.release({one.job_id: one.attempt for one in claimed}, owner=self._owner)
-
-    def _claim(self, claims: Claims, batch: Sequence[ReadyJob]) -> None:
+    def _claim(self, claims: Claims, batch: Sequence[ReadyJob], *, alone: bool) -> None:
         """Claim these jobs together. A job that Postgres does not take, alone, is refused and stops no other."""
         try:
             answers = self._store.claim(
@@ -95,13 +96,14 @@ class Claiming:
                 owner=self._owner,
                 lease_s=self._lease_s,
                 max_attempts=self._max_attempts,
+                alone=alone,
             )
         except StoreValueRefused:
             if len(batch) == 1:
                 claims.refused.append((batch[0], MalformedMessage("the database does not take the fields of this job")))
                 return
             for ready in batch:
-                self._claim(claims, [ready])
+                self._claim(claims, [ready], alone=alone)
             return
         for ready, answer in zip(batch, answers, strict=True):
             self._sort(claims, ready, answer)
@@ -114,6 +116,8 @@ class Claiming:
             case ClaimState.CONFLICT:
                 hint = "give another job another job_id; the same payload again is answered from the record"
                 claims.refused.append((ready, JobConflict(field="job_id", hint=hint)))
+            case ClaimState.SUSPECT:
+                claims.suspects.append(ready)
             case ClaimState.HELD:
                 claims.held.append((ready, answer.held_for_s or 0.0))
             case ClaimState.CANCELLED:

@@ -5,7 +5,6 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from worker.jobs.beginnings import beginnings_of
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claiming, Claims
 from worker.jobs.forwarding import Forwarder
+from worker.jobs.held import HeldJobs
 from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import DeadMessage
@@ -32,8 +32,6 @@ from worker.jobs.reading import Reading
 from worker.jobs.recording import Recorder, undecoded
 from worker.jobs.suspects import Suspects
 from worker.retry import Retry
-
-log = logging.getLogger(__name__)
 
 #: How long one turn waits for deliveries when there is nothing else to do.
 IDLE_WAIT_S: Final = 0.1
@@ -91,8 +89,8 @@ class JobFeed:
             Reading(validation, clock, self._fetching),
             Reading(validation, clock, self._fetching),
         )
-        self._held: list[tuple[float, ReadyJob]] = []
-        self._suspects = Suspects(claiming, leases, retry)
+        self._held = HeldJobs()
+        self._suspects = Suspects(leases)
         self._assignment = -1
         self._lock = threading.Lock()  # of the queue and the counts below: the loop charges and ends, this thread asks
         self._charged: Counter[str] = Counter()
@@ -106,8 +104,9 @@ class JobFeed:
     @property
     def num_waiting(self) -> int:
         """Jobs taken from Kafka and not given to the engine."""
+        num_unread = sum(map(len, self._readings)) + len(self._fetching)
         with self._lock:
-            return self._num_unclaimed + len(self.ready)
+            return num_unread + len(self._queue) + len(self._held) + len(self._suspects) + len(self.ready)
 
     def waiting(self) -> Mapping[str, Waiting]:
         """By task, how many jobs wait unclaimed, and the age of the oldest."""
@@ -123,7 +122,7 @@ class JobFeed:
             self._read(reading)
         if len(self._fetching):
             self._read_fetched()
-        self._retry_held()
+        self._wait_in_line(self._held.take_due(self._clock(), self._leases.holds))
         self._discard_revoked()
         self._claim_ahead()
 
@@ -143,23 +142,15 @@ class JobFeed:
         if self._is_claiming_due():
             self._intake.wake()
 
-    @property
-    def _num_unclaimed(self) -> int:
-        num_unread = sum(map(len, self._readings)) + len(self._fetching)
-        return num_unread + len(self._queue) + len(self._held) + len(self._suspects)
-
-    @property
-    def _num_bytes(self) -> int:
-        """Of the jobs that wait; more than of their messages, because a prompt is held as text and as tokens too."""
-        return self._queue.num_bytes + sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes
-
     def _room(self, reading: Reading) -> Room:
         """For jobs of that lane, beside those that wait. The lanes keep no room from each other."""
         high = self._queue.high
         if reading is self._reading_high:
             return Room(self._max_waiting - high.num_jobs, self._max_waiting_bytes - high.num_bytes)
         num_jobs = len(self._queue) - high.num_jobs + len(self._held) + len(self._suspects)
-        return Room(self._max_waiting - num_jobs, self._max_waiting_bytes - self._num_bytes + high.num_bytes)
+        # More than the bytes of the messages, because a prompt is held as text and as tokens too.
+        num_bytes = self._queue.num_bytes - high.num_bytes + self._held.num_bytes + self._suspects.num_bytes
+        return Room(self._max_waiting - num_jobs, self._max_waiting_bytes - num_bytes)
 
     def _take(self, wait_s: float) -> None:
         num_unread = len(self._reading) + len(self._fetching)
@@ -197,26 +188,15 @@ class JobFeed:
     def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
         self._forwarder.put(*(DeadMessage(delivery, error, self._intake) for delivery, error in refused))
 
-    def _retry_held(self) -> None:
-        now = self._clock()
-        held, self._held, due = self._held, [], list[ReadyJob]()
-        for at, job in held:
-            if at > now or self._leases.holds(job.job.job_id):
-                self._held.append((at, job))
-            else:
-                due.append(job)
-        self._wait_in_line(due)
-
     def _discard_revoked(self) -> None:
         """Drop waiting jobs of partitions that went to another worker."""
         if self._intake.assignment_number == self._assignment:
             return
         self._assignment = self._intake.assignment_number
-        for reading in self._readings:
-            reading.discard(lambda delivery: not self._intake.is_current(delivery))
-        self._fetching.discard(lambda delivery: not self._intake.is_current(delivery))
-        self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
-        self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
+        for unread in (*self._readings, self._fetching):
+            unread.discard(lambda delivery: not self._intake.is_current(delivery))
+        for waiting in (self._held, self._suspects):
+            waiting.discard(lambda job: not self._intake.is_current(job.delivery))
         with self._lock:
             self._queue.discard(lambda job: not self._intake.is_current(job.delivery))
 
@@ -248,12 +228,13 @@ class JobFeed:
             again = {number for number, (_, ready) in enumerate(batch) if self._leases.holds(ready.job.job_id)}
             new = [ready for number, (_, ready) in enumerate(batch) if number not in again]
             self._taken.update(ready.lane for ready in new)
-        self._held += [(self._clock(), batch[number][1]) for number in sorted(again)]
+        self._held.add((self._clock(), batch[number][1]) for number in sorted(again))
         self._ahead.claimed(len(new))
         return new
 
     def _claim(self, jobs: Sequence[ReadyJob]) -> None:
-        claims = self._retry.until_done("claim", lambda: self._claiming.claim(jobs))
+        alone = len(jobs) == 1 and not self._leases.num_held
+        claims = self._retry.until_done("claim", lambda: self._claiming.claim(jobs, alone=alone))
         self._leases.hold(claims.attempts)
         set_aside = self._suspects.set_aside(claims)
         owed = [*claims.to_decode, *(ended.claimed for ended in claims.ended)]
@@ -266,7 +247,7 @@ class JobFeed:
     def _pass_on(self, claims: Claims) -> None:
         """Pass on jobs that need no decoding, and ask again later for jobs that could not be claimed."""
         now = self._clock()
-        self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
+        self._held.add((now + held_for_s, job) for job, held_for_s in claims.held)
         self._refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
             outcome = known.outcome or b""

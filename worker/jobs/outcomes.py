@@ -82,6 +82,12 @@ def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetim
     return _outcome(claimed, Result(**_addressed(claimed, now), status=status, error=failure), None)
 
 
+def with_unacknowledged(outcome: Outcome, num_chunks: int) -> Outcome:
+    """The outcome with a result that says that so many chunks may be missing, so that the final one has the text."""
+    result = Result.decode(outcome.result).model_copy(update={"num_unacknowledged_chunks": num_chunks})
+    return replace(outcome, result=result.encode())
+
+
 def expired(claimed: ClaimedJob) -> Failure:
     """The failure in the result of a job that had not ended by its deadline."""
     return Failure(code="expired", message=f"not ended by its deadline, {claimed.ready.job.deadline}")

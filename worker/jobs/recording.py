@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -24,7 +24,7 @@ from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claims
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import DeadMessage, failed_job
-from worker.jobs.outcomes import ended
+from worker.jobs.outcomes import ended, with_unacknowledged
 from worker.jobs.publications import PublishingQueue, Recorded
 from worker.jobs.unsettled_streams import UnsettledStreams
 from worker.metrics import WorkerMetrics
@@ -55,6 +55,12 @@ class EndedJob:
 def undecoded(claims: Claims, now: datetime) -> list[EndedJob]:
     """Claimed jobs that need no decoding, with their outcomes."""
     return [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
+
+
+def _told(one: EndedJob) -> EndedJob:
+    """The ended job; its result tells whether chunks of its stream may be missing."""
+    num_chunks = one.claimed.stream.num_unacknowledged if one.claimed.stream else 0
+    return replace(one, outcome=with_unacknowledged(one.outcome, num_chunks)) if num_chunks else one
 
 
 class Recorder:
@@ -148,7 +154,7 @@ class Recorder:
         held = self._unsettled
         wait_s = min(timeout_s, _LOOK_S) if held.num_held else timeout_s
         limit, max_bytes = MOST_AT_ONCE - held.num_held, MOST_BYTES_AT_ONCE - held.num_bytes
-        return held.pass_on(self._waiting.take(limit, wait_s, max_bytes=max_bytes))
+        return list(map(_told, held.pass_on(self._waiting.take(limit, wait_s, max_bytes=max_bytes))))
 
     def _record(self, group: list[EndedJob]) -> tuple[list[EndedJob], list[OutboxMessage]]:
         """Record the group; returns it as it was recorded, and the messages to publish.

@@ -14,6 +14,7 @@ from typing import Final
 from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import DraftSetting, Reason
 from alphaloop.messages import Purpose
+from alphaloop.switchback.expectation import Expected, mean_expected
 from alphaloop.switchback.rounds import RoundFacts, TaskRound
 from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Slice, Treatment
@@ -47,6 +48,7 @@ class Steering:
         self._wanted: dict[str, DraftSetting] = {}
         self._treatments: dict[str, Treatment] = {}
         self._on_trial: dict[str, str] = {}  # subject by job_id
+        self._expected: dict[str, Expected | None] = {}  # by subject
         self._arms: Mapping[str, Arm] = {}
         self._round_began = now()
 
@@ -73,6 +75,7 @@ class Steering:
                     before.num_sequences + 1,
                     before.num_tokens + num_tokens,
                     before.num_proposed + step.proposed_by_job.get(job_id, 0),
+                    self._expected.get(subject),
                 )
         facts = RoundFacts(
             started_at=self._round_began,
@@ -100,6 +103,15 @@ class Steering:
                 votes.setdefault(_subject_of(job), Counter())[treatment] += 1
         self._treatments = {subject: max(counts, key=lambda t: counts[t]) for subject, counts in votes.items()}
         self._on_trial = {job.job_id: _subject_of(job) for job in jobs if self._may_be_on_trial(job)}
+        # Jobs that were decided together share a decision.
+        decisions = {id(job.decision): job.decision for job in jobs}
+        promised = {name: decision.expected for name, decision in decisions.items()}
+        found: dict[str, list[Expected]] = {subject: [] for subject in votes}
+        for job in jobs:
+            subject, expected = self._on_trial.get(job.job_id), promised[id(job.decision)]
+            if subject and expected and job.decision.drafter == self._treatments[subject].drafter:
+                found[subject].append(expected)
+        self._expected = {subject: mean_expected(its) for subject, its in found.items()}
 
     def _may_be_on_trial(self, job: RunningJob) -> bool:
         treatment = self._treatments.get(_subject_of(job))

@@ -28,10 +28,11 @@ class ChunkMessage:
         """Size of the message."""
         return len(self.value)
 
-    def settle(self) -> None:
+    def settle(self, *, is_acknowledged: bool) -> None:
         """The broker has acknowledged the chunk, or it was dropped: nothing more becomes of it. Called once."""
         if self.stream is not None:
             self.stream.num_settled += 1
+            self.stream.num_acknowledged += is_acknowledged
 
 
 class JobStream:
@@ -43,7 +44,9 @@ class JobStream:
 
     def __init__(self, job_id: str, attempt: int, carried: Mapping[str, str]) -> None:
         self.num_chunks = 0  #: with text, so far; only the loop changes it
-        self.num_settled = 0  #: of these, acknowledged or dropped; only the publisher's thread changes it
+        # Only the publisher's thread changes these two.
+        self.num_settled = 0  #: of these, acknowledged or dropped
+        self.num_acknowledged = 0  #: of these, acknowledged
         self._job_id = job_id
         self._attempt = attempt
         self._carried = carried
@@ -52,6 +55,11 @@ class JobStream:
     def is_settled(self) -> bool:
         """Whether every chunk so far was acknowledged or dropped."""
         return self.num_settled >= self.num_chunks
+
+    @property
+    def num_unacknowledged(self) -> int:
+        """Chunks so far that the broker has not acknowledged: readers may never see them."""
+        return self.num_chunks - self.num_acknowledged
 
     def add(self, text: str, *, created: int, model: str) -> ChunkMessage:
         """The chunk with the text that one step added; `created` in seconds since 1970."""

@@ -11,18 +11,15 @@ from collections import deque
 from collections.abc import Callable
 
 from worker.intake.validation import ReadyJob
-from worker.jobs.claiming import Claiming, Claims
+from worker.jobs.claiming import Claims
 from worker.jobs.leases import LeaseKeeper
-from worker.retry import Retry
 
 
 class Suspects:
     """Suspects that wait until this worker has no other claim. One thread owns it."""
 
-    def __init__(self, claiming: Claiming, leases: LeaseKeeper, retry: Retry) -> None:
-        self._claiming = claiming
+    def __init__(self, leases: LeaseKeeper) -> None:
         self._leases = leases
-        self._retry = retry
         self._waiting: deque[ReadyJob] = deque()
         self._claimed = ""  # the job_id of the suspect claimed last
 
@@ -40,21 +37,15 @@ class Suspects:
         return bool(self._waiting) or self._leases.holds(self._claimed)
 
     def set_aside(self, claims: Claims) -> list[ReadyJob]:
-        """Take the suspects out of new claims and give these claims back uncounted; returns the suspects set aside.
+        """Let the suspects that a group's claim left unclaimed wait, and return them.
 
-        A suspect that is this worker's only claim stays.
+        A suspect in `claims.to_decode` was asked for alone: it is this worker's only claim.
         """
-        found = [claimed for claimed in claims.to_decode if claimed.num_crashes]
-        if not found:
-            return []
-        if self._leases.num_held == 1:
-            self._claimed = found[0].job_id
-            return []
-        claims.to_decode = [claimed for claimed in claims.to_decode if not claimed.num_crashes]
-        self._retry.until_done("give suspects back", lambda: self._claiming.give_back(found))
-        self._leases.let_go(claimed.job_id for claimed in found)
-        self._waiting.extend(claimed.ready for claimed in found)
-        return [claimed.ready for claimed in found]
+        for claimed in claims.to_decode:
+            if claimed.num_crashes:
+                self._claimed = claimed.job_id
+        self._waiting.extend(claims.suspects)
+        return claims.suspects
 
     def next(self) -> ReadyJob | None:
         """Take out the suspect to claim now; None while this worker has a claim."""

@@ -1,7 +1,8 @@
 """Outcomes of streamed jobs that must not be recorded yet, because chunks of their streams are not settled.
 
 Once an outcome is recorded, the relay of any worker may end the stream. If this worker then dies with chunks that no
-broker has, they are lost, because the job is not decoded again: the stream would have an end behind a gap.
+broker has, they are lost, because the job is not decoded again. Then the final chunk has to have the whole text, which
+costs a reader the wait for the end; so an outcome waits for its chunks, but not for long.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class UnsettledStreams(Generic[Item]):
     """Holds items until every chunk of their streams was acknowledged or dropped. The recorder's thread owns it.
 
     An item whose stream is not settled goes on nevertheless after `MOST_HELD_S`, when the worker is told to hurry, and
-    if it is among the oldest when too much is held. Then its stream keeps a gap if the worker dies.
+    if it is among the oldest when too much is held. Its result then tells of the chunks that may be missing.
     """
 
     def __init__(

@@ -6,14 +6,12 @@ interval excludes the other value, or without that cost the bar would be reached
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from alphaloop.acceptance import Interval
 from alphaloop.payoff.bounds import total_bounds
-from alphaloop.payoff.figures import Acceptance, Figures
-from alphaloop.payoff.rounds import RoundCosts
+from worker.measuring.evidence import Evidence
 
 #: A setting that is faster by less than this is no advice.
 NOTABLE: Final = 1.03
@@ -23,48 +21,6 @@ SHORT_TOKENS: Final = 20
 MOSTLY: Final = 0.5
 #: Of findings that cost acceptance, by name in `worker.decoding.pairing.pair`.
 TOKENIZER_CHECKS: Final = ("vocabulary", "special tokens", "chat template")
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """What a draft's own record says of its acceptance elsewhere."""
-
-    alpha_1: float
-    where: str  #: `its 64 held-out texts`
-
-
-@dataclass(frozen=True, slots=True)
-class GreedySample:
-    """Some of the sampled prompts at the same k: decoded greedy, and as they were."""
-
-    greedy: Acceptance
-    sampled: Acceptance
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that is known of one candidate that does not ship."""
-
-    own: Figures
-    vanilla: Figures
-    bar: float
-    costs: RoundCosts | None
-    siblings: Sequence[Figures] = ()  #: the same drafter at other lengths
-    batch: int = 1
-    temperature: float = 0.0  #: the highest of the prompts
-    greedy: GreedySample | None = None
-    findings: Sequence[tuple[str, str]] = field(default=())  #: check and sentence of what check-pair warns of
-    held_out: HeldOut | None = None
-
-    @property
-    def k(self) -> int:
-        """Its draft length."""
-        return self.own.candidate.num_draft_tokens
-
-    @property
-    def drafter(self) -> str:
-        """Its drafter's name."""
-        return self.own.candidate.drafter or ""
 
 
 def account(e: Evidence) -> str | None:

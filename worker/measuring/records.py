@@ -19,7 +19,7 @@ from worker.decoding.memory import available_bytes
 from worker.decoding.pairing.facts import facts_of
 from worker.decoding.pairing.pair import ModelFacts, check_pair
 from worker.engine import Engine
-from worker.measuring.reasons import HeldOut
+from worker.measuring.evidence import HeldOut
 from worker.measuring.report import Records
 
 

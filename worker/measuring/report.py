@@ -10,9 +10,10 @@ from alphaloop.payoff.figures import VANILLA, Candidate, Exactness
 from alphaloop.payoff.report import Footprint, Report, Row, Setup
 from alphaloop.payoff.rounds import costs_of
 from alphaloop.payoff.verdict import Verdict, judge
+from worker.measuring.evidence import Evidence, GreedySample, HeldOut
 from worker.measuring.figures import figures_of
 from worker.measuring.observations import Measured
-from worker.measuring.reasons import Evidence, GreedySample, HeldOut, hidden, reasons
+from worker.measuring.reasons import hidden, reasons
 
 
 @dataclass(frozen=True, slots=True)

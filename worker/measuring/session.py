@@ -17,9 +17,9 @@ from alphaloop.payoff.report import Footprint, Report, Setup, best_of
 from alphaloop.payoff.verdict import Verdict
 from worker.engine import Engine, PreparedJob
 from worker.measuring.candidates import divide, turns
+from worker.measuring.evidence import GreedySample
 from worker.measuring.exactness import ExactnessCheck
 from worker.measuring.observations import Measured
-from worker.measuring.reasons import GreedySample
 from worker.measuring.report import Records, report_of
 from worker.measuring.running import Interrupted, Runner
 

@@ -1,1 +1,1 @@
-"""What `alphaloop explain` finds, and how it is shown."""
+"""How an explanation is shown on a terminal."""

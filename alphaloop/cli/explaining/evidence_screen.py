@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from alphaloop.cli.explaining.explanation import Explanation
-from alphaloop.cli.explaining.sources import Evidence
-from alphaloop.cli.screen import out, paragraph, share, share_with_interval, table
+from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.explaining.explanation import Explanation
+from alphaloop.explaining.sources import Evidence
+from alphaloop.wording import share, share_with_interval
 
 #: Past this many drafters, columns of α would not fit.
 _DRAFTERS_ABREAST: Final = 2

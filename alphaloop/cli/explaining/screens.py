@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
@@ -10,15 +11,20 @@ from rich.text import Text
 
 from alphaloop.acceptance import Z95
 from alphaloop.cli.explaining.evidence_screen import show_evidence
-from alphaloop.cli.explaining.explanation import Explanation, RecordedAs
 from alphaloop.cli.moments import shown
-from alphaloop.cli.screen import out, paragraph, rate, share, table
+from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.cost import CostKind
+from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.objective import Aim
+from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs
+from alphaloop.explaining.opening import opening
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
-from alphaloop.switchback.wording import sentence
+from alphaloop.switchback.wording import expectations, reason_word, sentence
+from alphaloop.wording import named, rate, share
+from alphaloop.wording import sentence as capitalized
 
 _MAX_ALTERNATIVES: Final = 10
 _AIMS: Final = {
@@ -26,20 +32,17 @@ _AIMS: Final = {
     Aim.TIME_TO_FIRST_TOKEN: "time to first token",
     Aim.DEADLINE: "deadline",
 }
-#: The limits of `--at`, shown with it.
-REBUILT: Final = (
-    "No recorded decision of that time answers this, so it is what a worker would have decided. "
-    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. "
-    "Costs, settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
-)
 
 
 def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, request = found.decision, found.request
     chosen = named(decision.drafter, decision.num_draft_tokens)
-    paragraph(f"{request.task}: {chosen} ({words(decision.reason)})", style="bold")
-    paragraph(_sentence(decision.explanation))
+    its = found.measured.speedup
+    reason = reason_word(decision.reason, its.verdict if its and its.subject.drafter == decision.drafter else None)
+    paragraph(f"{request.task}: {chosen} ({reason})", style="bold")
+    paragraph(" ".join(opening(found)))
+    paragraph(capitalized(decision.explanation), style="dim")
     if found.recorded is not None:
         paragraph(_recorded(found.recorded, request.at), style="dim")
     elif not request.is_now:
@@ -66,16 +69,6 @@ def _recorded(its: RecordedAs, at: datetime) -> str:
     if its.is_reproduced:
         return sentences + "Taken again from them, it is the same decision."
     return sentences + "Taken again from them, it is another decision: the program has changed since."
-
-
-def named(drafter: str | None, num_draft_tokens: int) -> str:
-    """`lookup k=5`, or `vanilla`."""
-    return f"{drafter} k={num_draft_tokens}" if drafter else "vanilla"
-
-
-def words(reason: str) -> str:
-    """A reason without its underscores."""
-    return reason.replace("_", " ")
 
 
 def _asked(found: Explanation) -> str:
@@ -127,7 +120,10 @@ def _tokens_per_s(found: Explanation, option: Alternative) -> str:
     posterior, k = found.evidence[option.drafter].posterior, option.num_draft_tokens
     low = max(1.0, posterior.tokens[k] - Z95 * posterior.tokens_sd[k])
     high = min(k + 1.0, posterior.tokens[k] + Z95 * posterior.tokens_sd[k])
-    return f"{speed} [{rate(1000 * low / option.round_ms)} {rate(1000 * high / option.round_ms)}]"
+    tokens, widened = posterior.tokens[k], Z95 * option.error.sd
+    bounds = (math.hypot(math.log(tokens / low), widened), math.hypot(math.log(high / tokens), widened))
+    slowest, fastest = option.tokens_per_s * math.exp(-bounds[0]), option.tokens_per_s * math.exp(bounds[1])
+    return f"{speed} [{rate(slowest)} {rate(fastest)}]"
 
 
 def _costs(found: Explanation) -> str:
@@ -157,6 +153,8 @@ def _measured(found: Explanation) -> list[str]:
         sentences.append("No speed-up was measured: the task did not speculate in the day before.")
     else:
         sentences.append(sentence(its.speedup.subject.drafter, its.speedup))
+    sentences += [expectations(one) for one in its.expectations]
+    sentences += [told for name, of_it in found.evidence.items() if (told := _correction(name, of_it.posterior.error))]
     if not its.all.num_jobs:
         return [*sentences, f"No job like these was decoded in the last {found.window.days} days."]
     explored = (
@@ -171,17 +169,34 @@ def _measured(found: Explanation) -> list[str]:
     return sentences
 
 
+def _correction(drafter: str, error: ExpectationError) -> str:
+    if error == NO_ERROR:
+        return ""
+    return (
+        f"Above, the expected speed-up of {drafter} is corrected by {error.factor:.2f}x, and its bounds allow for an "
+        f"error of {math.exp(Z95 * error.sd) - 1:.0%}, by what earlier expectations missed."
+    )
+
+
 def _show_changes(changes: Sequence[DecisionChange]) -> None:
     if not changes:
         paragraph("No choice has been logged.")
     for change in changes:
         before = named(change.before.drafter, change.before.num_draft_tokens) if change.before else "nothing"
         after = named(change.after.drafter, change.after.num_draft_tokens)
+        step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        paragraph(f"{shown(change.decided_at)}  {before} → {after} ({words(change.reason)}; {where})", style="bold")
-        paragraph(_sentence(change.explanation), indent=2)
+        paragraph(f"{shown(change.decided_at)}  {step} ({_reason_then(change)}; {where})", style="bold")
+        paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:
             paragraph(_then(change.figures), indent=2)
+
+
+def _reason_then(change: DecisionChange) -> str:
+    """A choice was called faster by its expectation; as the view decision_log says, not surely where that held 1."""
+    if change.reason == Reason.FASTER and change.figures is not None and change.figures.chosen.speedup_low <= 1:
+        return "not surely faster"
+    return reason_word(change.reason, None)
 
 
 def _then(figures: ChoiceFigures) -> str:
@@ -198,10 +213,6 @@ def _expected(found: ExpectedSpeedup) -> str:
     if found.drafter is None:
         return f"{name} 1"
     return f"{name} {found.speedup:.2f}x ({found.speedup_low:.2f} to {found.speedup_high:.2f})"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")
 
 
 def _heading(text: str) -> None:

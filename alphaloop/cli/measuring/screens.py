@@ -8,11 +8,12 @@ from typing import Final
 
 from rich.text import Text
 
-from alphaloop.cli.screen import out, rate, share, share_with_interval, table
+from alphaloop.cli.screen import out, table
 from alphaloop.payoff.bounds import Bounds
 from alphaloop.payoff.figures import Exactness, Figures, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, Setup, best_of
 from alphaloop.payoff.verdict import Verdict
+from alphaloop.wording import rate, share, share_with_interval
 
 _STYLES: Final = {Verdict.SHIP: "bold green", Verdict.DO_NOT_SHIP: "bold red", Verdict.TOO_CLOSE: "bold yellow"}
 _FEW_FOR_P99: Final = 100

@@ -80,10 +80,8 @@ def plan_as_json(plan: ProbePlan) -> dict[str, Any]:
 
 def plan_table(plan: ProbePlan) -> Table:
     """The measurements in their order."""
-    numbers = ["k", "prompts", "device s", "at stake s"]
-    found = table(
-        "task", "drafter", "k", "why", "prompts", "device s", "at stake s", "last measured", "sent", right=numbers
-    )
+    numbers = ["k", "decoded", "scored", "device s", "at stake s"]
+    found = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
     for one in plan.measurements:
         due = one.due
         found.add_row(
@@ -91,7 +89,8 @@ def plan_table(plan: ProbePlan) -> Table:
             due.drafter,
             str(due.num_draft_tokens),
             due.why.value,
-            str(one.num_prompts),
+            str(one.num_decoded),
+            str(one.num_prompts - one.num_decoded),
             f"{one.device_s:.1f}",
             f"{due.at_stake_device_s:.1f}",
             f"{due.last_probed:%Y-%m-%d %H:%M}" if due.last_probed else "never",
@@ -117,6 +116,7 @@ def _measurement_as_json(one: Measurement) -> dict[str, Any]:
         "num_draft_tokens": due.num_draft_tokens,
         "why": due.why.value,
         "num_prompts": one.num_prompts,
+        "num_decoded": one.num_decoded,
         "device_s": round(one.device_s, 3),
         "at_stake_device_s": round(due.at_stake_device_s, 3),
         "last_probed": due.last_probed.isoformat() if due.last_probed else None,

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.cli.explaining.explanation import serving
 from alphaloop.cli.replaying.result import Replayed, Window
 from alphaloop.cost import CostTable
 from alphaloop.deciding.evidence import EvidenceSums
@@ -14,6 +13,7 @@ from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.hindsight import Case, Hindsight, Tally
 from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules, is_free
+from alphaloop.explaining.explanation import serving
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database

@@ -15,6 +15,11 @@ class Truth:
     vanilla_ms: float = 0.0
     treatment_ms: float = 0.0
 
+    def add(self, other: Truth) -> None:
+        """Of other rounds too."""
+        self.vanilla_ms += other.vanilla_ms
+        self.treatment_ms += other.treatment_ms
+
     @property
     def speedup(self) -> float:
         """What the experiment is to find."""

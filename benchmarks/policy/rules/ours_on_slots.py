@@ -11,25 +11,29 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
+from alphaloop.deciding import job_facts
 from alphaloop.deciding.budgets import BudgetsInMemory
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
+from alphaloop.deciding.job_facts import JobFacts, TaskRules
 from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.expectation import ExpectationPair, Expected, expectation_pair, mean_expected
 from alphaloop.switchback.rounds import RoundFacts, TaskRound
 from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Slice, Treatment
+from alphaloop.switchback.task_speedup import Subject
 from benchmarks.policy.load import Slower
 from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.rules.as_steps import Truth, mean_context, step_of
@@ -54,10 +58,43 @@ class _Decided:
     num_vanilla: int = 0
 
 
-class OursOnSlots:
-    """A worker's decisions with default limits."""
+class _Drafted(NamedTuple):
+    """A subject of the experiment with one drafter."""
 
-    def __init__(self, scenario: Scenario, points: Sequence[CostPoint], seed: int) -> None:
+    subject: str
+    drafter: str
+
+    @property
+    def as_stored(self) -> Subject:
+        """As the database names it."""
+        task, _, sampling = self.subject.partition(" ")
+        return Subject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, _FIRST_DRAFT)
+
+
+@dataclass(slots=True)
+class _OpenPair:
+    """What has come in since the last pair was closed."""
+
+    slices: list[Slice] = field(default_factory=list)
+    truth: Truth = field(default_factory=Truth)
+
+
+class OursOnSlots:
+    """A worker's decisions with default limits.
+
+    Pairs of expected and measured speed-ups are closed as alphaloop/store/expectations.py closes them. With `learns`
+    they correct later expectations; without it none is corrected.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        points: Sequence[CostPoint],
+        seed: int,
+        *,
+        design: SwitchbackDesign | None = None,
+        learns: bool = True,
+    ) -> None:
         assert scenario.slots is not None
         self._now_ms = 0.0
         self._draft_tokens = scenario.draft_tokens
@@ -72,7 +109,8 @@ class OursOnSlots:
             save_every_s=math.inf,
             clock=lambda: self._now_ms / 1000,
         )
-        limits, self._evidence = PolicyLimits(), EvidenceSnapshot(HALF_LIFE)
+        self._errors = ExpectationErrors(HALF_LIFE)
+        limits, self._evidence = PolicyLimits(), EvidenceSnapshot(HALF_LIFE, errors=self._errors if learns else None)
         self._session = DecisionSession(
             TARGET,
             ENGINE,
@@ -86,7 +124,7 @@ class OursOnSlots:
             num_slots=scenario.slots.num_slots,
         )
         self._lengths = LengthsTogether(lambda: self._costs.table)
-        self._schedule = SwitchbackSchedule(SwitchbackDesign(), random.Random(seed))
+        self._schedule = SwitchbackSchedule(design or SwitchbackDesign(), random.Random(seed))
         self._decided: dict[int, _Decided] = {}
         self._running: list[Running] = []
         self._arms: Mapping[str, Arm] = {}
@@ -95,6 +133,10 @@ class OursOnSlots:
         self._control: frozenset[int] = frozenset()
         self.slices: list[Slice] = []
         self.truth: dict[str, Truth] = {}
+        #: Pairs, and the true speed-up of their rounds.
+        self.pairs: list[tuple[ExpectationPair, float]] = []
+        self._open: dict[_Drafted, _OpenPair] = {}
+        self._expected: dict[str, Expected | None] = {}  # by subject
         #: Of every job in order of its start: the setting at the number running then, and why.
         self.choices: list[tuple[int, DraftSetting, Reason]] = []
 
@@ -104,7 +146,7 @@ class OursOnSlots:
         cell = jobs[0].job.cell
         facts = [JobFacts(one.job.cell.prompt_tokens, one.job.max_tokens, one.job.cell.segment) for one in jobs]
         decisions = self._session.decide(
-            Subject(cell.task, cell.sampling),
+            job_facts.Subject(cell.task, cell.sampling),
             facts,
             TaskRules(),
             num_running=num_running,
@@ -148,6 +190,12 @@ class OursOnSlots:
             its = self._decided[one.job.number]
             if self._may_be_on_trial(its):
                 self._on_trial[one.job.number] = its.subject
+        found: dict[str, list[Expected]] = {subject: [] for subject in votes}
+        for its in its_decisions:
+            treatment_of = self._treatments.get(its.subject)
+            if treatment_of and self._may_be_on_trial(its) and its.decision.drafter == treatment_of.drafter:
+                found[its.subject] += filter(None, [its.decision.expected])
+        self._expected = {subject: mean_expected(each) for subject, each in found.items()}
 
     def decision_of(self, one: Running) -> Decision:
         """Of a running job."""
@@ -161,8 +209,10 @@ class OursOnSlots:
         """Costs, the experiment and the counts of each job learn from the round."""
         self._now_ms = done.began_ms + done.ms
         self._costs.observe(step_of(done))
-        self.slices += self._schedule.observe(self._facts(done))
+        ended = self._schedule.observe(self._facts(done))
         self._note_truth(done)
+        self.slices += ended
+        self._close_pairs(ended)
         for place, one in enumerate(done.running):
             its, drafter, k = self._decided[one.job.number], one.setting.drafter, one.setting.num_draft_tokens
             if drafter is None or not k:
@@ -222,6 +272,7 @@ class OursOnSlots:
                     before.num_sequences + 1,
                     before.num_tokens + done.num_tokens[place],
                     before.num_proposed + done.num_offered[place],
+                    self._expected.get(subject),
                 )
         return RoundFacts(
             started_at=BEGINNING + timedelta(milliseconds=done.began_ms),
@@ -239,10 +290,24 @@ class OursOnSlots:
         vanilla_ms = done.vanilla_ms([i for i, one in enumerate(done.running) if one.job.number in self._on_trial])
         for subject in set(self._on_trial.values()):
             places = [i for i, one in enumerate(done.running) if self._on_trial.get(one.job.number) == subject]
-            truth = self.truth.setdefault(subject, Truth())
             read_ms = len(places) * (done.read_ms + done.draft_read_ms)
-            truth.vanilla_ms += sum(done.num_tokens[i] for i in places) * vanilla_ms + read_ms
-            truth.treatment_ms += len(places) * done.ms
+            its = Truth(sum(done.num_tokens[i] for i in places) * vanilla_ms + read_ms, len(places) * done.ms)
+            drafted = _Drafted(subject, self._treatments[subject].drafter)
+            self.truth.setdefault(subject, Truth()).add(its)
+            self._open.setdefault(drafted, _OpenPair()).truth.add(its)
+
+    def _close_pairs(self, ended: Sequence[Slice]) -> None:
+        now = BEGINNING + timedelta(milliseconds=self._now_ms)
+        for one in ended:
+            drafted = _Drafted(one.task, one.treatment.drafter)
+            self._open.setdefault(drafted, _OpenPair()).slices.append(one)
+        for drafted in {_Drafted(one.task, one.treatment.drafter) for one in ended}:
+            its = self._open[drafted]
+            pair = expectation_pair(drafted.as_stored, its.slices, now)
+            if pair is not None:
+                self.pairs.append((pair, its.truth.speedup))
+                self._errors.add([pair])
+                self._open[drafted] = _OpenPair()
 
 
 def _cut(counts: AcceptanceCounts, k: int) -> AcceptanceCounts:

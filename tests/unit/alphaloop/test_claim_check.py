@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import uuid
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,7 +18,6 @@ from alphaloop.claim_check.contents import by_reference, text_by_reference, with
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
     ConfigError,
-    ContentAltered,
     ContentMissing,
     ContentStoreUnavailable,
     InvalidField,
@@ -107,14 +105,6 @@ def store(folder: Path) -> ContentStore:
     return store_in(folder)
 
 
-@pytest.fixture(params=["folder", "objects"])
-def any_store(request: pytest.FixtureRequest, folder: Path) -> ContentStore:
-    """A folder, and a store of objects without folders."""
-    if request.param == "folder":
-        return store_in(folder)
-    return ContentStore(f"memory://bucket-{uuid.uuid4().hex}", max_bytes=MAX_BYTES, timeout_s=5.0)
-
-
 class TestAddresses:
     @pytest.mark.parametrize(
         ("given", "expected"),
@@ -158,23 +148,6 @@ class TestAddresses:
 
 
 class TestStore:
-    def test_what_is_written_is_read_and_deleted(self, any_store: ContentStore) -> None:
-        reference = any_store.write("results/ab/c.txt", b"a text")
-        assert any_store.read(reference) == b"a text"
-        assert any_store.write("results/ab/c.txt", b"a text") == reference
-        any_store.delete(reference.url)
-        any_store.delete(reference.url)
-        with pytest.raises(ContentMissing, match="nothing that can be read"):
-            any_store.read(reference)
-
-    @pytest.mark.parametrize("found", [b"A text", b"a text and more", b"a"])
-    def test_other_content_is_refused(self, any_store: ContentStore, found: bytes) -> None:
-        reference = any_store.write("a.txt", b"a text")
-        any_store.write("a.txt", found)
-        with pytest.raises(ContentAltered) as caught:
-            any_store.read(reference)
-        assert "text and more" not in str(caught.value)
-
     def test_size_is_bounded_before_anything_is_read(self, store: ContentStore) -> None:
         large = ContentReference.to(f"{store_url(store)}/none", b"x" * (MAX_BYTES + 1))
         with pytest.raises(InvalidField, match=f"at most {MAX_BYTES} bytes") as caught:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer.main
@@ -26,6 +28,9 @@ NAMES = {
     "scheduler",
     "enqueue",
     "status",
+    "env",
+    "job",
+    "wait",
     "tail",
     "batch submit",
     "batch status",
@@ -50,6 +55,8 @@ NAMES = {
     "drift list",
     "drift show",
     "drift ack",
+    "notify list",
+    "notify test",
     "probes register",
     "probes draw",
     "probes list",
@@ -110,6 +117,8 @@ def test_version(cli: Cli) -> None:
         ("scheduler", "sometimes"),
         ("report", "--json", "--html", "x"),
         ("cancel",),
+        ("wait",),
+        ("job",),
         ("explain",),
         ("status", "--nonesuch"),
     ],
@@ -229,3 +238,13 @@ def test_log_follower_finds_new_events_only(tmp_path: Path) -> None:
     assert found is not None
     assert field_of(found, "metrics") == "http://json:3"
     assert LogFollower(tmp_path / "none.log").find("worker_ready") is None
+
+
+def test_ctrl_c_while_commands_are_imported_ends_without_a_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "alphaloop.cli.app", Interrupted("alphaloop.cli.app"))
+    ran = cli("status")
+    assert (ran.code, ran.out, ran.err) == (130, "", "")

@@ -130,6 +130,21 @@ def test_signals_are_passed_on_once_each(tmp_path: Path) -> None:
         assert parent.stderr.read() == ""
 
 
+def test_the_first_ctrl_c_of_a_measurement_is_answered_at_once(tmp_path: Path) -> None:
+    """Before its process has ended, which here takes two signals."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "mine.jsonl", _COUNTING]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stderr is not None
+        assert parent.stderr.readline().startswith("ready")
+        parent.send_signal(signal.SIGINT)
+        said = [parent.stderr.readline() for _ in range(2)]
+        assert any(line.startswith("stopping after this round") for line in said)
+        assert parent.poll() is None
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(30) == 130
+
+
 @pytest.fixture
 def interrupts() -> Iterator[None]:
     """Children obey SIGINT even if a shell started these tests in the background, where it is ignored."""

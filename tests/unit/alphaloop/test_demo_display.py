@@ -57,6 +57,16 @@ def test_progress_counts_what_came_back() -> None:
     assert legal[-3:] == ["0", "0", "-"]
 
 
+def measured(verdict: str, *bounds: float) -> dict[str, Any]:
+    return {
+        "speedup": dict(zip(("mean", "low", "high"), bounds, strict=True)) if bounds else None,
+        "verdict": verdict,
+        "min_num_draft_tokens": 3,
+        "max_num_draft_tokens": 12,
+        "mean_running": 4.0,
+    }
+
+
 def line(task: str, **over: Any) -> dict[str, Any]:
     estimate = {"mean": 0.712, "low": 0.634, "high": 0.778}
     return {
@@ -68,14 +78,15 @@ def line(task: str, **over: Any) -> dict[str, Any]:
         "reason": max((reason.value for reason in Reason), key=len),
         "alpha_1": estimate,
         "alpha": estimate,
-        "measured": {"speedup": {"mean": 1.423, "low": 1.314, "high": 1.541}, "verdict": "faster"},
+        "alpha_num_draft_tokens": [3, 8],
+        "measured": measured("faster", 1.423, 1.314, 1.541),
         **over,
     }
 
 
 def test_the_table_fits_and_names_every_task() -> None:
     lines = rendered(final_table([line(task) for task in TASKS] + [line("sql")], dict.fromkeys(TASKS, 8)))
-    assert len(lines) == 1 + len(TASKS)  # a header, no folded row, and no task that was not sent
+    assert len(lines) == 1 + 2 * len(TASKS)  # a header, two lines a task, none folded, and no task that was not sent
     assert lines[1].split()[:6] == ["code", "100", "lookup", "8", ".71", "[.63"]
 
 
@@ -89,10 +100,25 @@ def test_a_task_without_evidence_shows_dashes() -> None:
 
 
 def test_a_speed_up_is_shown_once_there_is_a_verdict() -> None:
-    thin = {"speedup": None, "verdict": "no_verdict_yet"}
-    wide = {"speedup": {"mean": 1.1, "low": 0.8, "high": 1.5}, "verdict": "no_verdict_yet"}
+    thin, wide = measured("no_verdict_yet"), measured("no_verdict_yet", 1.1, 0.8, 1.5)
     lines = [line("code"), line("sql", measured=thin), line("math", measured=wide)]
-    code, sql, math = rendered(final_table(lines, dict.fromkeys(("code", "sql", "math"), 8)))[1:4]
+    code, load, sql, math = rendered(final_table(lines, dict.fromkeys(("code", "sql", "math"), 8)))[1:5]
     assert "1.42 [1.31 1.54]" in code
+    assert "k 3-12, 4.0 running" in load
+    assert ".71 k 3-8" in code, "a rate that moves with k names the k of its own jobs, not the one in force"
     assert "no verdict yet" in sql
     assert "no verdict yet" in math
+
+
+def test_a_table_never_says_faster_beside_a_speed_up_that_is_slower() -> None:
+    slower = line("code", reason="faster", measured=measured("slower", 0.8, 0.7, 0.9))
+    unknown = line("sql", reason="faster", measured=None)
+    faster = line("math", reason="faster")
+    found = rendered(final_table([slower, unknown, faster], dict.fromkeys(("code", "sql", "math"), 8)))
+    told = {
+        words[0]: " ".join(words) for row in found if (words := row.split()) and words[0] in ("code", "sql", "math")
+    }
+    assert "expected faster," in told["code"], "the rest of `expected faster, measured slower` is folded"
+    assert told["sql"].endswith("expected faster")
+    assert told["math"].endswith(" faster")
+    assert "expected" not in told["math"]

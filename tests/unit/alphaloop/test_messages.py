@@ -83,10 +83,54 @@ def test_another_payload_is_never_a_conflict_of_derived_ids() -> None:
     assert one.job_id != other.job_id
 
 
-def test_unknown_fields_are_allowed_everywhere() -> None:
-    job = read({"prompt": "x", "user": "u", "nested": {"a": [1]}})
-    assert read({"body": {"prompt": "x", "store": True}}).body.prompt == "x"
+def test_fields_of_data_sets_and_of_clients_are_dropped() -> None:
+    job = read({"prompt": "x", "user": "u", "nested": {"a": [1]}, "source": "s", "task_id": 3, "prompts": ["y"]})
+    assert read({"body": {"prompt": "x", "store": True, "tempreature": None}}).body.prompt == "x"
     assert job.body.messages is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "said"),
+    [
+        (
+            {"body": {"prompt": "x", "tempreature": 0.2}},
+            "body.tempreature",
+            "expected temperature, found 'tempreature'",
+        ),
+        ({"prompt": "x", "tempreature": 0.2}, "tempreature", "expected temperature, found 'tempreature'"),
+        ({"prompt": "x", "max_token": 9}, "max_token", "expected max_tokens"),
+        ({"prompt": "x", "topP": 0.9}, "topP", "expected top_p"),
+        ({"body": {"prompt": "x", "reasoning": "high"}}, "body.reasoning", "expected a field of a job"),
+        ({"body": {"prompt": "x", "a secret text": 1}}, "body", "found a name of other characters"),
+    ],
+)
+def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(
+    fields: dict[str, Any], field: str, said: str
+) -> None:
+    with pytest.raises(InvalidField) as refusal:
+        read(fields)
+    assert refusal.value.field == field
+    assert said in refusal.value.message
+    assert "secret" not in str(refusal.value)
+    assert "worker.ignored_body_fields" in (refusal.value.hint or "")
+
+
+def test_a_setting_lists_the_unknown_fields_that_are_dropped() -> None:
+    value = b'{"body": {"prompt": "x", "reasoning": "high"}}'
+    parse_job(value, Origin("c", "jobs.code", 0, 0), task="code", ignored={"reasoning"})
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (b"nonsense", "expected JSON, found no value at character 0"),
+        (b"{'prompt': 1}", "expected JSON, found no name in double quotes at character 1"),
+        (b'{"prompt": "x"} {}', "expected JSON, found more text behind the value at character 16"),
+    ],
+)
+def test_what_is_no_json_is_said_in_words(value: bytes, said: str) -> None:
+    with pytest.raises(MalformedMessage, match=said):
+        parse_job(value, Origin("c", "jobs.code", 0, 0), task="code")
 
 
 @pytest.mark.parametrize(

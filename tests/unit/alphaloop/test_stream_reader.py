@@ -14,8 +14,19 @@ from hypothesis import strategies as st
 from alphaloop.contract import chunk_schema
 from alphaloop.contract_headers import chunk_headers_schema
 from alphaloop.errors import MalformedMessage
-from alphaloop.messages import Chunk, Status, StreamReader, StreamReaders, chunk_headers, read_chunk, text_chunk
+from alphaloop.messages import (
+    Chunk,
+    ContentReference,
+    Status,
+    StreamReader,
+    StreamReaders,
+    chunk_headers,
+    final_chunk,
+    read_chunk,
+    text_chunk,
+)
 from alphaloop.messages.headers import encoded
+from tests.fixtures.results import succeeded
 
 
 def chunks_of(texts: list[str], *, job_id: str = "j", attempt: int = 1, is_ended: bool = True) -> list[Chunk]:
@@ -69,6 +80,50 @@ def test_streams_of_one_topic_do_not_mix(jobs: list[list[str]], mixed: random.Ra
     for chunk in arrived:
         readers.take(chunk)
     assert [readers[job_id].text for job_id in wanted] == ["".join(texts) for texts in jobs]
+
+
+@given(
+    texts=st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=8),
+    lost=st.sets(st.integers(0, 7)),
+    shuffled=st.randoms(use_true_random=False),
+)
+def test_a_final_chunk_with_the_whole_text_needs_none_before_it(
+    texts: list[str], lost: set[int], shuffled: random.Random
+) -> None:
+    """Whatever is lost, and in whatever order the rest comes: an outage and a dead worker together."""
+    *chunks, final = chunks_of(texts)
+    whole = "".join(texts)
+    arrived = [chunk for chunk in chunks if chunk.seq not in lost] + [replace(final, whole_text=whole)]
+    shuffled.shuffle(arrived)
+    reader, shown = StreamReader(), ""
+    for chunk in arrived:
+        shown += reader.take(chunk)
+        assert whole.startswith(shown)
+    assert (shown, reader.text, reader.end) == (whole, whole, replace(final, whole_text=whole))
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED, Status.EXPIRED])
+def test_a_job_without_a_text_ends_its_stream_also_behind_a_gap(status: Status) -> None:
+    reader = StreamReader()
+    first, _lost, end = chunks_of(["one ", "two "])
+    for chunk in (first, replace(end, status=status)):
+        reader.take(chunk)
+    assert (reader.text, reader.end and reader.end.status) == ("one ", status)
+
+
+def test_a_whole_text_that_is_too_large_for_a_chunk_lies_where_the_final_one_says() -> None:
+    result = succeeded("j", "one two ").model_copy(update={"num_chunks": 2, "num_unacknowledged_chunks": 1})
+    reference = ContentReference.to("s3://b/a", b"one two ")
+    for told in (result, result.model_copy(update={"text": None, "text_ref": reference})):
+        ended = final_chunk(told, model="m")
+        assert ended is not None
+        chunk, value = ended
+        jsonschema.validate(json.loads(value), chunk_schema())
+        assert read_chunk(value, encoded(chunk_headers(chunk, {}))) == chunk
+        reader = StreamReader()
+        reader.take(chunk)
+        assert reader.end == chunk
+        assert (reader.text, chunk.text_ref) == (("one two ", None) if told is result else ("", reference))
 
 
 def test_a_gap_keeps_back_what_comes_after_it_and_the_end() -> None:

@@ -21,7 +21,7 @@ HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 def judged(probes: ProbeHistory) -> Judged:
     found = evidence(probes=probes)
     subject = replace(found.subject, task=probes.task)
-    return Judged(replace(found, subject=subject), tuple(probes.steps()), ())
+    return Judged(replace(found, subject=subject), (), (), tuple(probes.steps()))
 
 
 @pytest.mark.parametrize(

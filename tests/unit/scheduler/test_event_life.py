@@ -28,7 +28,8 @@ class Ledger:
 
     def run(self, found: Evidence, now: datetime) -> list[EventState]:
         """One run; the states that it gave."""
-        judged = Judged(found, tuple(found.probes.steps()), tuple(explain(found)))
+        steps = tuple(found.probes.steps())
+        judged = Judged(found, steps, tuple(explain(found)), steps)
         about = found.subject.task, found.subject.drafter
         made = changes({about: judged}, self.events, lambda finding: 5.0, now, forget_after=FORGET)
         for change in made:
@@ -143,3 +144,13 @@ def test_an_event_older_than_all_measurements_ends() -> None:
     later = evidence(probes=history(measured(91, LOW), measured(92, LOW)))
     assert ledger.run(later, day(90)) == []
     assert ledger.run(later, day(92)) == [EventState.CLOSED]
+
+
+def test_what_was_found_of_a_level_that_is_accepted_meanwhile_opens_nothing() -> None:
+    ledger = Ledger()
+    fallen = evidence(probes=probed(HIGH, LOW))
+    assert ledger.run(fallen, day(1)) == [EventState.OPENED]
+    ledger.events[0] = replace(ledger.events[0], closed_at=day(3), closed_because="accepted", accepted_at=day(3))
+    assert ledger.run(fallen, day(2)) == [], "the run began before"
+    assert ledger.run(fallen, day(4)) == [EventState.OPENED], "a finding after it is another event"
+    assert [event.num_reopened for event in ledger.events] == [0, 0]

@@ -8,11 +8,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Interval
+from alphaloop.measurements import TaskSpend
+from alphaloop.settings import ReportSettings
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
 from scheduler.report import render_page, render_text
 from scheduler.report.accounts import gaps, saved_device_s
-from scheduler.report.wording import MAX_GAPS, gap_lines, probe_spend, saved
+from scheduler.report.cost import cost_line
+from scheduler.report.data import Estimate
+from scheduler.report.wording import MAX_GAPS, cost_of_all, cost_of_jobs, gap_lines, money, probe_spend, saved
 from tests.fixtures.reports import empty, full, task_line
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
@@ -83,3 +87,48 @@ def test_page_and_text_tell_the_same() -> None:
     for told in (saved(report.tasks[0]), probe_spend(report), *gap_lines(report)):
         assert told in text
         assert told in html
+
+
+def test_the_cost_of_jobs_is_their_device_time_at_the_price_of_a_device() -> None:
+    prices = ReportSettings(device_cost_per_hour=3.6, currency="EUR")
+    found = cost_line(TaskSpend(200, 50_000, 1000.0), Estimate(mean=500.0, low=-100.0, high=900.0), prices)
+    assert (found.num_jobs, found.num_tokens, found.device_s) == (200, 50_000, 1000.0)
+    assert found.per_1000_jobs == pytest.approx(5.0), "1,000 s cost 1 EUR, and are 200 jobs"
+    assert found.per_million_tokens == pytest.approx(20.0)
+    assert found.saved is not None
+    assert (found.saved.mean, found.saved.low, found.saved.high) == pytest.approx((0.5, -0.1, 0.9))
+
+
+def test_without_a_price_a_job_or_a_verdict_there_is_no_amount() -> None:
+    prices, saved_s = ReportSettings(device_cost_per_hour=3.6), Estimate(mean=1.0, low=0.0, high=2.0)
+    unpriced = cost_line(TaskSpend(200, 50_000, 1000.0), saved_s, ReportSettings())
+    assert (unpriced.device_s, unpriced.per_1000_jobs, unpriced.per_million_tokens, unpriced.saved) == (
+        1000.0, None, None, None,
+    )  # fmt: skip
+    empty_handed = cost_line(TaskSpend(1, 0, 2.0), None, prices)
+    assert empty_handed.per_1000_jobs == pytest.approx(2.0)
+    assert (empty_handed.per_million_tokens, empty_handed.saved) == (None, None)
+
+
+def test_amounts_are_readable_and_carry_their_currency() -> None:
+    shown = [money(amount, "EUR") for amount in (1234.5, 0.0, 0.00123, -0.25, -12.0)]
+    assert shown == ["1,234.50 EUR", "0.00 EUR", "0.0012 EUR", "-0.25 EUR", "-12.00 EUR"]
+    assert money(1.0, "") == "1.00"
+
+
+def test_text_and_page_tell_the_same_cost() -> None:
+    report = full(tasks=("code",))
+    told = "0.93 EUR per 1,000 jobs, 3.62 EUR per million tokens; saved 1.60 EUR [0.069 3.82] in the last day"
+    assert cost_of_jobs(report.tasks[0], "EUR") == told
+    assert told in " ".join(render_text(report).split())
+    page = render_page(report)
+    for part in ("0.93 EUR", "3.62 EUR", "saved 1.60 EUR [0.069 3.82] in the last day", cost_of_all(report)):
+        assert part in page
+    assert "5,000 device seconds, at 2.50 EUR an hour 3.47 EUR, of which probes 0.028 EUR." in cost_of_all(report)
+
+
+def test_without_a_price_text_and_page_say_which_setting_is_missing() -> None:
+    report = full().model_copy(update={"device_cost_per_hour": None})
+    for told in (render_text(report), render_page(report)):
+        assert "Not set: report.device_cost_per_hour" in told
+        assert "per million tokens" not in told.lower()

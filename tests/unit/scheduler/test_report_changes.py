@@ -139,10 +139,13 @@ def test_a_draft_whose_status_changed() -> None:
     active = before.drafts[0].model_copy(update={"status": "active", "status_reason": ""})
     fell = before.model_copy(update={"drafts": (active,)})
     assert told(fell, later(before.model_copy(update={"drafts": before.drafts})))[0][1].startswith(
-        "lookup rrrrrrrrrrrr for target tttttttttttt is stale, was active: "
+        f"lookup {active.draft_revision} for target {active.target_revision} is stale, was active: "
     )
     (new,) = told(before.model_copy(update={"drafts": ()}), later(fell))
-    assert new == (ChangeKind.DRAFT, "lookup rrrrrrrrrrrr for target tttttttttttt is new and active.")
+    assert new == (
+        ChangeKind.DRAFT,
+        f"lookup {active.draft_revision} for target {active.target_revision} is new and active.",
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ def jobs(first: datetime, num_jobs: int, accepts: int = 8) -> list[DecodedJob]:
 
 
 def probe(at: datetime, *, draft: str = "draft-1", task: str = "code", accepts: int = 6) -> ProbeResult:
-    return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (accepts,), 20, 1.0)
+    return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (accepts,))
 
 
 def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> Counts:
-    return Counts(NOW - 10 * HOUR, NOW, streams, probes)
+    return Counts(NOW - 10 * HOUR, NOW, streams, probes, {})
 
 
 def test_every_revision_is_in_it_and_marked_where_it_was_new() -> None:

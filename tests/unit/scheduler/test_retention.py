@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import BrokerUnavailable
-from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import ClaimCheckSettings, SchedulerSettings
 from alphaloop.store.retention import TABLES, Dropped
 from scheduler.report.files import drop_reports
 from scheduler.retention import MessageRetention, Retention
@@ -28,6 +31,9 @@ class Store:
     def drop_jobs(self, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
         return self.drop("jobs", before, time_is_up)
 
+    def drop_texts(self, before: datetime, time_is_up: Callable[[], bool], delete: Callable[[str], None]) -> Dropped:
+        return self.drop("stored_texts", before, time_is_up)
+
     def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
         if time_is_up():
             return Dropped(0, is_all=False)
@@ -42,6 +48,35 @@ def keep(
     dials = SchedulerSettings.model_validate(settings)
     Retention(store, dials, folder, message_retention, clock=clock).keep(NOW)  # type: ignore[arg-type]
     return store.asked
+
+
+def prompt_of(folder: Path, name: str, *, days: float) -> Path:
+    """A prompt that `alphaloop enqueue` wrote so long ago."""
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    path = folder / "bodies" / digest[:2] / f"{digest}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}", encoding="utf-8")
+    written = (NOW - days * DAY).timestamp()
+    os.utime(path, (written, written))
+    return path
+
+
+def test_prompts_outside_kafka_are_kept_twice_as_long_as_jobs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A dead letter is sent again with the prompt of its first message."""
+    folder = tmp_path / "contents"
+    old, young = prompt_of(folder, "old", days=60.1), prompt_of(folder, "young", days=59.9)
+    mine = folder / "bodies" / "mine.json"
+    mine.write_text("{}", encoding="utf-8")
+    os.utime(mine, (0, 0))
+    settings, store = SchedulerSettings(jobs_retention_days=30), Store()
+    contents = ContentStore.of(ClaimCheckSettings(url=str(folder)))
+    retention = Retention(store, settings, tmp_path, lambda: 14 * DAY, contents)  # type: ignore[arg-type]
+    retention.keep(NOW)
+    assert [path.exists() for path in (old, young, mine)] == [False, True, True]
+    assert store.asked["stored_texts"] == 30 * DAY
+    folder.rename(tmp_path / "unmounted")
+    retention.keep(NOW)
+    assert "texts and prompts were not deleted: there is no file://" in caplog.text
 
 
 def test_each_table_has_its_age(tmp_path: Path) -> None:
@@ -78,7 +113,7 @@ def test_a_broker_that_does_not_answer_keeps_every_job(tmp_path: Path) -> None:
 def test_a_run_deletes_for_a_bounded_time(tmp_path: Path) -> None:
     seconds = iter([0.0, 59.0, 119.0, *[120.0] * 20])
     asked = keep(tmp_path, lambda: DAY, lambda: next(seconds), retention_max_s=120.0)
-    assert list(asked) == ["decisions", "probe_runs"]
+    assert list(asked) == ["decisions", "expectation_pairs"]
 
 
 def test_report_files_go_by_the_time_in_their_name(tmp_path: Path) -> None:

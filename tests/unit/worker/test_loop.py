@@ -142,6 +142,7 @@ class Turning:
                 LengthsTogether(lambda: CostTable(())),
                 lambda: NOW,
             ),
+            presence=SimpleNamespace(started=nothing, stepped=nothing, say_when_due=nothing, leave=nothing),
             leases=SimpleNamespace(cancelled=lambda: self.asked_to_end, let_go=nothing, held=lambda: dict(self.held)),
             decider=SimpleNamespace(decide_each=self._decide, count_scored=nothing, save=nothing),
             costs=SimpleNamespace(observe=nothing, save=nothing, save_when_due=nothing),

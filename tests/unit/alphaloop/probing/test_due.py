@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.probing.due import Due, TaskHour, Why, find_due
-from alphaloop.probing.plan import PRIOR_JOB_DEVICE_S, make_plan
+from alphaloop.probing.due import Due, TaskTraffic, Why, find_due
+from alphaloop.probing.plan import PRIOR_JOB_DEVICE_S, SCORE_SHARE, make_plan
 from tests.fixtures.probes import probe_set
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -26,7 +26,9 @@ def due(
     *,
     drafters: Mapping[str, datetime] | None = None,
     alarms: Mapping[tuple[str, str], datetime] | None = None,
-    traffic: Sequence[TaskHour] = (),
+    traffic: Sequence[TaskTraffic] = (),
+    scorable: Collection[str] = (),
+    incidents: Collection[tuple[str, str]] = (),
 ) -> list[Due]:
     return find_due(
         [CODE, SQL],
@@ -37,6 +39,8 @@ def due(
         alarms=alarms or {},
         traffic=traffic,
         change_jobs=CHANGE_JOBS,
+        scorable=scorable,
+        incidents=incidents,
     )
 
 
@@ -85,8 +89,8 @@ def test_alarms_come_first_and_new_things_before_old_ones() -> None:
 
 def test_what_is_at_stake_is_unchecked_traffic() -> None:
     """D · (1 - exp(-N / change_jobs)) over the hours since the last measurement."""
-    traffic = [TaskHour("sql", NOW - h * HOUR, 10, 20.0) for h in range(1, 101)]
-    traffic += [TaskHour("code", NOW - HOUR, 5, 1.0)]
+    traffic = [TaskTraffic("sql", NOW - h * HOUR, 10, 20.0) for h in range(1, 101)]
+    traffic += [TaskTraffic("code", NOW - HOUR, 5, 1.0)]
     last = measured(80) | {("sql", "tiny"): NOW - 90 * HOUR}
     found = due(last, traffic=traffic)
     assert [(one.task, one.drafter) for one in found] == [
@@ -99,10 +103,35 @@ def test_what_is_at_stake_is_unchecked_traffic() -> None:
     assert found[1].at_stake_device_s == pytest.approx(80 * 20.0 * (1 - math.exp(-800 / CHANGE_JOBS)))
 
 
+def test_only_what_is_merely_old_is_scored() -> None:
+    def scored(found: Sequence[Due]) -> set[tuple[str, str]]:
+        return {(one.task, one.drafter) for one in found if one.is_scored}
+
+    both = ("lookup", "tiny")
+    assert scored(due({}, scorable=both)) == set(), "new"
+    assert scored(due(measured(80))) == set(), "cannot be"
+    assert scored(due(measured(80), scorable=["tiny"])) == {("code", "tiny"), ("sql", "tiny")}
+    drift = {("code", "tiny"): NOW - 90 * HOUR}
+    assert scored(due(measured(80), scorable=["tiny"], alarms=drift)) == {("sql", "tiny")}, "drift is still open"
+    wrong = [("code", "tiny"), ("sql", "")]
+    assert scored(due(measured(80), scorable=both, incidents=wrong)) == {("code", "lookup")}
+
+
+def test_a_scored_measurement_costs_its_controls_a_share_of_probes_and_the_scores() -> None:
+    old = due(measured(25), scorable=["lookup", "tiny"])
+    assert [one.task for one in old] == ["code", "code"]
+    first, second = make_plan(old, {"code": 2.0}, {"code": 8, "sql": 1}, 100.0, 0.25).measurements
+    assert (first.num_prompts, first.num_decoded) == (8, 2)
+    assert first.device_s == pytest.approx(2.0 * (8 + 2 + 6 * SCORE_SHARE))
+    assert second.device_s == pytest.approx(2.0 * (2 + 6 * SCORE_SHARE)), "the controls are paid for"
+    (alone,) = make_plan(old[:1], {"code": 2.0}, {"code": 1}, 100.0, 0.0).measurements
+    assert alone.num_decoded == 1, "the watch over exactness has a pair in every run"
+
+
 @given(st.floats(0, 500), st.dictionaries(st.sampled_from(["code", "sql"]), st.floats(0.1, 20)))
 def test_the_budget_is_kept_and_a_measurement_is_whole(budget: float, seconds: dict[str, float]) -> None:
     num_prompts = {"code": 4, "sql": 1}
-    plan = make_plan(due({}), seconds, num_prompts, budget)
+    plan = make_plan(due({}), seconds, num_prompts, budget, 0.25)
     assert [one.due for one in plan.measurements] == due({})
     per_prompt = {task: seconds.get(task, PRIOR_JOB_DEVICE_S) for task in num_prompts}
     cost = sum(per_prompt[d.task] * num_prompts[d.task] for d in plan.chosen)
@@ -116,6 +145,6 @@ def test_the_budget_is_kept_and_a_measurement_is_whole(budget: float, seconds: d
 
 
 def test_what_does_not_fit_does_not_hold_back_what_does() -> None:
-    plan = make_plan(due({}), {"code": 100.0, "sql": 1.0}, {"code": 1, "sql": 1}, 10.0)
+    plan = make_plan(due({}), {"code": 100.0, "sql": 1.0}, {"code": 1, "sql": 1}, 10.0, 0.25)
     assert [d.task for d in plan.chosen] == ["sql", "sql"]
     assert [one.due.task for one in plan.waiting] == ["code", "code"]

@@ -10,7 +10,8 @@ import pytest
 
 from alphaloop.switchback.slices import Phase, Slice, Stratum, Treatment
 from alphaloop.switchback.speedup import Verdict, measured_speedup
-from alphaloop.switchback.strata import collapsed, compared_blocks
+from alphaloop.switchback.strata import ComparedBlock, collapsed, compared_blocks
+from alphaloop.switchback.time_ratio import time_ratios
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFT = Treatment("draft", 3)
@@ -262,3 +263,27 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
         num_covered += found.low <= 1.6 <= found.high
     # 95 % of 200 are 190; three standard deviations are 9.
     assert math.isclose(num_covered, 190, abs_tol=9)
+
+
+def test_one_block_of_another_load_does_not_run_away_with_the_fit() -> None:
+    """Two slopes of one odd block: a simulated burst, whose fit ended at a ratio of 0."""
+    round_s = {Phase.BEFORE: (0.239, 0.233, 0.232, 0.242, 0.249, 0.274, 0.254, 0.289)}
+    round_s[Phase.AFTER] = (0.227, 0.259, 0.228, 0.221, 0.242, 0.269, 0.266, 0.36)
+    proposed = {Phase.BEFORE: (0.112,) * 7 + (-0.638,), Phase.AFTER: (0.112,) * 7 + (-0.43,)}
+    load = {Phase.BEFORE: -0.765, Phase.AFTER: -0.571}
+
+    def window(block: int, phase: Phase) -> Slice:
+        of_log = round_s[phase][block]
+        one = one_slice(block, phase, round_s=0.01 * math.exp(of_log), proposed_per_round=4 + proposed[phase][block])
+        if block < 7:
+            return replace(one, sum_running=64)
+        return replace(one, sum_running=round(430 * math.exp(load[phase])))
+
+    blocks = []
+    for block in range(8):
+        control = one_slice(block, Phase.CONTROL, round_s=0.01)
+        control = replace(control, sum_running=64 if block < 7 else 430)
+        blocks.append(ComparedBlock(window(block, Phase.BEFORE), control, window(block, Phase.AFTER)))
+    found = time_ratios(blocks, [0] * 8, [4.0])
+    assert found.ratio[0] == pytest.approx(math.exp(0.25), rel=0.05)
+    assert abs(found.influence).max() < 1

@@ -44,8 +44,11 @@ def test_a_package_with_two_models_is_ambiguous(package: Path) -> None:
 
 
 def test_a_package_that_is_not_installed_is_named() -> None:
-    with pytest.raises(ModelNotFound, match="no installed package no_such_model"):
+    with pytest.raises(ModelNotFound, match="no installed package no_such_model") as refusal:
         find_weights("package:no_such_model")
+    assert "no_such_model" not in (refusal.value.hint or "").replace("-", "_"), (
+        "nobody is told to install what was typed"
+    )
 
 
 @pytest.mark.parametrize("source", ["./nowhere", "/nowhere/model", "~/nowhere", "nowhere.gguf"])

@@ -49,6 +49,7 @@ def test_a_chunk_is_settled_by_its_acknowledgement_and_not_by_being_sent() -> No
     assert (one.stream.num_settled, one.sender.has_under_way) == (0, True)
     one.client.poll(0.0)
     assert (one.stream.is_settled, one.stream.num_settled, one.sender.has_under_way) == (True, 2, False)
+    assert one.stream.num_unacknowledged == 0
 
 
 @pytest.mark.parametrize("error", [TopicUnavailable("no topic"), MessageTooLarge("large")])
@@ -58,6 +59,7 @@ def test_a_chunk_that_is_dropped_is_settled_and_counted(error: BrokerError, is_t
     one.sender.send([one.chunk()])
     one.client.poll(0.0)
     assert (one.stream.is_settled, one.sender.has_under_way, one.dropped) == (True, False, [error.code])
+    assert one.stream.num_unacknowledged == 1, "readers never see it"
 
 
 @pytest.mark.parametrize("is_told_at_once", [True, False])
@@ -70,6 +72,7 @@ def test_a_chunk_that_an_outage_kept_back_is_settled_once_it_was_sent_again(is_t
     assert (one.stream.is_settled, one.sender.has_under_way) == (False, True)
     one.client.poll(0.0)
     assert (one.stream.num_settled, one.sender.has_under_way) == (1, False)
+    assert one.stream.num_unacknowledged == 0
 
 
 @pytest.mark.parametrize("then", [None, MessageTooLarge("large")])
@@ -82,6 +85,7 @@ def test_a_chunk_that_is_sent_again_with_the_end_of_a_stream_is_settled_once(the
     one.sender.end([final])
     assert [message.value for message in one.client.sent] == [kept.value, kept.value, b"end", kept.value]
     assert (one.stream.num_settled, one.sender.has_under_way) == (1, False)
+    assert one.stream.num_unacknowledged == (then is not None)
 
 
 def test_a_chunk_for_which_there_is_no_room_is_dropped_and_settled(monkeypatch: pytest.MonkeyPatch) -> None:

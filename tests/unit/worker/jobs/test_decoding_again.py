@@ -28,7 +28,10 @@ class Claims:
         claiming = Claiming(self, owner="w", lease_s=30.0, max_attempts=3)  # type: ignore[arg-type]
         self.again = DecodingAgain(claiming, self, Retry(hurry))  # type: ignore[arg-type]
 
-    def claim(self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int) -> list[Claim]:
+    def claim(
+        self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int, alone: bool
+    ) -> list[Claim]:
+        assert alone, "the worker holds the claim already"
         self.asked += [request.job_id for request in requests]
         if len(self.asked) <= self._num_errors:
             raise StoreUnavailable

@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
+from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
-from worker.jobs import recording
+from worker.jobs import outcomes, recording
+from worker.jobs.claiming import ClaimedJob
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publications import Publication, PublishingQueue, Recorded
 from worker.jobs.recording import GATHER_S, EndedJob, Recorder
@@ -145,10 +147,11 @@ def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_oth
         turn = pool.submit(one.recorder.turn, WAIT_S)
         assert turn.result(WAIT_S / 2) == 0, "the recorder looks at what it holds before the idle wait is over"
     assert len(one.recorder) == 1, "a drain waits for it"
-    chunk.settle()
+    chunk.settle(is_acknowledged=True)
     assert one.recorder.turn(0.0) == 1
     assert one.recorder.turn(0.0) == 0
     assert (one.store.transactions, len(one.recorder)) == ([["j2"], ["j1"]], 0)
+    assert unacknowledged(one) == {"j1": None, "j2": None}
 
 
 @pytest.mark.parametrize("is_hurried", [True, False])
@@ -156,14 +159,42 @@ def test_the_outcome_of_a_stream_that_is_never_settled_is_recorded_too(is_hurrie
     one = Recording()
     claimed = claimed_job("j1", stream=True)
     assert claimed.stream is not None
-    claimed.stream.add("word ", created=0, model="target")
-    one.recorder.put([ended_job(claimed)])
+    for _ in range(3):
+        chunk = claimed.stream.add("word ", created=0, model="target")
+    chunk.settle(is_acknowledged=True)
+    one.recorder.put([cancelled(claimed)])
     assert (one.recorder.turn(0.0), one.store.transactions) == (0, [])
     if is_hurried:
         one.hurry.set()
     else:
         one.now += MOST_HELD_S
     assert (one.recorder.turn(0.0), one.store.transactions) == (1, [["j1"]])
+    assert unacknowledged(one) == {"j1": 2}, "the result tells, so that the final chunk has the whole text"
+
+
+def test_a_dropped_chunk_is_told_of_and_not_waited_for() -> None:
+    one = Recording()
+    claimed = claimed_job("j1", stream=True)
+    assert claimed.stream is not None
+    claimed.stream.add("word ", created=0, model="target").settle(is_acknowledged=False)
+    one.recorder.put([cancelled(claimed)])
+    assert one.recorder.turn(0.0) == 1
+    assert unacknowledged(one) == {"j1": 1}
+
+
+def unacknowledged(one: Recording) -> dict[str, int | None]:
+    """What the published results tell of chunks that may be missing, by job."""
+    published = [recorded for recorded in one.published() if isinstance(recorded, Recorded)]
+    messages = [message for recorded in published for message in recorded.messages]
+    return {
+        (message.key or b"").decode(): json.loads(message.value).get("num_unacknowledged_chunks")
+        for message in messages
+    }
+
+
+def cancelled(claimed: ClaimedJob) -> EndedJob:
+    """The job with a real result."""
+    return EndedJob(claimed, outcomes.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW))
 
 
 def test_while_one_group_is_committed_the_next_one_gathers() -> None:

@@ -9,13 +9,13 @@ from uuid import uuid4
 import pytest
 
 from alphaloop.cost import CostTable
-from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.messages import Mode
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
-from alphaloop.switchback.slices import Phase
+from alphaloop.switchback.slices import Phase, Slice
 from alphaloop.switchback.speedup import measured_speedup
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, claimed_job
@@ -104,6 +104,23 @@ def test_the_slices_tell_the_speed_up_of_the_engine() -> None:
     vanilla_ms, round_ms = 10.0 + 0.1 + 0.0256, 10.0 + 0.4 + 0.0256 + 0.4
     assert 0.92 < found.decoding.mean / (tokens * vanilla_ms / round_ms) < 1.0
     assert found.decoding.high - found.decoding.low < 0.3
+
+
+def test_the_slices_carry_what_the_decisions_expected_of_the_drafter_they_run_with() -> None:
+    promised = replace(LOOKUP, alternatives=(Alternative("lookup", 3, 2.9, 10.0, 1.6, 1.4, 1.9),))
+    other = replace(LOOKUP, alternatives=(Alternative("lookup", 3, 2.0, 10.0, 1.2, 1.0, 1.5),))
+    by_load = replace(VANILLA, settings_by_running=(DraftSetting("lookup", 3),))
+    world = World(("code", promised), ("code", other), ("sql", by_load))
+    for _ in range(400):
+        world.turn()
+    by_task: dict[str, list[Slice]] = {}
+    for one in (one.slice for one in world.slices if one.slice.phase is not Phase.CONTROL):
+        by_task.setdefault(one.task, []).append(one)
+    for one in by_task["code"]:
+        assert one.expected_sequence_s == pytest.approx(one.sequence_s + one.prompt_sequence_s)
+        means = one.expected_vanilla_s, one.expected_low_s, one.expected_high_s, one.uncorrected_vanilla_s
+        assert [mean / one.expected_sequence_s for mean in means] == pytest.approx([1.4, 1.2, 1.7, 1.4])
+    assert all(one.expected_sequence_s == 0 for one in by_task["sql"]), "its decision expected nothing of a drafter"
 
 
 def test_without_a_control_share_nobody_is_paused() -> None:

@@ -35,9 +35,9 @@ def test_an_outcome_waits_until_every_chunk_is_settled_and_then_no_longer() -> N
     one = Holding()
     ended, (first, second) = streamed("j1", num_chunks=2)
     assert one.pass_on(ended) == []
-    first.settle()
+    first.settle(is_acknowledged=True)
     assert (one.pass_on(), len(one.streams), one.streams.num_bytes) == ([], 1, 10)
-    second.settle()
+    second.settle(is_acknowledged=True)
     assert one.pass_on() == ["j1"]
     assert (one.streams.num_held, one.streams.num_bytes, len(one.streams)) == (0, 0, 1), "in hand"
     assert (one.pass_on(), len(one.streams)) == ([], 0)
@@ -47,7 +47,7 @@ def test_jobs_that_are_not_streamed_or_whose_streams_are_settled_pass_those_that
     one = Holding()
     waits, _ = streamed("waits")
     settled, (chunk,) = streamed("settled")
-    chunk.settle()
+    chunk.settle(is_acknowledged=True)
     empty, _ = streamed("empty", num_chunks=0)
     assert sorted(one.pass_on(waits, ("plain", None, 10), settled, empty)) == ["empty", "plain", "settled"]
     assert one.streams.num_held == 1

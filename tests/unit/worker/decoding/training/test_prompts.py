@@ -48,7 +48,7 @@ def test_prompts_are_tokenized_as_when_served(tmp_path: Path, tiny_tokenizer: An
         ('{"task": "code", "prompt": "a", "temperature": 9}', r"prompts.jsonl:1: body.temperature"),
         ('{"prompt": "a"}', r"prompts.jsonl:1: task"),
         ('{"task": "unknown", "prompt": "a"}', r"prompts.jsonl:1: task: no task 'unknown'"),
-        ("\n\n", "at least one prompt"),
+        ("\n\n", "no line with text"),
     ],
 )
 def test_a_wrong_file_says_where(tmp_path: Path, tiny_tokenizer: Any, content: str, said: str) -> None:

@@ -1,0 +1,44 @@
+"""`alphaloop env`: the addresses of the servers as variables of a shell, for programs that are not alphaloop's."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.screen import print_json
+
+EXAMPLE: Final = "alphaloop env"
+
+
+def env(
+    context: typer.Context,
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+) -> None:
+    """Print KAFKA_BOOTSTRAP_SERVERS and DATABASE_URL of the running servers, to be evaluated by a shell.
+
+    In a shell: eval "$(alphaloop env)", and then psql "$DATABASE_URL" or kcat -b $KAFKA_BOOTSTRAP_SERVERS -L.
+    DATABASE_URL holds the password, so keep the output out of logs.
+    """
+    settings = connected_settings(context)
+    assert settings.kafka.bootstrap_servers and settings.postgres.url  # noqa: S101, PT018 - connected
+    found = {
+        "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers,
+        "DATABASE_URL": settings.postgres.url.get_secret_value(),
+    }
+    if as_json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+
+
+def command_for(data_dir: Path) -> str:
+    """What a person types to have the addresses in a shell."""
+    beside = Path(sys.executable).with_name("alphaloop")
+    program = shlex.join([str(beside) if beside.exists() else "alphaloop", "--data-dir", str(data_dir), "env"])
+    return f'eval "$({program})"'

@@ -1,0 +1,186 @@
+"""Where jobs are: in Kafka, with a worker, ended, refused, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from alphaloop.cli.outcomes import Refusal, reason_of
+from alphaloop.cli.refusals import refusals_of
+from alphaloop.kafka.backlog import Message, Search, search
+from alphaloop.messages import Result
+from alphaloop.messages.topics import retry_delay_s
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.known_jobs import ClaimedJob, claimed_jobs
+
+
+class Place(StrEnum):
+    """Where a job is."""
+
+    WAITING = "waiting"  #: in Kafka: no worker has claimed it, or one gave it back
+    HELD = "held"  #: a worker has claimed it and does not decode it yet
+    RUNNING = "running"  #: a worker decodes it
+    LEFT = "left"  #: its worker died or lost the lease: the next one takes it over
+    ENDED = "ended"  #: its outcome is recorded
+    REFUSED = "refused"  #: its message became a dead letter
+    UNKNOWN = "unknown"  #: none of these
+
+
+#: A worker tells every two seconds which jobs it decodes; after this long without a word that says nothing any more.
+_SILENCE: Final = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """One job: where it is, and what told so."""
+
+    job_id: str
+    place: Place
+    claimed: ClaimedJob | None = None
+    message: Message | None = None
+    refusal: Refusal | None = None
+    is_search_complete: bool = True  #: whether all of Kafka's backlog was read, where that matters
+
+    @property
+    def result(self) -> Result | None:
+        """The recorded outcome."""
+        outcome = self.claimed.outcome if self.claimed else None
+        return None if outcome is None else Result.decode(outcome.encode())
+
+    def sentence(self) -> str:
+        """Where it is, in words."""
+        match self.place:
+            case Place.WAITING:
+                return _waiting(self.message, self.claimed)
+            case Place.ENDED if (result := self.result) is not None and self.claimed is not None:
+                when = f" at {_time(self.claimed.finished_at)}" if self.claimed.finished_at else ""
+                tokens = f", {result.usage.completion_tokens} tokens" if result.usage else ""
+                return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
+            case Place.REFUSED if self.refusal is not None:
+                return f"refused{_because(reason_of(self.refusal))}"
+            case Place.UNKNOWN:
+                return _unknown(is_search_complete=self.is_search_complete)
+        assert self.claimed is not None  # noqa: S101 - every other place is a claim's
+        return _with_worker(self.place, self.claimed)
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        found: dict[str, Any] = {"job_id": self.job_id, "place": self.place.value, "sentence": self.sentence()}
+        if (message := self.message) is not None:
+            found |= {"task": message.task, "topic": message.topic, "partition": message.partition}
+            found |= {"offset": message.offset, "num_before": message.num_before, "sent_at": _sent_at(message)}
+        if (claimed := self.claimed) is not None:
+            found |= {"task": claimed.task, "status": claimed.status, "attempt": claimed.attempt}
+            found |= {"worker": claimed.owner, "lease_expires_at": claimed.lease_expires_at}
+            found |= {"claimed_at": claimed.created_at, "finished_at": claimed.finished_at}
+            found |= {"num_tokens": claimed.num_tokens, "num_crashes": claimed.num_crashes}
+            found |= {"num_failures": claimed.num_failures, "is_cancelling": claimed.is_cancelling}
+        if (result := self.result) is not None:
+            found |= {"num_tokens": result.usage.completion_tokens if result.usage else None}
+            found |= {"error": result.error.model_dump(exclude_none=True)} if result.error else {}
+        return found | (self.refusal.as_json() if self.refusal else {})
+
+
+def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
+    """Where each of the jobs is. Reads the backlog and the dead letters for those that no worker has claimed.
+
+    Raises StoreError and BrokerError.
+    """
+    claimed = claimed_jobs(database, job_ids)
+    left = [job_id for job_id in job_ids if job_id not in claimed or _waits_again(claimed[job_id])]
+    found = search_for(settings, left)
+    messages = {message.job_id: message for message in found.messages}
+    missing = [job_id for job_id in left if job_id not in messages]
+    if missing:  # a worker may have claimed them meanwhile
+        claimed |= claimed_jobs(database, missing)
+    refused = refusals_of(settings.kafka, [job_id for job_id in missing if job_id not in claimed])
+    return [
+        _place(job_id, claimed.get(job_id), messages.get(job_id), refused.get(job_id), found.is_complete)
+        for job_id in job_ids
+    ]
+
+
+def search_for(settings: Settings, job_ids: Collection[str]) -> Search:
+    """The unfinished messages of these jobs."""
+    if not job_ids:
+        return Search((), is_complete=True)
+    wanted = frozenset(job_ids)
+    return search(settings.kafka, lambda job_id, _: job_id in wanted, num=len(wanted))
+
+
+def _place(
+    job_id: str, claimed: ClaimedJob | None, message: Message | None, refusal: Refusal | None, is_complete: bool
+) -> Whereabouts:
+    if claimed is not None and not _waits_again(claimed):
+        return Whereabouts(job_id, _place_of(claimed), claimed)
+    if message is not None or claimed is not None:
+        return Whereabouts(job_id, Place.WAITING, claimed, message)
+    if refusal is not None:
+        return Whereabouts(job_id, Place.REFUSED, refusal=refusal)
+    return Whereabouts(job_id, Place.UNKNOWN, is_search_complete=is_complete)
+
+
+def _waits_again(claimed: ClaimedJob) -> bool:
+    """Whether the claim was given back, so that the message waits in Kafka for another one."""
+    return claimed.outcome is None and claimed.owner is None
+
+
+def _place_of(claimed: ClaimedJob) -> Place:
+    if claimed.outcome is not None:
+        return Place.ENDED
+    if not claimed.is_held:
+        return Place.LEFT
+    return Place.RUNNING if claimed.num_tokens is not None else Place.HELD
+
+
+def _waiting(message: Message | None, claimed: ClaimedJob | None) -> str:
+    again = f"; it has failed {_times(claimed.num_failures)}" if claimed and claimed.num_failures else ""
+    if message is None:
+        return f"waits in Kafka: a worker gave it back{again}"
+    sent = f", sent at {_time(at)}" if (at := _sent_at(message)) else ""
+    place = f"{message.topic}, partition {message.partition}, offset {message.offset}"
+    if delay_s := retry_delay_s(message.topic):
+        return f"waits {delay_s} s to be tried again ({place}{sent}){again}"
+    before = (
+        f"behind {message.num_before} messages of its partition" if message.num_before else "first in its partition"
+    )
+    return f"waits in Kafka, {before} ({place}{sent}){again}"
+
+
+def _with_worker(place: Place, claimed: ClaimedJob) -> str:
+    until = f"its lease runs until {_time(claimed.lease_expires_at)}" if claimed.lease_expires_at else "without a lease"
+    cancelling = "; its cancellation was asked for" if claimed.is_cancelling else ""
+    attempt = f", attempt {claimed.attempt}" if claimed.attempt > 1 else ""
+    if place is Place.LEFT:
+        return f"{claimed.owner} had it{attempt} and is gone: the next worker takes it over{cancelling}"
+    if place is Place.RUNNING and claimed.silence is not None:
+        said = "" if claimed.silence < _SILENCE else f" {claimed.silence.total_seconds():.0f} s ago"
+        return f"is decoded by {claimed.owner}{attempt}: {claimed.num_tokens} tokens so far{said}; {until}{cancelling}"
+    return f"is held by {claimed.owner}{attempt} and waits there for a free slot; {until}{cancelling}"
+
+
+def _unknown(*, is_search_complete: bool) -> str:
+    if is_search_complete:
+        return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
+    return "unknown: no worker has seen it; it may wait in Kafka, whose backlog is too long to be read through"
+
+
+def _because(reason: str | None) -> str:
+    return "" if reason is None else f", {reason}"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _sent_at(message: Message) -> datetime | None:
+    ms = message.timestamp_ms
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _time(when: datetime | None) -> str:
+    return "-" if when is None else when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,51 @@
+"""What those who signed in may do: each action is a form of a page."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote
+
+from starlette.requests import Request
+
+from alphaloop.console.page import WrongRequest
+from alphaloop.console.sessions import Session
+from alphaloop.console.sources import Sources
+from alphaloop.kafka.cancelling import request_cancellation
+from alphaloop.store.drift_events import DriftEventStore
+
+log = logging.getLogger(__name__)
+
+Fields = Mapping[str, str]
+#: Carries an action out, and returns the address of the page that shows what came of it.
+Action = Callable[[Sources, Session, Request, Fields], str]
+_MAX_NOTE_CHARS: Final = 2000
+
+
+def acknowledge(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Take note of an open drift event, as `alphaloop drift ack` does. Raises NoSuchEvent."""
+    event_id, by, note = request.path_params["event"], fields.get("by", "").strip(), fields.get("note", "").strip()
+    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
+        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
+    DriftEventStore(sources.database).acknowledge(min(event_id, 2**63 - 1), by, note, datetime.now(UTC))
+    _log(session, "drift_acknowledged", f"drift event {event_id}")
+    return f"/drift/{event_id}"
+
+
+def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Ask the workers to cancel a job, as `alphaloop cancel` does. Raises BrokerError."""
+    job_id = fields.get("id", "")
+    if not 0 < len(job_id) <= 200:
+        raise WrongRequest("expected the id of a job")
+    request_cancellation(sources.settings.kafka, [job_id])
+    _log(session, "job_cancelled", f"job {job_id}")
+    return f"/job?id={quote(job_id, safe='')}&asked=cancel"
+
+
+ACTIONS: Final[Mapping[str, Action]] = {"/drift/{event:int}/acknowledge": acknowledge, "/job/cancel": cancel}
+
+
+def _log(session: Session, action: str, about: str) -> None:
+    log.info("%s, by %s in the console", about, session.username, extra={"action": action})

@@ -1,0 +1,98 @@
+"""Figures that take long to read: shown as they were read last, with their age, and read anew in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, TypeVar
+
+from alphaloop.errors import AlphaloopError
+
+T = TypeVar("T")
+
+#: A page waits so long for a first reading, and then shows that it is under way.
+PATIENCE_S: Final = 0.15
+#: What takes long is read seldom: the pause is at least so many times the last reading.
+_PAUSE_OVER_READING: Final = 5.0
+_MAX_KEPT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """A value as it was read last. `value` is None before the first reading has ended."""
+
+    value: T | None
+    read_at: datetime | None
+    error: str | None  #: why the newest reading failed
+
+
+@dataclass(slots=True)
+class _Kept:
+    value: Any = None
+    read_at: datetime | None = None
+    error: str | None = None
+    due: float = 0.0
+    under_way: Future[None] | None = None
+
+
+class Remembered:
+    """Keeps the newest reading of each key. One key is read by one thread at a time. Threads share it."""
+
+    def __init__(
+        self,
+        max_age_s: float,
+        *,
+        num_threads: int = 3,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A reading that is older than `max_age_s` is repeated when somebody asks for it."""
+        self._max_age_s, self._patience_s, self._clock = max_age_s, patience_s, clock
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="console-reader")
+
+    def get(self, key: Hashable, read: Callable[[], T]) -> Reading[T]:
+        """The newest reading; the first one is waited for, but not long."""
+        with self._lock:
+            kept = self._kept.setdefault(key, _Kept())
+            self._kept.move_to_end(key)
+            if kept.under_way is None and self._clock() >= kept.due:
+                kept.under_way = self._threads.submit(self._read, kept, read)
+            while len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+            under_way = kept.under_way
+        if kept.read_at is None and kept.error is None and under_way is not None:
+            wait([under_way], self._patience_s)
+        with self._lock:
+            return Reading(kept.value, kept.read_at, kept.error)
+
+    def forget(self, key: Hashable) -> None:
+        """Read this anew when it is asked for next: something changed."""
+        with self._lock:
+            self._kept.pop(key, None)
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, kept: _Kept, read: Callable[[], Any]) -> None:
+        began = self._clock()
+        value, error = kept.value, None
+        try:
+            value = read()
+        except AlphaloopError as failed:
+            error = failed.message
+        except Exception as failed:
+            error = type(failed).__name__
+        ended = self._clock()
+        with self._lock:
+            if error is None:
+                kept.value, kept.read_at = value, datetime.now(UTC)
+            kept.error, kept.under_way = error, None
+            kept.due = ended + max(self._max_age_s, _PAUSE_OVER_READING * (ended - began))

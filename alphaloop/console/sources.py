@@ -1,0 +1,69 @@
+"""What views read from, and the readings that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Self
+
+from pydantic import SecretStr
+
+from alphaloop.console.remembered import Reading, Remembered
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.backlog import backlog
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.overview import Overview, TaskNow, waits
+
+#: The figures of tasks are those of `alphaloop status` without options.
+WINDOW: Final = timedelta(days=1)
+_POOL_SIZE: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Settings, the database, and what is remembered of it and of the broker."""
+
+    settings: Settings
+    database: Database
+    remembered: Remembered
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Connects at the first use. Raises ConfigError without a database."""
+        url = settings.console.database_url or settings.postgres.url
+        if url is None:
+            raise ConfigError("no database is configured", hint="set DATABASE_URL")
+        return cls(settings, _database(settings, url), Remembered(settings.console.refresh_s))
+
+    def tasks(self) -> Reading[Sequence[TaskNow]]:
+        """Every task of the last day, by name: what `alphaloop status` shows."""
+        return self.remembered.get("tasks", lambda: Overview(self.database).tasks_now(WINDOW))
+
+    def waiting(self) -> Reading[Mapping[str, int]]:
+        """By task, the jobs that no worker has claimed: what `alphaloop status` shows."""
+        unfinished = self.remembered.get("backlog", lambda: backlog(self.settings.kafka))
+        tasks = self.tasks().value
+        if unfinished.value is None or tasks is None:
+            return Reading(None, None, unfinished.error)
+        return Reading(waits(tasks, unfinished.value), unfinished.read_at, unfinished.error)
+
+    @property
+    def shows_texts(self) -> bool:
+        """Whether pages show texts of jobs: only those who sign in see any page then."""
+        return self.settings.console.password is not None
+
+    def close(self) -> None:
+        """Give every connection back."""
+        self.remembered.close()
+        self.database.close()
+
+
+def _database(settings: Settings, url: SecretStr) -> Database:
+    return Database(
+        url,
+        pool_size=_POOL_SIZE,
+        connect_timeout_s=settings.postgres.connect_timeout_s,
+        limits=settings.postgres.limits().with_statements_of(settings.console.statement_timeout_s),
+    )

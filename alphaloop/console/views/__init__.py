@@ -1,0 +1,1 @@
+"""The views: each reads what one page shows."""

@@ -1,0 +1,77 @@
+"""What templates write with: the words of every other screen, and times relative to now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from markupsafe import Markup, escape
+
+from alphaloop.store.overview import TaskNow
+from alphaloop.switchback.wording import control, draft_lengths, figure, load, reason_word
+from alphaloop.wording import counts, named, rate, sentence, share, share_with_interval, words
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+
+def span(seconds: float) -> str:
+    """`12 s`, `4 min`, `3 h`, `5 days`: in one unit."""
+    if seconds < 2 * _MINUTE:
+        return f"{max(0, round(seconds))} s"
+    if seconds < 2 * _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    return f"{seconds / _HOUR:.0f} h" if seconds < 2 * _DAY else f"{seconds / _DAY:.0f} days"
+
+
+def ago(at: datetime | None, now: datetime | None = None) -> Markup:
+    """`4 min ago`, with the moment itself behind it; a dash without one."""
+    if at is None:
+        return Markup("–")
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    told = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+    return _time(at, told)
+
+
+def stamp(at: datetime | str | None) -> Markup:
+    """`2026-11-23 07:00:12`, in UTC; a dash without one."""
+    if at is None:
+        return Markup("–")
+    moment = (datetime.fromisoformat(at) if isinstance(at, str) else at).astimezone(UTC)
+    return _time(moment, f"{moment:%Y-%m-%d %H:%M:%S}")
+
+
+def how(task: TaskNow) -> str:
+    """The drafter of a task, `vanilla`, or a dash before the first decision."""
+    return task.drafter or task.mode or "–"
+
+
+def breaks(name: str) -> Markup:
+    """A name that may be broken behind its underscores and hyphens."""
+    return escape(name).replace("_", Markup("_<wbr>")).replace("-", Markup("-<wbr>"))
+
+
+def _time(at: datetime, told: str) -> Markup:
+    iso = at.astimezone(UTC).isoformat(timespec="seconds")
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso, f"{at.astimezone(UTC):%F %T}", told)
+
+
+FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {
+    "ago": ago,
+    "breaks": breaks,
+    "control": control,
+    "counts": counts,
+    "draft_lengths": draft_lengths,
+    "figure": figure,
+    "how": how,
+    "load": load,
+    "named": named,
+    "rate": rate,
+    "reason_word": reason_word,
+    "sentence": sentence,
+    "share": share,
+    "share_with_interval": share_with_interval,
+    "span": span,
+    "stamp": stamp,
+    "words": words,
+}

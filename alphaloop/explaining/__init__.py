@@ -1,0 +1,1 @@
+"""How a task is decoded and why: what `alphaloop explain` and the console show."""

@@ -1,0 +1,209 @@
+"""Reads the inputs of a decision, now or at an earlier moment, and takes the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from alphaloop.cost import CostTable
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.expectation_error import ExpectationErrors
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.incumbents import IncumbentKey
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
+from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.session import DecisionSession
+from alphaloop.errors import AlphaloopError
+from alphaloop.explaining.measured import Measured, measured
+from alphaloop.explaining.sources import Evidence, evidence
+from alphaloop.settings import Settings, TaskSettings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionChange, DecisionLog
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.engines import EngineStore, MeasuredEngine
+from alphaloop.store.expectations import ExpectationStore
+from alphaloop.store.past import PastStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.traffic import TrafficStore
+from alphaloop.switchback.task_speedup import TaskSpeedup
+
+NUM_CHANGES: Final = 5
+#: The limits of `--at`, shown with it.
+REBUILT: Final = (
+    "No recorded decision of that time answers this, so it is what a worker would have decided. "
+    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. "
+    "Costs, settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainRequest:
+    """What is asked: a job of a task while `batch` sequences run, at a moment; `is_now`: the moment is the present."""
+
+    task: str
+    segment: str
+    batch: int
+    sampling_bucket: str
+    at: datetime
+    is_now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAs:
+    """A decision that a worker took."""
+
+    decision_id: UUID
+    num_jobs: int  #: that were decided together
+    num_groups: int  #: of jobs that differ in segment or prompt length
+    host: str
+    is_reproduced: bool  #: taken again, it is the decision that was recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The decision that a worker would take, and its inputs."""
+
+    request: ExplainRequest
+    engine: MeasuredEngine
+    context: DecisionContext
+    prompt_bucket: str
+    drafters: Sequence[DrafterState]
+    evidence: Mapping[str, Evidence]
+    segments: frozenset[str]  #: of which there is evidence
+    costs: CostTable
+    incumbent: DraftSetting | None
+    decision: Decision
+    measured: Measured
+    window: timedelta  #: the time that `measured` covers
+    explore_share: float  #: what exploration and control slices may cost together
+    changes: Sequence[DecisionChange]
+    recorded: RecordedAs | None = None  #: None: the decision that a worker would take
+
+
+def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:
+    """Decide as a worker on the engine that was calibrated last would.
+
+    Raises AlphaloopError before the first calibration.
+    """
+    engines = EngineStore(database).measured()
+    if not engines:
+        raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
+    engine, task, at = engines[0], request.task, request.at
+    drafters = serving(DraftRegistry(database), settings, engine.target_revision, at)
+    revisions = {drafter.name: drafter.revision for drafter in drafters}
+    costs = CostStore(database).load(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
+    snapshot = _snapshot(database, settings, engine, revisions, request)
+    limits, log = settings.policy.limits(), DecisionLog(database)
+    last = _LastChoice(log.last_choice(task, engine.target_revision, engine.device, request.sampling_bucket, until=at))
+    posteriors = Posteriors(snapshot, limits)
+    session = DecisionSession(
+        engine.target_revision,
+        engine.engine,
+        snapshot,
+        posteriors=posteriors,
+        choices=last,
+        budgets=None,
+        costs=lambda: costs,
+        drafters=lambda: drafters,
+        limits=limits,
+        num_slots=settings.worker.batch_size,
+    )
+    subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), request)
+    (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=at)
+    wanted = session.evidence_key(subject, jobs)
+    found = {drafter.name: evidence(snapshot, posteriors, wanted, drafter, at, limits) for drafter in drafters}
+    window = timedelta(days=settings.worker.history_days)
+    ways = TrafficStore(database).ways(
+        task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
+    )
+    return Explanation(
+        request=request,
+        engine=engine,
+        context=session.context(subject, jobs, rules, num_running=request.batch, now=at),
+        prompt_bucket=wanted.prompt_bucket,
+        drafters=drafters,
+        evidence=found,
+        segments=frozenset(snapshot.segments(task)),
+        costs=costs,
+        incumbent=last.setting,
+        decision=decision,
+        measured=measured(_speedup(database, request), ways, ExpectationStore(database).shown(at, task)),
+        window=window,
+        explore_share=settings.policy.explore_share,
+        changes=log.latest(task, NUM_CHANGES, until=at),
+    )
+
+
+def serving(registry: DraftRegistry, settings: Settings, target_revision: str, at: datetime) -> list[DrafterState]:
+    """The configured drafters as they were last registered for this target by then.
+
+    Only the last change of a status is stored, so a drafter whose status changed after `at` counts as active.
+    """
+    newest = {
+        draft.drafter: draft
+        for draft in registry.all()
+        if draft.target_revision == target_revision
+        and draft.registered_at <= at
+        and draft.status is not DraftStatus.CANDIDATE
+    }
+    unfit = (DraftStatus.STALE, DraftStatus.RETIRED)
+    return [
+        drafter.state(name, draft.draft_revision, is_stale=draft.status in unfit and draft.status_changed_at <= at)
+        for name, drafter in settings.models.drafters.items()
+        if (draft := newest.get(name)) is not None
+    ]
+
+
+def _snapshot(
+    database: Database,
+    settings: Settings,
+    engine: MeasuredEngine,
+    revisions: Mapping[str, str],
+    request: ExplainRequest,
+) -> EvidenceSnapshot:
+    half_life = timedelta(days=settings.worker.history_half_life_days)
+    pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=request.at)
+    errors = ExpectationErrors(half_life, pairs)
+    if request.is_now:
+        rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
+        return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, errors)
+    past = PastStore(database).evidence_by_key(
+        engine.target_revision, engine.engine, request.at, half_life, task=request.task
+    )
+    return EvidenceSnapshot(half_life, past, errors)
+
+
+def _asked(
+    snapshot: EvidenceSnapshot, drafters: Sequence[DrafterState], task: TaskSettings, request: ExplainRequest
+) -> tuple[Subject, list[JobFacts], TaskRules]:
+    """A typical job of the task."""
+    usual = snapshot.lengths(request.task, drafters, request.at)
+    alike = snapshot.lengths(request.task, drafters, request.at, sampling_bucket=request.sampling_bucket)
+    rules = task.rules()
+    job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, request.segment)
+    return Subject(request.task, request.sampling_bucket), [job], rules
+
+
+def _speedup(database: Database, request: ExplainRequest) -> TaskSpeedup | None:
+    """The measured speed-up as every screen shows it, or as they would have shown it then."""
+    store = SwitchbackStore(database)
+    return store.shown(request.at).get(request.task) if request.is_now else store.at(request.task, request.at)
+
+
+class _LastChoice:
+    """A read-only choice log that holds the last choice at that time."""
+
+    def __init__(self, setting: DraftSetting | None) -> None:
+        self.setting = setting
+
+    def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
+        return self.setting
+
+    def record(self, key: IncumbentKey, decision: Decision) -> bool:
+        return True

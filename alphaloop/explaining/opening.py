@@ -1,0 +1,84 @@
+"""The first two sentences of an explanation, for a reader who knows no term of the field. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.explaining.explanation import Explanation
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.task_speedup import TaskSpeedup
+
+#: Why a task is decoded as it is, as the end of a sentence.
+_WHY: Final = {
+    Reason.FASTER: "because a gain over one token at a time is expected",
+    Reason.ON_TARGET: "because that is the surest way to meet the task's time target",
+    Reason.NOT_FASTER: "because no drafter is expected to make it faster",
+    Reason.UNCERTAIN: "because what a drafter is expected to gain is less than the error of that expectation",
+    Reason.NO_HISTORY: "because other tasks, or the drafter's usual figures, speak for it; few jobs are known",
+    Reason.NO_COSTS: "because what a round costs on this device was not measured yet",
+    Reason.NO_DRAFTER: "because no drafter is configured",
+    Reason.EXPLORING: "to find out whether it pays",
+    Reason.CONTROL: "to compare speculation with it",
+    Reason.PROBE: "to measure the drafter again",
+    Reason.FORCED: "because the job, or the task's configuration, asks for it",
+    Reason.STALE_DRAFT: "because every drafter that could serve is marked as stale",
+    Reason.UNKNOWN_REVISION: "because the drafter has no revision under which to keep evidence",
+    Reason.CANNOT_SERVE: "because no drafter can serve these sampling settings",
+    Reason.SWITCHED_OFF: "because an operator switched speculation off for such prompts",
+    Reason.NO_MEMORY: "because the memory of the device does not hold the draft beside the target",
+    Reason.FIRST_TOKENS: "because a draft would delay the first token of a stream too long",
+    Reason.SHORT_OUTPUT: "because the answers are too short to gain anything",
+    Reason.UNDECIDED: "because deciding failed: please report this",
+}
+
+
+def opening(found: Explanation) -> tuple[str, str]:
+    """What is done and why; what it brings and how sure that is."""
+    decision = found.decision
+    return _done(found.request.task, decision), _brought(decision, found.measured.speedup)
+
+
+def _done(task: str, decision: Decision) -> str:
+    why = _WHY[decision.reason]
+    if decision.drafter is None:
+        if decision.reason is Reason.NO_HISTORY:
+            why = "because too few jobs of the task are known to expect a gain"
+        return f"Jobs of {task} are decoded plainly (vanilla), one token at a time, {why}."
+    k = decision.num_draft_tokens
+    tokens = "1 token" if k == 1 else f"up to {k} tokens"
+    return f"Jobs of {task} are decoded speculatively: {decision.drafter} proposes {tokens} a round, {why}."
+
+
+def _brought(decision: Decision, measured: TaskSpeedup | None) -> str:
+    if decision.drafter is None:
+        return _left_out(decision)
+    if measured is not None and measured.speedup is not None and measured.subject.drafter == decision.drafter:
+        bounds, times = measured.speedup, f"{measured.speedup.mean:.2f} times as fast as vanilla"
+        sure = f"with 95 % confidence between {bounds.low:.2f} and {bounds.high:.2f} times"
+        if measured.verdict == Verdict.FASTER:
+            return f"Measured in the last day, this was {times}, {sure}."
+        if measured.verdict == Verdict.SLOWER:
+            return f"Measured in the last day, this was slower, {times}, {sure}; the choice follows as evidence grows."
+        return f"Measured in the last day, this was {sure} as fast as vanilla, so there is no verdict yet."
+    chosen = _chosen(decision)
+    if chosen is None:
+        return "Nobody has measured, or expects by evidence, how fast that is."
+    sure = f"between {chosen.speedup_low:.2f} and {chosen.speedup_high:.2f} times, with 95 % confidence"
+    slower = ", so it may also be slower" if chosen.speedup_low < 1 else ""
+    return f"That is expected to be {chosen.speedup:.2f} times as fast as vanilla ({sure}{slower}), and not shown yet."
+
+
+def _left_out(decision: Decision) -> str:
+    best = next((a for a in decision.alternatives if a.drafter is not None), None)
+    if best is None:
+        return "Speculation was not weighed."
+    k = best.num_draft_tokens
+    sure = f"with 95 % confidence between {best.speedup_low:.2f} and {best.speedup_high:.2f} times"
+    return f"The best other way, {best.drafter} with k={k}, is expected to be {best.speedup:.2f} times as fast, {sure}."
+
+
+def _chosen(decision: Decision) -> Alternative | None:
+    wanted = decision.drafter, decision.num_draft_tokens
+    return next((a for a in decision.alternatives if (a.drafter, a.num_draft_tokens) == wanted), None)

@@ -1,0 +1,96 @@
+"""What a consumer asks the broker of partitions and their offsets, again while a new broker cannot answer yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, TypeVar
+
+import confluent_kafka as ck
+from confluent_kafka import KafkaError, KafkaException
+
+from alphaloop.kafka.conversion import theirs
+from alphaloop.kafka.errors import PASSING, broker_error, mapped
+from alphaloop.kafka.records import TopicPartition
+
+Answer = TypeVar("Answer")
+
+_PASSING_S: Final = 0.1
+#: A broker tells of a new topic a moment before it answers for its partitions.
+_NEW_TOPIC_S: Final = 2.0
+_UNKNOWN: Final = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+)
+
+
+class OffsetQueries:
+    """Belongs to one consumer, and to the thread that polls it."""
+
+    def __init__(self, client: ck.Consumer, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+
+    def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+        """The partitions of the topics. Raises BrokerError when one does not exist."""
+        partitions = []
+        for topic in topics:
+            with mapped(f"reading {topic}"):
+                found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
+            if found.error is not None:
+                raise broker_error(found.error, f"reading {topic}")
+            partitions += [TopicPartition(topic, number) for number in found.partitions]
+        return partitions
+
+    def since(self, since: datetime, ends: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+        """Each partition of `ends` at its first message that is not older, or at its end where there is none."""
+        since_ms = int(since.timestamp() * 1000)
+        asked = [ck.TopicPartition(one.topic, one.partition, since_ms) for one in ends]
+        found = self._with_retries(
+            "asking for offsets by time", lambda: self._client.offsets_for_times(asked, timeout=self._timeout_s)
+        )
+        for one in found:
+            if one.offset < 0:  # nothing so new
+                one.offset = ends[TopicPartition(one.topic, one.partition)]
+        return found
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """The group's committed offsets, the next to read; None if nothing was committed."""
+        wanted = theirs(partitions)
+        answers = self._with_retries(
+            "asking for committed offsets", lambda: self._client.committed(wanted, timeout=self._timeout_s)
+        )
+        for answer in answers:
+            if answer.error is not None:
+                raise broker_error(answer.error, f"asking for {answer.topic}[{answer.partition}]")
+        return {TopicPartition(a.topic, a.partition): a.offset if a.offset >= 0 else None for a in answers}
+
+    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        """The first stored offset and the offset of the next message, from the broker."""
+        doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
+        theirs = ck.TopicPartition(partition.topic, partition.partition)
+        answer = self._with_retries(
+            doing,
+            lambda: self._client.get_watermark_offsets(theirs, timeout=self._timeout_s),
+            unknown_s=min(_NEW_TOPIC_S, self._timeout_s),
+        )
+        if answer is None:
+            raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
+        low, high = answer
+        return low, high
+
+    def _with_retries(self, doing: str, ask: Callable[[], Answer], *, unknown_s: float = 0.0) -> Answer:
+        """Repeat a request for a while that a newly started broker cannot answer yet.
+
+        A topic that the broker does not know is asked for again for `unknown_s`.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                return ask()
+            except KafkaException as error:
+                code = error.args[0].code()
+                wait_s = self._timeout_s if code in PASSING else unknown_s if code in _UNKNOWN else 0.0
+                if time.monotonic() - began >= wait_s:
+                    raise broker_error(error, doing) from error
+                time.sleep(_PASSING_S)

@@ -1,0 +1,1 @@
+"""What people are told without asking, and the services that carry it to them."""

@@ -1,0 +1,62 @@
+"""`[tasks.NAME]`: one task, and what decisions know of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from alphaloop.deciding.job_facts import TaskRules
+from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.messages.job import Decoding
+from alphaloop.settings.section import Section
+
+PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class TaskSettings(Section):
+    """One task of configs/tasks.toml: the defaults of its jobs."""
+
+    description: str = ""
+    weight: float = Field(
+        1.0, ge=0.01, le=100.0
+    )  #: while several tasks have waiting jobs, they share the device time of a worker in proportion to their weights
+    max_tokens: int = Field(256, ge=1)
+    temperature: float = Field(0.0, ge=0.0, le=2.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0)  #: 0 is the whole vocabulary
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
+    decoding: Decoding = Decoding.AUTO
+    vanilla_patterns: tuple[PromptPattern, ...] = Field(
+        (), max_length=100
+    )  #: a job whose prompt, or one of whose messages, is covered by one of them is decoded vanilla; * is any text
+    probe_max_age_s: float | None = Field(
+        None, gt=0
+    )  #: a drafter whose newest probe of this task is older is measured again; unset: the scheduler's
+    probes_from_traffic: bool = False  #: whether `alphaloop probes draw` may store prompts of jobs as probes
+    target_time_per_token_ms: float | None = Field(
+        None, gt=0
+    )  #: after the first token; the target has precedence over throughput
+    target_time_to_first_token_ms: float | None = Field(
+        None, gt=0
+    )  #: from the start of decoding; only one of the two targets can be given
+
+    def rules(self) -> TaskRules:
+        """What decisions know of the task's settings."""
+        objective = Objective()
+        if self.target_time_per_token_ms is not None:
+            objective = Objective(Aim.TIME_PER_TOKEN, self.target_time_per_token_ms)
+        elif self.target_time_to_first_token_ms is not None:
+            objective = Objective(Aim.TIME_TO_FIRST_TOKEN, self.target_time_to_first_token_ms)
+        return TaskRules(float(self.max_tokens), self.decoding, objective)
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Self:
+        if self.target_time_per_token_ms is not None and self.target_time_to_first_token_ms is not None:
+            raise PydanticCustomError(
+                "targets",
+                "Expected one target, target_time_per_token_ms or target_time_to_first_token_ms; leave out one",
+            )
+        return self

@@ -1,0 +1,42 @@
+"""Figures and names as every screen writes them: the terminal, the report and the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from alphaloop.acceptance import Interval
+
+
+def share(value: float | None) -> str:
+    """A rate between 0 and 1 in two digits, `.71`; `-` where there is none."""
+    return "-" if value is None else f"{value:.2f}".removeprefix("0")
+
+
+def share_with_interval(interval: Interval | None) -> str:
+    """`.71 [.64 .77]`, or `-`."""
+    return "-" if interval is None else f"{share(interval.mean)} [{share(interval.low)} {share(interval.high)}]"
+
+
+def rate(value: float | None) -> str:
+    """Tokens a second, `-` where nothing was decoded."""
+    return "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def counts(by_name: Mapping[str, int]) -> str:
+    """`12 succeeded, 1 failed`."""
+    return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
+
+
+def named(drafter: str | None, num_draft_tokens: int) -> str:
+    """`lookup k=5`, or `vanilla`."""
+    return f"{drafter} k={num_draft_tokens}" if drafter else "vanilla"
+
+
+def words(name: str) -> str:
+    """A cause, a kind, a reason or a verdict as people say it: without its underscores."""
+    return name.replace("_", " ")
+
+
+def sentence(text: str) -> str:
+    """A text with a capital at its beginning and a full stop at its end."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")

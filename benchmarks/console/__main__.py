@@ -1,0 +1,103 @@
+"""The console with many tasks: how long its pages take to be painted, and their pictures.
+
+    python -m benchmarks.console                                       # 1,000 tasks and 100,000 jobs
+    python -m benchmarks.console --jobs 10000000                       # 20 GB of disk
+    python -m benchmarks.console --tasks 6 --jobs 0 --pictures docs/guides/console    # the guide's pictures
+
+A broker and a database of its own are started in a temporary folder. Milliseconds are medians over the repeats, of the
+first contentful paint in Chromium and of the server's answer. Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from playwright.sync_api import Browser
+from rich.console import Console
+from rich.table import Table
+
+from alphaloop.console.server import ConsoleServer
+from alphaloop.embedded.stack import EmbeddedStack
+from alphaloop.settings import Settings, load_settings
+from alphaloop.store import schema
+from alphaloop.store.database import Database
+from benchmarks.console.filling import fill, plans
+from benchmarks.console.pictures import chromium, settle, take
+from benchmarks.ended_jobs import filling as ended_jobs
+
+PATHS: Final = ("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/jobs", "/drift", "/drafts", "/reports")
+console = Console(stderr=True)
+
+
+def main() -> None:
+    """Print a table, and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=100_000, help="ended jobs beside those of the tasks")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--pictures", type=Path, default=None, help="only take pictures, into this folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        asked = load_settings(profile="local", overrides={"data_dir": folder, "embedded": {"broker": "auto"}})
+        with EmbeddedStack(asked, on_event=console.print) as settings:
+            _fill(settings, options.tasks, options.jobs)
+            with ConsoleServer(settings) as server, chromium() as browser:
+                if options.pictures is not None:
+                    for path in take(browser, server.url, options.pictures):
+                        console.print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+                    return
+                found = [measured(browser, server.url, path, options.repeats) for path in PATHS]
+    show(found)
+    conditions = {"tasks": options.tasks, "jobs": options.jobs, "load": os.getloadavg()[0], "cores": os.cpu_count()}
+    print(json.dumps({"conditions": conditions, "pages": found}))
+
+
+def measured(browser: Browser, url: str, path: str, repeats: int) -> dict[str, Any]:
+    """Medians of one page, opened anew each time: what the browser paints first, and what the server takes."""
+    paints, answers = [], []
+    warm = browser.new_page()
+    settle(warm, url + path)
+    warm.close()
+    for _ in range(repeats):
+        began = time.perf_counter()
+        with urllib.request.urlopen(url + path) as answer:
+            size = len(answer.read())
+        answers.append(1000 * (time.perf_counter() - began))
+        page = browser.new_page()
+        page.goto(url + path)
+        page.wait_for_function("() => performance.getEntriesByName('first-contentful-paint').length > 0")
+        paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        page.close()
+    return {"path": path, "paint_ms": statistics.median(paints), "answer_ms": statistics.median(answers), "bytes": size}
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """One row a page."""
+    table = Table("page", "first paint, ms", "answer, ms", "kB", box=None)
+    for one in found:
+        table.add_row(one["path"], f"{one['paint_ms']:.0f}", f"{one['answer_ms']:.0f}", f"{one['bytes'] / 1000:.0f}")
+    console.print(table)
+
+
+def _fill(settings: Settings, num_tasks: int, num_jobs: int) -> None:
+    assert settings.postgres.url is not None
+    schema.upgrade(settings.postgres.url)
+    if num_jobs:
+        with psycopg.connect(settings.postgres.url.get_secret_value(), autocommit=True) as connection:
+            ended_jobs.fill(connection, num_jobs, lambda done: console.print(f"{done} jobs"))
+    with Database(settings.postgres.url) as database:
+        fill(database, plans(num_tasks), now=datetime.now(UTC))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""With which jobs the product's test raises alarms."""
+
+from __future__ import annotations
+
+from numpy import int64
+from numpy.typing import NDArray
+
+from scheduler.drift.memory import NUM_ALARMS, Memory
+from scheduler.drift.phases import LEAST_TRIALS, Jobs, Rules, follow
+
+
+def alarms(memory: Memory, rules: Rules, jobs: Jobs, found: NDArray[int64], most: int) -> int:
+    """Follow the jobs as `scheduler.drift.phases.fold` does.
+
+    The indices of those that raise an alarm go to `found`. Returns how many there are; stops after `most`.
+    """
+    num = 0
+    for index in range(len(jobs.tokens)):
+        if jobs.trials[index, 0] >= LEAST_TRIALS:
+            before = memory.clock[NUM_ALARMS]
+            follow(memory, rules, jobs, index)
+            if memory.clock[NUM_ALARMS] > before:
+                found[num] = index
+                num += 1
+                if num == most:
+                    break
+    return num

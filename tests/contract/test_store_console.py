@@ -1,0 +1,125 @@
+"""What the console reads from the store: what runs, pages of jobs, tasks and reports."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.messages import Mode
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog, LoggedSetting
+from alphaloop.store.decoded_lately import decoded_lately
+from alphaloop.store.job_pages import JobPages, Place
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.task_pages import TaskPages
+from tests.fixtures.history import decoded, drawn_counts, record_runs
+from tests.fixtures.postgres import as_member
+from tests.fixtures.runs import claim_request
+
+pytestmark = pytest.mark.postgres
+
+NOW = datetime.now(UTC)
+
+
+def claim(database: Database, *job_ids: str, owner: str = "w1", batch_id: str | None = None) -> None:
+    requests = [claim_request(job_id, batch_id=batch_id) for job_id in job_ids]
+    JobStore(database).claim(requests, owner=owner, lease_s=60, max_attempts=3)
+
+
+def test_what_was_decoded_lately(database: Database) -> None:
+    counts = drawn_counts(random.Random(1), 0.5, num_tokens=48, num_draft_tokens=3)
+    moments = {"new-1": timedelta(0), "new-2": timedelta(seconds=30), "old": timedelta(minutes=5)}
+    record_runs(database, {name: decoded(counts, datetime.now(UTC) - ago) for name, ago in moments.items()})
+    probe = decoded(counts, datetime.now(UTC), purpose="probe")
+    record_runs(database, {"probe": probe})
+    found = [(one.task, one.purpose, one.num_jobs, one.num_tokens) for one in decoded_lately(database)]
+    assert found == [("code", "probe", 1, 48), ("code", "traffic", 2, 96)]
+
+
+def test_pages_of_the_newest_jobs_leave_none_out(database: Database) -> None:
+    claim(database, "a", "b", "c")  # of one moment
+    claim(database, "d")
+    pages, seen = JobPages(database), []
+    page = pages.newest(2)
+    while page:
+        seen += [job.job_id for job in page]
+        page = pages.newest(2, behind=Place(page[-1].created_at, page[-1].job_id))
+    assert seen == ["d", "c", "b", "a"]
+
+
+def test_pages_of_a_batch(database: Database) -> None:
+    claim(database, "b-2", "b-1", "b-3", batch_id="monday")
+    claim(database, "b-0")
+    pages = JobPages(database)
+    assert [job.job_id for job in pages.of_batch("monday", 2)] == ["b-1", "b-2"]
+    assert [job.job_id for job in pages.of_batch("monday", 2, behind="b-2")] == ["b-3"]
+    found = pages.find("b-3")
+    assert found is not None
+    assert (found.batch_id, found.status, found.owner) == ("monday", "running", "w1")
+    assert pages.find("b-4") is None
+
+
+def test_the_last_change_of_each_task(database: Database) -> None:
+    log = DecisionLog(database)
+    vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, "not faster")
+    drafted = Decision(Mode.SPECULATIVE, "lookup", "r", 5, Reason.FASTER, "faster")
+    for task, choices in (("code", (vanilla, drafted)), ("sql", (drafted,)), ("other", (vanilla,))):
+        for choice in choices:
+            log.record_change(task, "t", "cpu", "greedy", 4, choice, "w1")
+    found = TaskPages(database).last_changes(["code", "sql", "unknown"])
+    assert found.keys() == {"code", "sql"}
+    assert found["code"].before == LoggedSetting("vanilla", None, 0)
+    assert found["code"].after == LoggedSetting("speculative", "lookup", 5)
+    assert found["sql"].before is None
+
+
+def test_acceptance_by_the_hour_is_that_of_traffic(database: Database) -> None:
+    counts = drawn_counts(random.Random(1), 0.5, num_tokens=48, num_draft_tokens=3)
+    begin = NOW.replace(minute=0, second=0, microsecond=0)
+    runs = {
+        "one": decoded(counts, begin - timedelta(minutes=90)),
+        "two": decoded(counts, begin - timedelta(minutes=70)),
+        "three": decoded(counts, begin - timedelta(minutes=1)),
+        "probe": decoded(counts, begin - timedelta(minutes=1), purpose="probe"),
+        "elsewhere": decoded(counts, begin - timedelta(minutes=1), task="sql"),
+        "long ago": decoded(counts, begin - timedelta(hours=30)),
+    }
+    record_runs(database, runs)
+    found = TaskPages(database).by_hour(["code"], NOW - timedelta(hours=24))
+    tested, accepted = counts.trials[0], counts.accepts[0]
+    assert [(one.begins, one.trials, one.accepts) for one in found.pop("code")] == [
+        (begin - timedelta(hours=2), 2 * tested, 2 * accepted),
+        (begin - timedelta(hours=1), tested, accepted),
+    ]
+    assert not found
+
+
+def test_pages_of_reports(database: Database) -> None:
+    store = ReportStore(database)
+    for number in range(3):
+        at = NOW - timedelta(hours=number)
+        store.save(StoredReport(at, at, at, f"report {number}", {}, "", f"<p>{number}</p>"))
+    assert [one.summary for one in store.headings(2)] == ["report 0", "report 1"]
+    assert [one.summary for one in store.headings(2, before=NOW - timedelta(hours=1))] == ["report 2"]
+    found = store.made_at(NOW - timedelta(hours=1))
+    assert found is not None
+    assert found.html == "<p>1</p>"
+    assert store.made_at(NOW + timedelta(hours=1)) is None
+
+
+@pytest.mark.parametrize("role", ["alphaloop_scheduler", "alphaloop_reader"])
+def test_those_who_may_not_read_texts_may_read_this(
+    database: Database, database_url: SecretStr, postgres_server: str, role: str
+) -> None:
+    claim(database, "a", batch_id="monday")
+    with Database(as_member(postgres_server, database_url, role)) as seen_by_role:
+        assert decoded_lately(seen_by_role) == []
+        assert len(JobPages(seen_by_role).newest(5)) == len(JobPages(seen_by_role).of_batch("monday", 5)) == 1
+        assert TaskPages(seen_by_role).last_changes(["code"]) == {}
+        assert TaskPages(seen_by_role).by_hour(["code"], NOW) == {}
+        assert ReportStore(seen_by_role).headings(5) == []

@@ -1,0 +1,191 @@
+"""`alphaloop job`, `wait` and `cancel` against real servers: where jobs are, and how they are waited for again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphaloop.cli.outcomes import OutcomeReader
+from alphaloop.cli.whereabouts import Place, find_jobs
+from alphaloop.kafka.backlog import oldest, search
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
+from tests.fixtures.worker import WAIT_S, Client, running_worker, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+
+@pytest.fixture
+def jobs_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """The command line on this test's servers, and workers that say at every turn what they do."""
+    assert worker_settings.postgres.url is not None
+    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
+    monkeypatch.setenv("ALPHALOOP_KAFKA__GROUP_ID", worker_settings.kafka.group_id)
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("worker.presence.EVERY_S", 0.0)
+    return cli
+
+
+def jobs(*numbers: int, **fields: Any) -> bytes:
+    return b"\n".join(
+        json.dumps({"job_id": f"job-{n}", "task": "code", "prompt": f"tell story {n}", **fields}).encode()
+        for n in numbers
+    )
+
+
+class Gate:
+    """Stops the engine before its fourth step, until it may go on."""
+
+    def __init__(self, may_go_on: Callable[[], bool]) -> None:
+        self._may_go_on = may_go_on
+        self._num_steps = 0
+        self.is_open = threading.Event()
+
+    def __call__(self) -> None:
+        self._num_steps += 1
+        if self._num_steps > 3 and not self.is_open.is_set():
+            until(lambda: self.is_open.is_set() or self._may_go_on(), "the test lets the engine go on")
+            self.is_open.set()
+
+
+def place_of(settings: Settings, database: Database, job_id: str) -> Place:
+    (found,) = find_jobs(settings, database, [job_id])
+    return found.place
+
+
+def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings, database: Database) -> None:
+    client = Client(worker_settings)
+    assert jobs_cli("enqueue", "--file", "-", stdin=jobs(1, 2, 3)).code == 0
+    client.send("code", [b'{"job_id": "wrong", "prompt": "p", "temperature": 9}'])
+    (waiting,) = jobs_cli("job", "job-3", "--json").json
+    assert (waiting["place"], waiting["topic"], waiting["num_before"]) == ("waiting", "jobs.code", waiting["offset"])
+    assert set(oldest(worker_settings.kafka)) == {"code"}
+    gate = Gate(lambda: False)
+    with running_worker(worker_settings, FakeEngine(num_slots=1, before_step=gate)):
+        places = dict.fromkeys(("job-1", "job-2", "job-3"), Place.UNKNOWN)
+
+        def is_one_running() -> bool:
+            places.update({one: place_of(worker_settings, database, one) for one in places})
+            return list(places.values()).count(Place.RUNNING) == 1 and Place.WAITING not in places.values()
+
+        until(is_one_running, "one job is decoded and the others are held")
+        assert sorted(places.values()) == [Place.HELD, Place.HELD, Place.RUNNING]
+        (running,) = (one for one, place in places.items() if place is Place.RUNNING)
+        told = jobs_cli("job", running)
+        assert "tokens so far" in told.out
+        assert "its lease runs until" in told.out
+        (as_json,) = jobs_cli("job", running, "--json").json
+        assert as_json["num_tokens"] >= 3
+        held = next(one for one, place in places.items() if place is Place.HELD)
+        assert "waits there for a free slot" in jobs_cli("job", held).out
+        shown = jobs_cli("status")
+        assert "decodes in 1 of 1 slots" in shown.out
+        (load,) = jobs_cli("status", "--json").json["workers"]
+        assert (load["num_running"], load["num_held"], load["num_slots"]) == (1, 3, 1)
+        gate.is_open.set()
+        client.results(3)
+        until(lambda: place_of(worker_settings, database, "wrong") is Place.REFUSED, "the wrong one is refused")
+        (refused,) = jobs_cli("job", "wrong", "--json").json
+    assert (refused["error"]["code"], refused["error"]["field"]) == ("invalid_field", "body.temperature")
+    ended = jobs_cli("job", "job-1", "nobody")
+    assert ended.code == 1
+    assert "job-1: ended succeeded at " in ended.out
+    assert "nobody: unknown: no worker has seen it" in ended.out
+    assert jobs_cli("status", "--json").json["workers"] == [], "a worker that has ended has left"
+
+
+def test_a_batch_is_found_in_kafka_without_reading_further_than_asked(jobs_cli: Cli, worker_settings: Settings) -> None:
+    Client(worker_settings)
+    jobs_cli("enqueue", "--file", "-", "--batch-id", "monday", stdin=jobs(*range(8)))
+    jobs_cli("enqueue", "--file", "-", stdin=jobs(8, 9))
+    found = search(worker_settings.kafka, lambda _, batch_id: batch_id == "monday")
+    assert {message.job_id for message in found.messages} == {f"job-{n}" for n in range(8)}
+    assert found.is_complete
+    cut = search(worker_settings.kafka, lambda job_id, _: job_id == "nobody", limit_s=0.0)
+    assert not cut.is_complete, "it says that it did not read everything"
+
+
+def test_cancel_says_what_it_found_and_waits_for_the_answer(
+    jobs_cli: Cli, worker_settings: Settings, database: Database
+) -> None:
+    Client(worker_settings)
+    asked = threading.Event()
+    gate = Gate(asked.is_set)
+    with running_worker(worker_settings, FakeEngine(num_slots=1, before_step=gate)) as worker:
+        leases = worker.components.leases
+        gate._may_go_on = lambda: len(leases.cancelled()) == 2
+        jobs_cli("enqueue", "--file", "-", "--batch-id", "b", stdin=jobs(1, 2))
+
+        def are_both_here() -> bool:
+            found = find_jobs(worker_settings, database, ["job-1", "job-2"])
+            return {one.place for one in found} == {Place.RUNNING, Place.HELD}
+
+        until(are_both_here, "one job is decoded and the other one is held")
+        ran = jobs_cli("cancel", "--batch-id", "b", "nobody", "--wait", "--timeout", WAIT_S, "--json")
+        assert ran.code == 1, "one of them is unknown"
+        found = {one["job_id"]: (one["place"], one.get("ended")) for one in ran.json}
+        assert sorted(found.values()) == [("held", "cancelled"), ("running", "cancelled"), ("unknown", None)]
+        again = jobs_cli("cancel", "job-1")
+    assert again.code == 0
+    assert "job-1: ended cancelled" in again.out
+    assert "nothing to cancel" in again.err
+    none = jobs_cli("cancel", "--batch-id", "nobody's")
+    assert (none.code, "no job of batch nobody's was found" in none.err) == (1, True)
+
+
+def test_a_queued_job_is_cancelled_before_a_worker_sees_it(jobs_cli: Cli, worker_settings: Settings) -> None:
+    Client(worker_settings)
+    jobs_cli("enqueue", "--file", "-", stdin=jobs(1))
+    ran = jobs_cli("cancel", "job-1")
+    assert ran.code == 0
+    assert "job-1: waits in Kafka, first in its partition" in ran.out
+    assert "asked to cancel 1 job;" in ran.err
+
+
+@pytest.mark.parametrize("by", ["ids", "batch", "file"])
+def test_an_interrupted_wait_says_how_to_wait_again(
+    jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+) -> None:
+    Client(worker_settings)
+
+    def interrupted(*_: Any, **__: Any) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    output = tmp_path / "results.jsonl"
+    extra = {"ids": ["--wait"], "batch": ["--wait", "--batch-id", "a batch"], "file": ["--output", output]}[by]
+    with monkeypatch.context() as patched:
+        patched.setattr(OutcomeReader, "outcomes", interrupted)
+        ran = jobs_cli("enqueue", "--file", "-", *extra, stdin=jobs(1, 2))
+    assert ran.code == 130
+    assert "stopped waiting; 2 jobs go on. Wait again: alphaloop wait" in ran.err
+    command = shlex.split(ran.err.rsplit("Wait again: alphaloop ", 1)[1])
+    late = jobs_cli(*command, "--timeout", "0.1")
+    assert (late.code, "2 of 2 jobs have not ended" in late.err) == (1, True)
+    with running_worker(worker_settings, FakeEngine(num_slots=2)):
+        waited = jobs_cli(*command, "--json", "--output", tmp_path / "again.jsonl")
+        at_once = jobs_cli("wait", "job-2")
+    assert waited.code == 0
+    rows = [json.loads(line) for line in waited.out.splitlines()]
+    assert {row["job_id"]: row["status"] for row in rows} == {"job-1": "succeeded", "job-2": "succeeded"}
+    written = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+    assert sorted(rows, key=lambda row: row["job_id"]) == sorted(written, key=lambda row: row["job_id"])
+    assert at_once.out == f"{next(row['text'] for row in rows if row['job_id'] == 'job-2')}\n"
+
+
+def test_a_refused_job_is_waited_for_too(jobs_cli: Cli, worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    client.send("code", [b'{"job_id": "wrong", "prompt": "p", "temperature": 9}'])
+    with running_worker(worker_settings, FakeEngine()):
+        ran = jobs_cli("wait", "wrong", "--timeout", WAIT_S)
+    assert ran.code == 1
+    assert "wrong: refused, invalid_field: body.temperature: Input should be less than" in ran.err

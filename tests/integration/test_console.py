@@ -1,0 +1,310 @@
+"""The console over HTTP: what its pages show, to whom, and with which headers."""
+
+from __future__ import annotations
+
+import base64
+import random
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from markupsafe import escape
+from pydantic import SecretStr
+
+from alphaloop.console.app import VIEWS
+from alphaloop.explaining.explanation import ExplainRequest, explain_task
+from alphaloop.explaining.opening import opening
+from alphaloop.measurements import DriftSubject
+from alphaloop.messages import Status
+from alphaloop.messages.result import Failure
+from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.overview import Overview
+from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.schedule import ScheduleStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import WorkerStore
+from alphaloop.switchback.wording import figure
+from alphaloop.wording import share_with_interval
+from benchmarks.console.filling import fill, plans
+from scheduler.report import render_page
+from tests.fixtures import reports
+from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
+from tests.fixtures.drift_events import content
+from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.slices import block_rows, subject
+
+pytestmark = pytest.mark.postgres
+
+NASTY = reports.NASTY
+SECRET_TEXT = "the text of a caller"
+FOREIGN_SCRIPT = re.compile(r"<script(?! src=\"/static/console\.js\?[0-9a-f]{12}\" defer></script>)")
+PATHS = ("/", "/tasks", "/tasks/code", "/jobs", "/job?id=j-1", "/drift", "/drift/1", "/drafts", "/reports")
+
+
+@pytest.fixture
+def visitor(database_url: SecretStr) -> Iterator[Visitor]:
+    with console(database_url) as found:
+        yield found
+
+
+@pytest.fixture
+def guest(database_url: SecretStr) -> Iterator[Visitor]:
+    """Of a console with a password, not signed in."""
+    with console(database_url, password=SecretStr(PASSWORD)) as found:
+        yield found
+
+
+def record(database: Database, job_id: str, text: str = SECRET_TEXT, error: Failure | None = None) -> None:
+    JobStore(database).claim([claim_request(job_id)], owner="w1", lease_s=60, max_attempts=3)
+    status = Status.SUCCEEDED if error is None else Status.FAILED
+    OutcomeStore(database).record([outcome(job_id, text=text, status=status, error=error)], owner="w1")
+
+
+def open_event(database: Database, verdict: str = "α_1 fell.") -> None:
+    found = content(DriftSubject("code", "lookup", "r", "t"), verdict=verdict)
+    DriftEventStore(database).write([EventChange(None, EventState.OPENED, found, verdict)], datetime.now(UTC))
+
+
+def open_incident(database: Database, sentence: str) -> None:
+    found = Incident(IncidentKind.WRONG_TEXT, "code", "lookup", "r", "t", "e", ("j-1",), sentence, {})
+    IncidentStore(database).open([found], datetime.now(UTC))
+
+
+def test_every_page_of_an_empty_database_is_shown_and_has_its_json_twin(visitor: Visitor) -> None:
+    for path in ("/", *(path for path in VIEWS if "{" not in path and path not in ("/job", "/report"))):
+        page = visitor.get(path)
+        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8"), path
+        twin = visitor.get(f"{path if path != '/' else '/now'}.json")
+        assert (twin.status, twin.headers["content-type"]) == (200, "application/json"), path
+        assert twin.data.keys() == visitor.get(f"{path}?format=json").data.keys()
+        assert f'href="{path if path != "/" else "/now"}.json"' in page.text
+    assert visitor.get("/report").status == 404
+    assert visitor.get("/tasks/unknown").status == 404
+    assert visitor.get("/tasks/code").status == 200, "it is configured"
+    assert visitor.get("/drift/99999999999999999999999").status == 404
+    assert visitor.get("/nowhere").status == 404
+
+
+def test_figures_of_tasks_are_those_of_the_status_table(database: Database, visitor: Visitor) -> None:
+    now = datetime.now(UTC)
+    SwitchbackStore(database).add(block_rows(subject("code"), now - timedelta(hours=1), 12))
+    SwitchbackStore(database).refresh(now)
+    fill(database, plans(3), now=now)
+    twin = {one["task"]: one for one in visitor.read("/tasks.json")["tasks"]}
+    page = visitor.get("/tasks").text
+    shown = Overview(database).tasks_now()
+    assert twin.keys() == {task.task for task in shown} == {"code", "sql", "summarization"}
+    for task in shown:
+        its = twin[task.task]
+        assert its["jobs"] == task.jobs
+        assert task.alpha_1 is not None
+        assert its["alpha_1"]["low"] == task.alpha_1.low
+        assert share_with_interval(task.alpha_1) in page
+        assert task.measured is not None
+        assert task.measured.speedup is not None
+        assert its["measured"]["speedup"]["mean"] == task.measured.speedup.mean
+        assert figure(task.measured) in page
+        assert figure(task.measured) in visitor.get(f"/tasks/{task.task}").text
+        assert its["last_change"]["after"] == {"mode": "speculative", "drafter": "lookup", "num_draft_tokens": 5}
+        assert sum(hour["trials"] for hour in its["by_hour"]) > 0
+
+
+def test_a_task_is_explained_as_the_command_does(database: Database, visitor: Visitor, database_url: SecretStr) -> None:
+    fill(database, plans(1), now=datetime.now(UTC))
+    deadline = time.monotonic() + WAIT_S
+    while (shown := visitor.get("/tasks/code.json").data)["explained_at"] is None:
+        assert time.monotonic() < deadline, shown
+    settings = Settings(postgres=PostgresSettings(url=database_url))
+    batch = settings.worker.batch_size
+    found = explain_task(
+        database, settings, ExplainRequest("code", "", batch, "greedy", datetime.now(UTC), is_now=True)
+    )
+    assert shown["opening"] == " ".join(opening(found))
+    explained = shown["explanation"]["decision"]
+    assert (explained["drafter"], explained["num_draft_tokens"]) == (
+        found.decision.drafter,
+        found.decision.num_draft_tokens,
+    )
+    expected = [one["speedup"] for one in explained["alternatives"]]
+    assert expected == pytest.approx([one.speedup for one in found.decision.alternatives], rel=1e-3)
+    assert escape(shown["opening"]) in visitor.get("/tasks/code").text
+
+
+def test_what_goes_on_now(database: Database, visitor: Visitor) -> None:
+    fill(database, plans(4), now=datetime.now(UTC))
+    now = visitor.read("/now.json")
+    tasks = {task.task: task for task in Overview(database).tasks_now()}
+    assert now["num_held"] == sum(task.jobs.get("running", 0) for task in tasks.values()) > 0
+    assert {task["task"]: task["num_held"] for task in now["tasks"]} == {
+        name: task.jobs.get("running", 0) for name, task in tasks.items()
+    }
+    seen = WorkerStore(database).seen()
+    assert [worker["owner"] for worker in now["workers"]] == [one.load.owner for one in seen]
+    assert now["num_slots"] == sum(one.load.num_slots for one in seen)
+    assert now["tokens_per_s"] == pytest.approx(sum(one.load.tokens_per_s or 0.0 for one in seen))
+    assert now["errors"].keys() == {"broker"}, "no broker is configured here"
+    assert "Broker not read" in visitor.get("/").text
+
+
+def test_the_last_measurement_is_told_running_ended_or_failed(database: Database, visitor: Visitor) -> None:
+    schedule, now = ScheduleStore(database), datetime.now(UTC)
+    outcomes: dict[str, dict[str, str] | None] = {
+        "and goes on": None,
+        "All is well.": {"headline": "All is well."},
+        "it failed: the broker is away": {"error": "broker_unavailable", "message": "the broker is away"},
+        "it failed: KeyError": {"error": "KeyError"},
+    }
+    for number, (told, outcome_of_run) in enumerate(outcomes.items()):
+        due = now + timedelta(minutes=number)
+        schedule.claim("measure", due, "s1", now)
+        if outcome_of_run is not None:
+            schedule.finish("measure", due, outcome_of_run, now)
+        assert told in visitor.get("/").text
+
+
+def test_pages_are_shown_while_the_broker_is_still_asked(database_url: SecretStr) -> None:
+    silent = KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_s=3)
+    with console(database_url, kafka=silent) as visitor:
+        first = visitor.get("/")
+        assert first.status == 200
+        assert "being read" in first.text
+        assert visitor.get("/tasks").status == visitor.get("/tasks/code").status == 200
+
+
+def test_tasks_come_in_pages_and_are_found_by_a_part_of_their_name(database: Database, visitor: Visitor) -> None:
+    fill(database, plans(90), now=datetime.now(UTC))
+    address, seen = "/tasks.json", []
+    while True:
+        page = visitor.read(address)
+        seen += [task["task"] for task in page["tasks"]]
+        if page["behind"] is None:
+            break
+        address = f"/tasks.json?behind={page['behind']}"
+    assert seen == [now.task for now in Overview(database).tasks_now()]
+    assert len(seen) > 50
+    found = visitor.read("/tasks.json?q=sum")
+    assert [task["task"] for task in found["tasks"]] == ["summarization"]
+    assert "No task of the last day has" in visitor.get("/tasks?q=nobody").text
+
+
+def test_everything_from_outside_is_escaped(database: Database, visitor: Visitor) -> None:
+    open_event(database, NASTY)
+    open_incident(database, NASTY)
+    DraftRegistry(database).register(NASTY, "r", "t")
+    record(database, "j-1", error=Failure(code="decode_failed", message=NASTY, hint=NASTY))
+    at = datetime.now(UTC)
+    ReportStore(database).save(StoredReport(at, at, at, NASTY, {}, "", "<p>a report</p>"))
+    for path in (*PATHS, f"/job?id={'%3Cscript%3Ealert(1)'}", "/tasks?q=%3Cscript%3E", "/jobs?batch=%3Cscript%3E"):
+        assert not re.search(
+            r"<script(?! src=\"/static/console\.js\?[0-9a-f]{12}\" defer></script>)", visitor.get(path).text
+        )
+    assert "&lt;script&gt;" in visitor.get("/drift").text
+
+
+def test_a_report_is_shown_as_it_was_published_and_runs_no_script(database: Database, visitor: Visitor) -> None:
+    html, at = render_page(reports.full()), datetime.now(UTC)
+    ReportStore(database).save(StoredReport(at, at, at, "All is well.", {"drift": []}, "", html))
+    newest, named = visitor.get("/report"), visitor.get(f"/report?at={at.isoformat().replace('+', '%2B')}")
+    assert newest.text == named.text == html
+    assert "script-src" not in newest.headers["content-security-policy"]
+    assert newest.headers["content-security-policy"].startswith("default-src 'none'")
+    assert visitor.get("/report.json").data["summary"] == "All is well."
+    assert visitor.get(f"/report?at={at.isoformat()}").status == 200, "a plus that arrived as a blank"
+
+
+def test_texts_are_shown_to_nobody_where_nobody_signs_in(database: Database, visitor: Visitor) -> None:
+    record(database, "j-1")
+    for path in ("/job?id=j-1", "/job.json?id=j-1", "/jobs", "/jobs.json"):
+        answer = visitor.get(path)
+        assert answer.status == 200
+        assert SECRET_TEXT not in answer.text
+    assert visitor.get("/job.json?id=j-1").data["result"]["status"] == "succeeded"
+
+
+def test_a_job_that_nobody_claimed_is_not_found(visitor: Visitor) -> None:
+    answer = visitor.get("/job?id=j-2")
+    assert answer.status == 404
+    assert "No worker has claimed a job of this id" in answer.text
+
+
+@pytest.mark.parametrize(
+    "address", ["/jobs?at=yesterday", "/jobs?at=2026-11-23T07:00:00", "/tasks?q=" + "x" * 400, "/job?id=%00"]
+)
+def test_a_request_that_no_link_makes_is_refused_in_words(visitor: Visitor, address: str) -> None:
+    answer = visitor.get(address)
+    assert answer.status == 400
+    assert "xpected" in answer.text
+
+
+def test_headers_of_every_answer(visitor: Visitor) -> None:
+    for path in (*PATHS, "/nowhere", "/now.json", "/static/console.js", "/sign-in"):
+        headers = visitor.get(path).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert "server" not in headers
+        assert headers["cache-control"] in ("no-store", "no-cache")
+    (address,) = re.findall(r'src="(/static/console\.js\?[^"]+)"', visitor.get("/").text)
+    assert "immutable" in visitor.get(address).headers["cache-control"]
+
+
+def test_another_sites_name_for_this_address_is_refused(visitor: Visitor, database_url: SecretStr) -> None:
+    assert visitor.get("/now.json", Host="evil.example").status == 400
+    with console(database_url, public_url="https://alphaloop.example") as public:
+        assert public.get("/now.json", Host="alphaloop.example").status == 200
+
+
+def test_with_a_password_nothing_is_shown_before_signing_in(guest: Visitor, database: Database) -> None:
+    record(database, "j-1")
+    for path in PATHS:
+        answer = guest.get(path)
+        assert answer.status == 303
+        assert answer.headers["location"].startswith("/sign-in?to=%2F")
+    refused = guest.get("/now.json")
+    assert (refused.status, refused.headers["www-authenticate"]) == (401, 'Basic realm="alphaloop console"')
+    assert guest.sign_in("wrong").status == 401
+    assert guest.get("/now.json").status == 401
+    welcome = guest.sign_in(to="/job?id=j-1")
+    assert (welcome.status, welcome.headers["location"]) == (303, "/job?id=j-1")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(welcome.headers["set-cookie"].split("; "))
+    assert SECRET_TEXT in guest.get("/job.json?id=j-1").text
+    guest.post("/sign-out", {})
+    assert guest.get("/now.json").status == 401
+
+
+def test_a_program_may_read_with_basic_authentication(guest: Visitor) -> None:
+    def asking(login: str) -> int:
+        return guest.get("/now.json", Authorization=f"Basic {base64.b64encode(login.encode()).decode()}").status
+
+    assert asking(f"alphaloop:{PASSWORD}") == 200
+    assert asking("alphaloop:wrong") == 401
+
+
+@pytest.mark.parametrize("to", ["https://evil.example", "//evil.example", "/\\evil.example", ""])
+def test_signing_in_leads_to_no_other_site(guest: Visitor, to: str) -> None:
+    assert guest.sign_in(to=to).headers["location"] == "/"
+
+
+def test_a_database_that_is_away_is_told_in_words() -> None:
+    with console(SecretStr("postgresql://nobody@127.0.0.1:1/none"), kafka=KafkaSettings()) as visitor:
+        answer = visitor.get("/jobs")
+    assert answer.status == 503
+    assert "127.0.0.1" in answer.text
+
+
+def test_a_seeded_walk_over_odd_addresses_never_crashes(visitor: Visitor, rng: random.Random) -> None:
+    """Whatever stands in an address, the answer is a page, no page, or a refusal."""
+    characters = "aZ09-_.~%/?&=+:;@!$'()*,[]"
+    for _ in range(150):
+        path = "/" + "".join(rng.choice(characters) for _ in range(rng.randint(0, 30)))
+        start = rng.choice(("", "/tasks", "/jobs?behind=", "/jobs?at=", "/drift", "/report?at=", "/job?id="))
+        assert visitor.get(start + path).status in (200, 303, 400, 404, 405, 307), start + path

@@ -1,0 +1,125 @@
+"""What those who signed in to the console may do, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from confluent_kafka import Consumer as ForeignConsumer
+from pydantic import SecretStr
+
+from alphaloop.measurements import DriftSubject
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.jobs import JobStore
+from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
+from tests.fixtures.drift_events import content
+from tests.fixtures.runs import claim_request
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def event_id(database: Database) -> int:
+    found = content(DriftSubject("code", "lookup", "r", "t"))
+    DriftEventStore(database).write([EventChange(None, EventState.OPENED, found, "α_1 fell.")], datetime.now(UTC))
+    (event,) = DriftEventStore(database).open_events()
+    return event.id
+
+
+@pytest.fixture
+def person(database_url: SecretStr) -> Iterator[Visitor]:
+    """Somebody who signed in."""
+    with console(database_url, password=SecretStr(PASSWORD)) as visitor:
+        assert visitor.sign_in().status == 303
+        yield visitor
+
+
+def token_of(page: str) -> str:
+    (found,) = set(re.findall(r'name="token" value="([^"]+)"', page))
+    return str(found)
+
+
+def test_a_drift_event_is_acknowledged(person: Visitor, database: Database, event_id: int) -> None:
+    token = token_of(person.get(f"/drift/{event_id}").text)
+    form = {"token": token, "by": "Ada", "note": "a new draft is in training"}
+    answer = person.post(f"/drift/{event_id}/acknowledge", form)
+    assert (answer.status, answer.headers["location"]) == (303, f"/drift/{event_id}")
+    event = DriftEventStore(database).find(event_id)
+    assert event is not None
+    assert (event.acknowledged_by, event.note) == ("Ada", "a new draft is in training")
+    assert "Ada took note of it" in person.get(f"/drift/{event_id}").text
+    assert person.post("/drift/99/acknowledge", form).status == 404
+    assert person.post(f"/drift/{event_id}/acknowledge", {**form, "by": " "}).status == 400
+
+
+def test_a_form_without_the_sessions_token_does_nothing(person: Visitor, database: Database, event_id: int) -> None:
+    address, form = f"/drift/{event_id}/acknowledge", {"by": "Eve", "note": ""}
+    assert person.post(address, form).status == 403
+    assert person.post(address, {**form, "token": "guessed"}).status == 403
+    signed_out = Visitor(person.url)
+    token = token_of(person.get(f"/drift/{event_id}").text)
+    assert signed_out.post(address, {**form, "token": token}).status == 403
+    other = Visitor(person.url)
+    other.sign_in()
+    assert other.post(address, {**form, "token": token}).status == 403, "the token is another session's"
+    event = DriftEventStore(database).find(event_id)
+    assert event is not None
+    assert event.acknowledged_by is None
+
+
+def test_a_login_in_the_header_reads_and_does_not_act(person: Visitor, event_id: int) -> None:
+    program = Visitor(person.url, headers={"Authorization": "Basic YWxwaGFsb29wOmNvcnJlY3QgaG9yc2U="})
+    page = program.get(f"/drift/{event_id}")
+    assert page.status == 200
+    assert "<button>Acknowledge" not in page.text
+    assert program.post(f"/drift/{event_id}/acknowledge", {"token": "", "by": "Eve"}).status == 403
+
+
+def test_without_a_password_no_form_is_shown_and_none_is_taken(database_url: SecretStr, event_id: int) -> None:
+    with console(database_url) as visitor:
+        assert "<button>Acknowledge" not in visitor.get(f"/drift/{event_id}").text
+        assert visitor.post(f"/drift/{event_id}/acknowledge", {"by": "Eve", "token": ""}).status == 403
+        assert visitor.post("/job/cancel", {"id": "a", "token": ""}).status == 403
+
+
+def test_a_form_that_is_too_large_is_refused(person: Visitor, event_id: int) -> None:
+    token = token_of(person.get(f"/drift/{event_id}").text)
+    many = {f"field-{number}": "x" for number in range(50)}
+    assert person.post(f"/drift/{event_id}/acknowledge", {"token": token, "by": "Ada", **many}).status == 400
+
+
+@pytest.mark.kafka
+def test_a_job_is_cancelled(database: Database, database_url: SecretStr, kafka_settings: KafkaSettings) -> None:
+    job_id = f"cancel-{time.time_ns()}"
+    JobStore(database).claim([claim_request(job_id)], owner="w1", lease_s=60, max_attempts=3)
+    with console(database_url, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
+        visitor.sign_in()
+        form = {"token": token_of(visitor.get(f"/job?id={job_id}").text), "id": job_id}
+        answer = visitor.post("/job/cancel", form)
+        assert answer.status == 303
+        assert "The workers were asked to cancel it" in visitor.get(answer.headers["location"]).text
+    assert job_id in cancelled(kafka_settings, job_id)
+
+
+def cancelled(kafka: KafkaSettings, wanted: str) -> set[str]:
+    """The jobs that the control topic asks to cancel, read until the wanted one."""
+    consumer = ForeignConsumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": wanted, "auto.offset.reset": "earliest"}
+    )
+    found: set[str] = set()
+    deadline = time.monotonic() + WAIT_S
+    try:
+        consumer.subscribe(["control"])
+        while wanted not in found and time.monotonic() < deadline:
+            message = consumer.poll(0.5)
+            if message is not None and message.error() is None:
+                found.add(json.loads(message.value() or b"{}").get("job_id"))
+    finally:
+        consumer.close()
+    return found

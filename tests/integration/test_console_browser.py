@@ -1,0 +1,159 @@
+"""The console in a real Chromium: no error, by keyboard, on a phone, without its script, with a thousand tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from pydantic import SecretStr
+
+from alphaloop.store.database import Database
+from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.reports import ReportStore, StoredReport
+from benchmarks.console.filling import fill, plans
+from benchmarks.console.pictures import chromium, find_chromium, settle
+from scheduler.report import render_page
+from tests.fixtures import reports
+from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.missing import missing
+from tests.fixtures.runs import claim_request
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if find_chromium() is None:
+        missing("Chromium", "apt install chromium")
+    with chromium() as found:
+        yield found
+
+
+@contextmanager
+def opened(
+    browser: Browser, *, is_phone: bool = False, is_dark: bool = False, has_script: bool = True
+) -> Iterator[Page]:
+    """A page that fails the test if the browser complains about anything."""
+    context = browser.new_context(
+        viewport={"width": 390 if is_phone else 1280, "height": 844},
+        color_scheme="dark" if is_dark else "light",
+        java_script_enabled=has_script,
+    )
+    context.set_default_timeout(WAIT_MS)
+    page, complaints = context.new_page(), list[str]()
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(error.message))
+    page.on("requestfailed", lambda request: complaints.append(f"{request.url}: {request.failure}"))
+    try:
+        yield page
+    finally:
+        context.close()
+    # A page that is left while it reads itself anew gives that request up.
+    assert [one for one in complaints if "ERR_ABORTED" not in one] == []
+
+
+@pytest.fixture
+def visitor(database_url: SecretStr) -> Iterator[Visitor]:
+    with console(database_url, refresh_s=1) as found:
+        yield found
+
+
+@pytest.mark.parametrize(("is_phone", "is_dark"), [(False, False), (True, True)])
+def test_no_page_complains_or_is_wider_than_the_window(
+    browser: Browser, database: Database, visitor: Visitor, is_phone: bool, is_dark: bool
+) -> None:
+    now = datetime.now(UTC)
+    fill(database, plans(6), now=now)
+    full = reports.full(tasks=("code", "sql"))
+    content = full.model_dump(mode="json")
+    ReportStore(database).save(StoredReport(now, now, now, "All is well.", content, "", render_page(full)))
+    job = visitor.get("/jobs.json").data["jobs"][-1]["job_id"]
+    (event,) = DriftEventStore(database).open_events()
+    with opened(browser, is_phone=is_phone, is_dark=is_dark) as page:
+        for path in ("/", "/tasks", "/tasks/code"):
+            settle(page, visitor.url + path)
+        for path in (
+            *("/", "/tasks", "/tasks/code", "/jobs", f"/job?id={job}", "/drift", f"/drift/{event.id}"),
+            *("/drafts", "/reports", "/report"),
+        ):
+            page.goto(visitor.url + path)
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert paper == ("rgb(20, 24, 29)" if is_dark else "rgb(255, 255, 255)"), path
+        page.goto(visitor.url + "/tasks/code")
+        expect(page.locator("svg.plot .band")).to_have_count(2)
+
+
+def test_a_person_goes_through_it_by_keyboard(browser: Browser, database: Database, visitor: Visitor) -> None:
+    fill(database, plans(3), now=datetime.now(UTC))
+    with opened(browser) as page:
+        settle(page, visitor.url + "/tasks")
+        page.goto(visitor.url)
+        page.keyboard.press("g")
+        page.keyboard.press("t")
+        expect(page.get_by_role("heading", name="Tasks")).to_be_visible()
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        expect(page.locator("tbody tr.at")).to_contain_text("sql")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/tasks/sql")
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("g")
+        page.keyboard.press("j")
+        expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+        page.keyboard.press("/")
+        expect(page.get_by_role("searchbox", name="Id of a job")).to_be_focused()
+
+
+def test_an_open_page_reads_itself_anew(browser: Browser, database: Database, visitor: Visitor) -> None:
+    with opened(browser) as page:
+        page.goto(visitor.url + "/jobs")
+        expect(page.get_by_text("No worker has claimed a job yet.")).to_be_visible()
+        JobStore(database).claim([claim_request("a-new-job")], owner="w1", lease_s=60, max_attempts=3)
+        expect(page.get_by_role("link", name="a-new-job")).to_be_visible(timeout=WAIT_MS)
+
+
+def test_it_works_without_its_script(browser: Browser, database: Database, visitor: Visitor) -> None:
+    fill(database, plans(3), now=datetime.now(UTC))
+    visitor.read("/tasks.json")
+    with opened(browser, has_script=False) as page:
+        page.goto(visitor.url)
+        page.get_by_role("link", name="Tasks", exact=True).click()
+        page.get_by_role("searchbox").fill("sq")
+        page.get_by_role("button", name="Find").click()
+        page.get_by_role("link", name="sql").click()
+        expect(page.get_by_role("heading", name="sql", exact=True)).to_be_visible()
+
+
+def test_a_person_signs_in_and_acknowledges(browser: Browser, database: Database, database_url: SecretStr) -> None:
+    fill(database, plans(1), now=datetime.now(UTC))
+    (event,) = DriftEventStore(database).open_events()
+    with console(database_url, password=SecretStr(PASSWORD)) as visitor, opened(browser) as page:
+        page.goto(f"{visitor.url}/drift/{event.id}")
+        page.get_by_label("Name").fill("alphaloop")
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_label("What they do about it").fill("a new draft is in training")
+        page.get_by_role("button", name="Acknowledge").click()
+        expect(page.get_by_text("took note of it")).to_be_visible()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_pages_of_a_thousand_tasks(browser: Browser, database: Database, visitor: Visitor) -> None:
+    requests = [claim_request(f"job-{n}", task=f"task-{n:04d}") for n in range(1000)]
+    JobStore(database).claim(requests, owner="w1", lease_s=60, max_attempts=3)
+    with opened(browser) as page:
+        settle(page, visitor.url + "/tasks")
+        for number in range(3):
+            expect(page.get_by_role("link", name=f"task-{50 * number:04d}")).to_be_visible()
+            expect(page.locator("tbody tr")).to_have_count(50)
+            page.get_by_role("link", name="next page").click()

@@ -1,0 +1,77 @@
+"""Signing in to the console."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.console.sessions import MAX_FAILURES, WINDOW_S, Sessions, TooManyFailures, is_token_of
+from alphaloop.settings import ConsoleSettings
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made(clock: Clock) -> Sessions:
+    return Sessions(ConsoleSettings(username="ada", password=SecretStr("lövelace"), session_hours=1), clock=clock)
+
+
+def header(text: str) -> str:
+    return f"Basic {base64.b64encode(text.encode()).decode()}"
+
+
+def test_a_session_lasts_until_its_hours_are_over_or_it_is_ended() -> None:
+    clock = Clock()
+    sessions = made(clock)
+    one, two = sessions.sign_in("ada", "lövelace"), sessions.sign_in("ada", "lövelace")
+    assert one is not None
+    assert two is not None
+    assert one.cookie != two.cookie
+    assert sessions.of_cookie(one.cookie) == one
+    sessions.end(two)
+    assert sessions.of_cookie(two.cookie) is None
+    clock.now += 3601
+    assert sessions.of_cookie(one.cookie) is None
+
+
+def test_a_form_acts_for_its_own_session_only() -> None:
+    sessions = made(Clock())
+    one, two = sessions.sign_in("ada", "lövelace"), sessions.sign_in("ada", "lövelace")
+    assert one is not None
+    assert two is not None
+    assert is_token_of(one, one.token)
+    assert not is_token_of(one, two.token)
+    assert not is_token_of(one, "")
+    program = sessions.of_header(header("ada:lövelace"))
+    assert program is not None
+    assert not is_token_of(program, ""), "a program has no token, so it cannot act"
+
+
+@pytest.mark.parametrize(
+    "given", ["Basic !", "Bearer x", "", None, header("ada"), header("ada:"), header("eva:lövelace")]
+)
+def test_other_headers_are_refused(given: str | None) -> None:
+    assert made(Clock()).of_header(given) is None
+
+
+def test_passwords_cannot_be_guessed_quickly() -> None:
+    clock = Clock()
+    sessions = made(clock)
+    for number in range(MAX_FAILURES):
+        assert sessions.sign_in("ada", f"guess {number}") is None
+    with pytest.raises(TooManyFailures):
+        sessions.sign_in("ada", "lövelace")
+    clock.now += WINDOW_S + 1
+    assert sessions.sign_in("ada", "lövelace") is not None
+
+
+def test_without_a_password_nobody_can_sign_in() -> None:
+    sessions = Sessions(ConsoleSettings())
+    assert not sessions.are_needed
+    assert sessions.sign_in("alphaloop", "") is None

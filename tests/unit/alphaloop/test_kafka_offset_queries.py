@@ -1,0 +1,39 @@
+"""Questions about offsets that a broker cannot answer yet. A real one is so for milliseconds only, by chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from alphaloop.errors import BrokerError
+from alphaloop.kafka.offset_queries import OffsetQueries
+from alphaloop.kafka.records import TopicPartition
+
+_NEW = TopicPartition("jobs.new", 0)
+
+
+class _Client:
+    """Answers for its partitions behind `num_unknown` refusals."""
+
+    def __init__(self, num_unknown: int) -> None:
+        self.num_unknown = num_unknown
+
+    def get_watermark_offsets(self, partition: ck.TopicPartition, timeout: float) -> tuple[int, int]:
+        if self.num_unknown:
+            self.num_unknown -= 1
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+        return 0, 3
+
+
+def test_a_topic_that_was_just_made_is_asked_for_again() -> None:
+    client: Any = _Client(num_unknown=2)
+    assert OffsetQueries(client, timeout_s=60.0).watermarks(_NEW) == (0, 3)
+
+
+def test_a_topic_that_stays_unknown_is_an_error_that_names_it() -> None:
+    client: Any = _Client(num_unknown=1_000_000)
+    with pytest.raises(BrokerError, match=r"jobs\.new\[0\]"):
+        OffsetQueries(client, timeout_s=0.01).watermarks(_NEW)

@@ -1,0 +1,68 @@
+"""How the drift benchmark counts: run lengths, strengths, delays, and the least delay there can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+contest = pytest.importorskip("benchmarks.drift.contest", reason="it needs numba and river")
+contestants = pytest.importorskip("benchmarks.drift.contestants", reason="it needs numba and river")
+optimum = pytest.importorskip("benchmarks.drift.optimum", reason="it needs numba")
+rivals = pytest.importorskip("benchmarks.drift.rivals", reason="it needs numba")
+
+
+def test_a_delay_counts_the_first_alarm_from_the_change_on() -> None:
+    assert contestants.first(np.array([-40, 0, 9])) == 1
+    assert contestants.first(np.array([-40, 9])) == 10
+    assert contestants.first(np.array([-40])) == contestants.LONGEST_DELAY
+
+
+def test_a_strength_lies_between_those_around_the_wanted_run_length() -> None:
+    counts = contest.Counts([1.0, 2.0, 3.0], [400, 100, 10], 1_000_000)
+    assert 1.0 < counts.strength_for(5_000) < 2.0 < counts.strength_for(20_000) < 3.0
+    assert counts.at(2.0).num_alarms == 100
+
+
+@pytest.mark.parametrize(("alarms", "low", "high"), [(0, 0.0, 3.69), (10, 4.80, 18.39), (100, 81.36, 121.6)])
+def test_the_bounds_of_a_run_length_are_those_of_a_poisson_number(alarms: int, low: float, high: float) -> None:
+    found = contest.run_length_of(alarms, 1_000)
+    assert 1_000 / found.high == pytest.approx(low, rel=0.02, abs=0.03)
+    assert 1_000 / found.low == pytest.approx(high, rel=0.02)
+
+
+def test_counting_looks_only_around_the_wanted_run_lengths() -> None:
+    strengths = [float(2**power) for power in range(12)]
+    asked = []
+
+    def detect(values: object, strength: float) -> object:
+        asked.append(strength)
+        return np.full(int(1e6 / 500 / strength), contest.WARM_UP_JOBS)
+
+    counts = contest.count(detect, [np.zeros(1_000_000 + contest.WARM_UP_JOBS)], strengths)
+    assert len(asked) == len(set(asked)) < len(strengths)
+    assert counts.strength_for(50_000) == pytest.approx(100, rel=0.15)
+
+
+def test_the_least_delay_is_that_of_a_cusum_on_normal_values() -> None:
+    """A CUSUM for a shift of .6 standard deviations, on a sample."""
+    rng = np.random.default_rng(8)
+
+    def cusum(values: np.ndarray, threshold: float) -> list[int]:
+        found, up, down = [], 0.0, 0.0
+        for index, value in enumerate(values.tolist()):
+            up, down = max(0.0, up + 0.6 * value - 0.18), max(0.0, down - 0.6 * value - 0.18)
+            if max(up, down) > threshold:
+                found.append(index)
+                up = down = 0.0
+        return found
+
+    # The threshold of a run length of 2,000: between 1,600 and 2,500 here.
+    num = len(cusum(rng.standard_normal(200_000), 5.93))
+    assert 80 < num < 125
+    delays = []
+    for _ in range(300):
+        values = rng.standard_normal(400)
+        values[200:] += 0.6
+        delays.append(next(index for index in cusum(values, 5.93) if index >= 200) - 199)
+    expected = optimum.least_delay(0.6, 1.0, 2_000)
+    assert np.mean(delays) == pytest.approx(expected, abs=3 * np.std(delays) / 300**0.5 + 0.5)

@@ -1,0 +1,69 @@
+"""What a worker says of itself: seldom, in one write, with the tokens of the jobs that it decodes now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alphaloop.store.workers import WorkerLoad
+from tests.fakes import FakeEngine
+from worker.engine import Step
+from worker.presence import EVERY_S, Presence
+
+
+class Said:
+    """The table of workers, written at once."""
+
+    def __init__(self) -> None:
+        self.loads: list[WorkerLoad] = []
+        self.left: list[str] = []
+
+    def say(self, load: WorkerLoad) -> None:
+        self.loads.append(load)
+
+    def leave(self, owner: str) -> None:
+        self.left.append(owner)
+
+    def write(self, what: str, write: Callable[[], object]) -> None:
+        write()
+
+
+def step(**tokens: int) -> Step:
+    return Step((), (), len(tokens), 1, 0.01, tokens_by_job=tokens)
+
+
+def test_a_load_is_said_now_and_then_however_many_steps_there_are() -> None:
+    said, now = Said(), [0.0]
+    identity = FakeEngine().identity
+    presence = Presence(said, said.write, identity, owner="w", num_held=lambda: 3, clock=lambda: now[0])
+    running: list[str] = []
+
+    def turn() -> None:
+        presence.say_when_due(lambda: list(running), num_slots=4, num_waiting=lambda: 7)
+
+    turn()
+    running[:] = ["a", "b"]
+    for job_id in running:
+        presence.started(job_id)
+    for _ in range(64):
+        now[0] += EVERY_S / 64
+        presence.stepped(step(a=2, b=1))
+        turn()
+    assert len(said.loads) == 2
+    first, second = said.loads
+    assert (first.tokens, first.tokens_per_s) == ({}, None)
+    assert (second.tokens, second.tokens_per_s) == ({"a": 128, "b": 64}, 192 / EVERY_S)
+    assert (second.owner, second.num_slots, second.num_waiting, second.num_held) == ("w", 4, 7, 3)
+
+
+def test_a_job_that_is_decoded_again_counts_from_its_start_and_one_that_ended_is_forgotten() -> None:
+    said, now = Said(), [0.0]
+    presence = Presence(said, said.write, FakeEngine().identity, owner="w", num_held=lambda: 0, clock=lambda: now[0])
+    for job_id in ("a", "b"):
+        presence.started(job_id)
+    presence.stepped(step(a=5, b=5))
+    presence.started("a")
+    presence.stepped(step(a=1))
+    presence.say_when_due(lambda: ["a"], num_slots=1, num_waiting=lambda: 0)
+    assert said.loads[0].tokens == {"a": 1}
+    presence.leave()
+    assert said.left == ["w"]

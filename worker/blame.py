@@ -1,0 +1,46 @@
+"""Which of the jobs that failed have failed for good."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alphaloop.errors import DecodeFailed
+from alphaloop.messages import Failure
+from worker.components import Components
+from worker.engine import PreparedJob
+from worker.jobs import outcomes
+from worker.jobs.running import RunningJob, RunningJobs
+from worker.jobs.self_test import SelfTest
+
+
+class Blame:
+    """Asks the engine's self-test whether a job or the engine was at fault. One thread uses it, the loop's."""
+
+    def __init__(self, components: Components, running: RunningJobs) -> None:
+        self._c = components
+        self._running = running
+        self._self_test = SelfTest(components.engine)
+
+    def check(self) -> None:
+        """Raise EngineSick when too many jobs in a row failed by the engine's fault."""
+        self._self_test.check()
+
+    def worked(self, prepared: PreparedJob) -> None:
+        """The engine decoded this job to its end."""
+        self._self_test.worked(prepared)
+
+    def failed_for_good(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[tuple[RunningJob, Failure]]:
+        """The jobs that failed alone, by their own fault and for good.
+
+        Of the others, those that have a try left wait for it in Kafka. Where the engine was at fault, they run again.
+        """
+        blamed = []
+        for job, error in failed:
+            failure = outcomes.failure_of(error)
+            if not self._self_test.is_job_to_blame(job.job_id, job.setting):
+                self._running.run_alone_later([job.claimed])
+            elif self._c.retries.put(job.claimed, failure, self._c.now()):
+                self._c.feed.ended([job.lane])
+            else:
+                blamed.append((job, failure))
+        return blamed

@@ -1,0 +1,83 @@
+"""Tells the database every few seconds what this worker is doing, for `alphaloop status` and `alphaloop job`.
+
+One row a worker, however many jobs and tokens: nothing is written for a job or a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from alphaloop.engine_identity import EngineIdentity
+from alphaloop.store.workers import WorkerLoad
+from worker.background import Write
+from worker.engine import Step
+
+EVERY_S: Final = 2.0
+
+
+class Store(Protocol):
+    """What is needed of alphaloop.store.workers.WorkerStore."""
+
+    def say(self, load: WorkerLoad) -> None: ...
+    def leave(self, owner: str) -> None: ...
+
+
+class Presence:
+    """Counts the tokens of running jobs, and has them written now and then. The loop's thread owns it."""
+
+    def __init__(
+        self,
+        store: Store,
+        write: Write,
+        identity: EngineIdentity,
+        *,
+        owner: str,
+        num_held: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """`write` takes what is to be written in the background; `num_held` is the number of claims."""
+        self._store = store
+        self._write = write
+        self._identity = identity
+        self._owner = owner
+        self._num_held = num_held
+        self._clock = clock
+        self._tokens: dict[str, int] = {}
+        self._num_tokens = 0  #: of all jobs, since the last word
+        self._said_at: float | None = None
+
+    def started(self, job_id: str) -> None:
+        """A job is decoded from its start."""
+        self._tokens[job_id] = 0
+
+    def stepped(self, step: Step) -> None:
+        """Count what a step of the engine brought."""
+        for job_id, num in step.tokens_by_job.items():
+            self._tokens[job_id] = self._tokens.get(job_id, 0) + num
+            self._num_tokens += num
+
+    def say_when_due(self, running: Callable[[], list[str]], *, num_slots: int, num_waiting: Callable[[], int]) -> None:
+        """Have the load written if it was not for a while. `running` are the jobs in the engine."""
+        now = self._clock()
+        since_s = None if self._said_at is None else now - self._said_at
+        if since_s is not None and since_s < EVERY_S:
+            return
+        self._tokens = {job_id: self._tokens.get(job_id, 0) for job_id in running()}
+        load = WorkerLoad(
+            self._owner,
+            self._identity.device,
+            self._identity.target,
+            num_slots,
+            num_waiting(),
+            self._num_held(),
+            dict(self._tokens),  # a copy, because another thread writes it
+            self._num_tokens / since_s if since_s else None,
+        )
+        self._num_tokens, self._said_at = 0, now
+        self._write("the worker's load", partial(self._store.say, load))
+
+    def leave(self) -> None:
+        """Have the row deleted."""
+        self._write("the worker's end", partial(self._store.leave, self._owner))
