@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -52,14 +53,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def log_level_is_left_as_it_was() -> Iterator[None]:
-    """A test that leaves the root logger at another level fails itself, and not a later one that reads the log."""
-    root = logging.getLogger()
-    before = root.level
+def logging_as_before() -> Iterator[None]:
+    """What a test configures of logging is undone, because a later test may read the log."""
+    root, client = logging.getLogger(), logging.getLogger("alphaloop.kafka.librdkafka")
+    handlers, levels, hook = root.handlers[:], (root.level, client.level), sys.excepthook
     yield
-    after = root.level
-    root.setLevel(before)
-    assert after == before, f"the root logger was left at {logging.getLevelName(after)}"
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    client.setLevel(levels[1])
+    sys.excepthook = hook
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ class WorkerSettings(Section):
     ignored_body_fields: tuple[str, ...] = (
         HARMLESS  #: unknown fields of a job's body that are dropped; others are refused
     )
-    max_attempts: int = Field(3, ge=1)  #: a job fails after so many workers died while they held it
+    max_attempts: int = Field(3, ge=1)  #: further workers that may die with a job, alone, before it fails
     lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
     commit_interval_s: float = Field(1.0, gt=0)  #: between two commits of offsets
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for running jobs to finish

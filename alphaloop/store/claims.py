@@ -76,7 +76,8 @@ def claimed(
     max_attempts: int,
 ) -> Claim:
     """The answer to a request whose job was claimed, or left to be claimed alone."""
-    state = ClaimState.CLAIMED if num_crashes < max_attempts else ClaimState.EXHAUSTED
+    # Any job that the worker of the first crash held may have caused that one.
+    state = ClaimState.CLAIMED if num_crashes <= max_attempts else ClaimState.EXHAUSTED
     if is_cancelled:
         state = ClaimState.CANCELLED
     if is_suspect:

@@ -37,7 +37,7 @@ _CRASHES: Final = "known.num_crashes + CASE WHEN known.owner <> excluded.owner T
 #: A job with which a worker died is claimed alone. Beside others its crash is counted and nobody holds it, in this same
 #: statement, because a worker that died before it gave such claims back would count as a crash of all of them.
 _IS_SUSPECT: Final = f"""NOT %(alone)s AND known.owner IS DISTINCT FROM excluded.owner
-    AND {_CRASHES} BETWEEN 1 AND %(max_attempts)s - 1"""
+    AND {_CRASHES} BETWEEN 1 AND %(max_attempts)s"""
 #: One statement, so that a claim takes one exchange with the server. Locks rows in Python's order of job_id. A row that
 #: may not be claimed is locked, left as it is, and not returned. A claim that is taken over from another owner counts
 #: as a crash of that owner. A claim that was given back has no owner, and an owner asks for its own claim again when
@@ -84,8 +84,8 @@ class JobStore:
 
         A job named twice in one call is claimed once; the second answer is HELD for the length of the lease, or
         CONFLICT when its payload differs. `owner` must be new for each process: a running job of the same owner is
-        claimed again, at the next attempt. A job that `max_attempts` workers have died with is EXHAUSTED. A job
-        with which a worker died is a SUSPECT, which nobody holds, unless it is asked for `alone`.
+        claimed again, at the next attempt. A job with which a worker died is a SUSPECT, which nobody holds, unless
+        it is asked for `alone`. When `max_attempts` more workers died with it alone, it is EXHAUSTED.
         """
         mine: dict[str, Claim] = {}
         chosen: dict[str, ClaimRequest] = {}

@@ -90,21 +90,15 @@ def test_who_may_only_read_reads_and_is_told_what_he_lacks(
 def test_neither_secrets_nor_content_are_logged_at_any_level(
     object_store: ObjectStore, written: ContentReference, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root, before = logging.getLogger(), logging.getLogger().handlers[:]
-    level = root.level
-    try:
-        logs.configure("DEBUG")
-        for options in (object_store.options(), {**object_store.options(), "secret": "planted-wrong"}):
-            store = opened(object_store, options)
-            for act in every_call(store, written):
-                try:
-                    act()
-                except ContentStoreUnavailable as error:
-                    logging.getLogger("alphaloop").error("refused", exc_info=error)
-        told = capsys.readouterr().err
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)
+    logs.configure("DEBUG")
+    for options in (object_store.options(), {**object_store.options(), "secret": "planted-wrong"}):
+        store = opened(object_store, options)
+        for act in every_call(store, written):
+            try:
+                act()
+            except ContentStoreUnavailable as error:
+                logging.getLogger("alphaloop").error("refused", exc_info=error)
+    told = capsys.readouterr().err
     assert "refused" in told
     for secret in ("planted", "nobody may log", SECRETS["alphaloop"]):
         assert secret not in told

@@ -65,7 +65,7 @@ class Model:
             else:
                 row.num_crashes += row.owner not in (None, owner)
                 row.owner, row.is_leased, row.attempt = owner, True, row.attempt + 1
-                dead = ClaimState.EXHAUSTED if row.num_crashes >= MAX_ATTEMPTS else ClaimState.CLAIMED
+                dead = ClaimState.EXHAUSTED if row.num_crashes > MAX_ATTEMPTS else ClaimState.CLAIMED
                 claimed[job] = ClaimState.CANCELLED if job in self.cancelled else dead
                 answers.append((claimed[job], None))
         return answers

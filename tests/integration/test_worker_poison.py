@@ -68,7 +68,7 @@ def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, 
             is_done = works_until_done_or_dead(process, database)
         assert is_done or process.returncode == DIED
         num_deaths += not is_done
-    assert num_deaths == settings.worker.max_attempts
+    assert num_deaths == 1 + settings.worker.max_attempts, "the first death may have been any job's fault"
     names = {f"job-{number}" for number in range(NUM_JOBS)}
     records = client.read([RESULTS], lambda found: {(record.key or b"").decode() for record in found} == names)
     by_id = {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}

@@ -123,7 +123,7 @@ class Claiming:
             case ClaimState.CANCELLED:
                 claims.ended.append(EndedUndecoded(claimed, Status.CANCELLED, cancelled()))
             case ClaimState.EXHAUSTED:
-                message = f"{answer.num_crashes} attempts ended without an outcome: the worker died each time"
+                message = f"{answer.num_crashes} workers died with this job, all but the first while it ran alone"
                 claims.ended.append(
                     EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
                 )

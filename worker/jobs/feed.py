@@ -5,6 +5,7 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import Counter
@@ -65,6 +66,7 @@ class JobFeed:
         max_waiting: int,
         max_waiting_bytes: int,
         now: Callable[[], datetime],
+        rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
         contents: Contents | None = None,
         num_readers: int = 1,
@@ -90,7 +92,7 @@ class JobFeed:
             Reading(validation, clock, self._fetching),
         )
         self._held = HeldJobs()
-        self._suspects = Suspects(leases)
+        self._suspects = Suspects(leases, rng)
         self._assignment = -1
         self._lock = threading.Lock()  # of the queue and the counts below: the loop charges and ends, this thread asks
         self._charged: Counter[str] = Counter()

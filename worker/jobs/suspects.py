@@ -3,11 +3,14 @@
 A crash counts for every job that the dead worker had claimed, also for those that only waited for a slot. If suspects
 were decoded one by one but claimed together, all of them would be given up with the one that kills each worker. A
 suspect that is the only claim of its worker is the only job that the next crash counts for.
+
+The next suspect is drawn at random. If the oldest always came first, workers that are killed from outside every few
+seconds would die with the same few jobs again and again, and these would be given up.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import random
 from collections.abc import Callable
 
 from worker.intake.validation import ReadyJob
@@ -18,9 +21,10 @@ from worker.jobs.leases import LeaseKeeper
 class Suspects:
     """Suspects that wait until this worker has no other claim. One thread owns it."""
 
-    def __init__(self, leases: LeaseKeeper) -> None:
+    def __init__(self, leases: LeaseKeeper, rng: random.Random) -> None:
         self._leases = leases
-        self._waiting: deque[ReadyJob] = deque()
+        self._rng = rng
+        self._waiting: list[ReadyJob] = []
         self._claimed = ""  # the job_id of the suspect claimed last
 
     def __len__(self) -> int:
@@ -49,8 +53,10 @@ class Suspects:
 
     def next(self) -> ReadyJob | None:
         """Take out the suspect to claim now; None while this worker has a claim."""
-        return self._waiting.popleft() if self._waiting and not self._leases.num_held else None
+        if not self._waiting or self._leases.num_held:
+            return None
+        return self._waiting.pop(self._rng.randrange(len(self._waiting)))
 
     def discard(self, unwanted: Callable[[ReadyJob], bool]) -> None:
         """Drop those for which `unwanted` holds (their partition went to another worker)."""
-        self._waiting = deque(ready for ready in self._waiting if not unwanted(ready))
+        self._waiting = [ready for ready in self._waiting if not unwanted(ready)]

@@ -5,22 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from alphaloop.errors import ConfigError
 from alphaloop.logs import MAX_FIELD_CHARS, configure
-
-
-@pytest.fixture(autouse=True)
-def restored_root() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level, hook = root.handlers[:], root.level, sys.excepthook
-    yield
-    sys.excepthook = hook
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_text_is_one_line_with_action_and_fields(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -50,14 +49,11 @@ class Kept(logging.Handler):
 
 
 @pytest.fixture
-def logged() -> Iterator[list[str]]:
+def logged() -> list[str]:
     root, kept = logging.getLogger(), Kept()
-    level = root.level
     root.addHandler(kept)
     root.setLevel(logging.DEBUG)
-    yield kept.told
-    root.setLevel(level)
-    root.removeHandler(kept)
+    return kept.told
 
 
 def test_a_refusal_names_its_status_and_no_secret_is_logged_at_any_level(logged: list[str]) -> None:
