@@ -182,6 +182,7 @@ def assemble(
         is_ending=lambda: stop.is_set() or died.is_set(),
         now=clock.now,
         rng=random.Random(rng.random()),
+        suspect_delay_s=limits.suspect_delay_s,
         num_ahead=max(LEAST_AHEAD, limits.batch_size),
         max_waiting=limits.max_buffered,
         max_waiting_bytes=limits.max_buffered_bytes,

@@ -103,6 +103,7 @@ class WorkerSettings(Section):
         HARMLESS  #: unknown fields of a job's body that are dropped; others are refused
     )
     max_attempts: int = Field(3, ge=1)  #: further workers that may die with a job, alone, before it fails
+    suspect_delay_s: float = Field(5.0, ge=0)  #: a worker runs so long before it takes a job one died with, alone
     lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
     commit_interval_s: float = Field(1.0, gt=0)  #: between two commits of offsets
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for running jobs to finish

@@ -57,7 +57,7 @@ def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, 
     settings = worker_settings.model_copy(
         update={
             "kafka": worker_settings.kafka.model_copy(update={"session_timeout_ms": 1500}),
-            "worker": worker_settings.worker.model_copy(update={"lease_s": 1.0}),
+            "worker": worker_settings.worker.model_copy(update={"lease_s": 1.0, "suspect_delay_s": 0.2}),
         }
     )
     client = Client(settings)

@@ -57,7 +57,9 @@ class Claims:
     held: list[tuple[ReadyJob, float]] = field(
         default_factory=list
     )  #: another worker's; ask again after so many seconds
-    suspects: list[ReadyJob] = field(default_factory=list)  #: not claimed: a worker died with each, so ask for it alone
+    suspects: list[tuple[ReadyJob, int]] = field(
+        default_factory=list
+    )  #: not claimed, and how many workers died with each
 
     @property
     def attempts(self) -> dict[str, int]:
@@ -117,7 +119,7 @@ class Claiming:
                 hint = "give another job another job_id; the same payload again is answered from the record"
                 claims.refused.append((ready, JobConflict(field="job_id", hint=hint)))
             case ClaimState.SUSPECT:
-                claims.suspects.append(ready)
+                claims.suspects.append((ready, answer.num_crashes))
             case ClaimState.HELD:
                 claims.held.append((ready, answer.held_for_s or 0.0))
             case ClaimState.CANCELLED:

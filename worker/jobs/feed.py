@@ -67,6 +67,7 @@ class JobFeed:
         max_waiting_bytes: int,
         now: Callable[[], datetime],
         rng: random.Random,
+        suspect_delay_s: float,
         clock: Callable[[], float] = time.monotonic,
         contents: Contents | None = None,
         num_readers: int = 1,
@@ -92,7 +93,7 @@ class JobFeed:
             Reading(validation, clock, self._fetching),
         )
         self._held = HeldJobs()
-        self._suspects = Suspects(leases, rng)
+        self._suspects = Suspects(leases, rng, delay_s=suspect_delay_s, clock=clock)
         self._assignment = -1
         self._lock = threading.Lock()  # of the queue and the counts below: the loop charges and ends, this thread asks
         self._charged: Counter[str] = Counter()
@@ -210,7 +211,7 @@ class JobFeed:
             if (suspect := self._suspects.next()) is not None:
                 with self._lock:
                     self._taken[suspect.lane] += 1
-                self._claim([suspect])
+                self._claim([suspect], alone=True)
         elif new := self._next_in_line():
             self._claim(new)
             # After a claim more may be claimable at once: the next turn does not wait for deliveries.
@@ -234,15 +235,14 @@ class JobFeed:
         self._ahead.claimed(len(new))
         return new
 
-    def _claim(self, jobs: Sequence[ReadyJob]) -> None:
-        alone = len(jobs) == 1 and not self._leases.num_held
+    def _claim(self, jobs: Sequence[ReadyJob], *, alone: bool = False) -> None:
         claims = self._retry.until_done("claim", lambda: self._claiming.claim(jobs, alone=alone))
         self._leases.hold(claims.attempts)
-        set_aside = self._suspects.set_aside(claims)
+        self._held.add(self._suspects.set_aside(claims))
         owed = [*claims.to_decode, *(ended.claimed for ended in claims.ended)]
         self._intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         with self._lock:
-            self._taken.subtract(job.lane for job in set_aside)
+            self._taken.subtract(job.lane for job, _ in claims.suspects)
         self._pass_on(claims)
         self.ready.put(claims.to_decode, give_up=self._is_ending)
 

@@ -28,6 +28,8 @@ from worker.jobs.publications import AnswerAgain, Publication, PublishingQueue
 from worker.jobs.recording import EndedJob
 from worker.retry import Retry
 
+SUSPECT_DELAY_S = 5.0
+
 
 class Buffer(FinishedDeliveries):
     """An intake that hands out what the test puts in; partitions are revoked by changing the epoch."""
@@ -152,6 +154,7 @@ class Feeding:
             clock=lambda: self.now,
             now=lambda: NOW,
             rng=rng or random.Random(20261123),
+            suspect_delay_s=SUSPECT_DELAY_S,
         )
 
     def send(self, *job_ids: str, **given: object) -> None:
@@ -538,13 +541,14 @@ def test_a_suspect_that_is_claimed_alone_stays_claimed_and_keeps_others_out() ->
     feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
     feeding.send("a")
     feeding.feed.turn()
+    feeding.feed.turn()
     running = feeding.start()
     feeding.send("b")
     feeding.feed.turn()
-    assert (feeding.table.calls, feeding.table.released) == ([["a"]], [])
+    assert (feeding.table.calls, feeding.table.released) == ([["a"], ["a"]], [])
     feeding.end(running)
     feeding.feed.turn()
-    assert feeding.table.calls == [["a"], ["b"]]
+    assert feeding.table.calls == [["a"], ["a"], ["b"]]
 
 
 def test_no_suspect_always_comes_first() -> None:
@@ -559,3 +563,21 @@ def test_no_suspect_always_comes_first() -> None:
         feeding.feed.turn()
         first.add(feeding.start()[0].job_id)
     assert first == set("abcd")
+
+
+def test_a_suspect_with_which_a_worker_died_alone_waits_until_this_worker_has_lived_longer_each_time() -> None:
+    """Meanwhile others run: a worker that is killed soon after its start takes no attempt of such a job."""
+    feeding = Feeding(num_ahead=4)
+    for name, num_crashes in (("once", 1), ("twice", 2), ("thrice", 3)):
+        feeding.table.found[name] = Claim(name, ClaimState.CLAIMED, attempt=2, num_crashes=num_crashes)
+    feeding.send("once", "twice", "thrice", "good")
+    started_at: dict[str, float] = {}
+    for second in range(30):
+        feeding.now = float(second)
+        for _ in range(3):
+            feeding.feed.turn()
+            running = feeding.start(4)
+            started_at |= {one.job_id: feeding.now for one in running}
+            feeding.end(running)
+    assert started_at == {"good": 0.0, "once": 0.0, "twice": SUSPECT_DELAY_S, "thrice": 2 * SUSPECT_DELAY_S}
+    assert feeding.feed.num_waiting == 0
