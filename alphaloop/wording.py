@@ -27,6 +27,17 @@ def counts(by_name: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
 
 
+def counted_apart(num_probes: int, num_controls: int) -> str:
+    """`4 probes, 4 controls`: what is not traffic, beside the jobs; empty without any."""
+    kinds = (("probe", num_probes), ("control", num_controls))
+    return ", ".join(f"{number:,} {name}{'' if number == 1 else 's'}" for name, number in kinds if number)
+
+
+def acceptance_of(drafter: str | None, in_force: str | None, lengths: str) -> str:
+    """`k 3-5`: what acceptance was measured with; `lookup, k 3-5` where another drafter is in force."""
+    return ", ".join(filter(None, (drafter if drafter != in_force else "", lengths)))
+
+
 def named(drafter: str | None, num_draft_tokens: int) -> str:
     """`lookup k=5`, or `vanilla`."""
     return f"{drafter} k={num_draft_tokens}" if drafter else "vanilla"

@@ -35,6 +35,14 @@ EXPECTATION: Final = {
 }
 
 
+#: Acceptance of the first drafted tokens of a task's traffic in the last day; missing without a trial.
+ALPHA_1: Final = {
+    "mean": "Share of first drafted tokens that the target accepted, of the last day's traffic",
+    "low": "Its lower 95 % bound",
+    "high": "Its upper 95 % bound",
+}
+
+
 class SchedulerMetrics:
     """The metrics of this process."""
 
@@ -99,6 +107,12 @@ class SchedulerMetrics:
         self._speedup = {
             name: Gauge(f"{prefix}_speedup_{name}", text, labels, registry=registry) for name, text in SPEEDUP.items()
         }
+        self._alpha_1 = {
+            name: Gauge(f"{prefix}_alpha_1_{name}", text, labels, registry=registry) for name, text in ALPHA_1.items()
+        }
+        self._jobs = Gauge(
+            f"{prefix}_jobs", "Jobs of the last day that workers claimed", ["task", "purpose"], registry=registry
+        )
         self._expectation = {
             name: Gauge(f"{prefix}_expectation_{name}", text, labels, registry=registry)
             for name, text in EXPECTATION.items()
@@ -148,6 +162,7 @@ class SchedulerMetrics:
         for line in sorted(report.drift, key=lambda line: line.opened_at, reverse=True):
             self._opened.labels(line.task, line.cause.value).set(line.opened_at.timestamp())
         self._set_due(report)
+        self._set_figures(report)
         self._set_speedups(report)
         self._set_expectations(report)
         incidents_by_kind = Tally(line.kind for line in report.incidents)
@@ -160,6 +175,18 @@ class SchedulerMetrics:
         self._due_runs.clear()
         for pair, num_runs in self._num_runs_due.items():
             self._due_runs.labels(*pair).set(num_runs)
+
+    def _set_figures(self, report: Report) -> None:
+        self._jobs.clear()
+        for gauge in self._alpha_1.values():
+            gauge.clear()
+        for line in report.tasks:
+            by_purpose = {"traffic": line.num_jobs, "probe": line.num_probes, "control": line.num_controls}
+            for purpose, number in by_purpose.items():
+                self._jobs.labels(line.task, purpose).set(number)
+            if line.alpha_1 is not None and line.acceptance_from == "traffic":
+                for name, value in line.alpha_1.model_dump().items():
+                    self._alpha_1[name].labels(line.task, line.acceptance_drafter).set(value)
 
     def _set_speedups(self, report: Report) -> None:
         for gauge in self._speedup.values():
@@ -213,8 +240,8 @@ class SchedulerMetrics:
         self._leader.set(is_leader)
         if is_leader:
             return
-        found = (self._drift, self._opened, self._lost, self._due_runs, self._incidents, self._failures)
-        for gauge in (*found, *self._speedup.values(), *self._expectation.values()):
+        found = (self._drift, self._opened, self._lost, self._due_runs, self._incidents, self._failures, self._jobs)
+        for gauge in (*found, *self._alpha_1.values(), *self._speedup.values(), *self._expectation.values()):
             gauge.clear()
         self._num_runs_due = {}
         for number in (self._budget, self._stale):

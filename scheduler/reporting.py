@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
 
 from pydantic import ValidationError
 
@@ -22,6 +21,7 @@ from alphaloop.store.probes import MEASURED, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import begin_of, task_figures
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
 from scheduler.facts import SentProbes, SettingInForce
@@ -47,8 +47,6 @@ from scheduler.timetable import timetable
 
 log = logging.getLogger(__name__)
 
-_DAY: Final = timedelta(days=1)
-
 
 class Reporter:
     """Makes and publishes reports."""
@@ -63,7 +61,7 @@ class Reporter:
         flush_timeout_s: float,
         prices: ReportSettings,
     ) -> None:
-        self._prices = prices
+        self._prices, self._database = prices, database
         self._sender, self._folder = sender, folder
         self._schedule_id, self._flush_timeout_s = schedule_id, flush_timeout_s
         self._timetable = timetable(settings)
@@ -85,6 +83,7 @@ class Reporter:
         measured = self._switchback.shown(counts.now)
         report = build_report(
             counts,
+            task_figures(self._database, counts.now),
             choices,
             self._drafts.all(),
             self._events.open_events(),
@@ -115,16 +114,18 @@ class Reporter:
         return report, self._keep(report)
 
     def _accounts(self, now: datetime) -> dict[str, float]:
+        before_day = begin_of(now) - timedelta.resolution
         return {
-            "device_s": round(self._probes.device_s(now - _DAY, now), 3),
-            "probe_spent_device_s": round(self._probes.device_s(now - _DAY, now, purposes=MEASURED), 3),
+            "device_s": round(self._probes.device_s(before_day, now), 3),
+            "probe_spent_device_s": round(self._probes.device_s(before_day, now, purposes=MEASURED), 3),
         }
 
     def _with_savings(
         self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], counts: Counts
     ) -> tuple[TaskLine, ...]:
-        passes = self._drift.saved_passes(counts.since, counts.now)
-        spent = self._drift.spent(counts.now - _DAY, counts.now)
+        before_day = begin_of(counts.now) - timedelta.resolution
+        passes = self._drift.saved_passes(before_day, counts.now)
+        spent = self._drift.spent(before_day, counts.now)
         lines = []
         for line in tasks:
             saved, its = saved_device_s(measured.get(line.task)), spent.get(line.task)

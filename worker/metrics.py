@@ -1,7 +1,8 @@
 """The worker's Prometheus metrics, in one place. Labels are bounded: tasks, drafters, reasons, never jobs or callers.
 
 Where vLLM has a metric for the same thing its name is kept under our prefix, so that dashboards carry over.
-α_i over any window is `rate(alphaloop_spec_decode_accepts_total) / rate(alphaloop_spec_decode_trials_total)`.
+α_i over any window is `rate(alphaloop_spec_decode_accepts_total) / rate(alphaloop_spec_decode_trials_total)`, of
+purpose="traffic": probes have prompts and a k of their own.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class WorkerMetrics:
         self._prompt_tokens = Counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"], registry=r)
         self._tokens = Counter("alphaloop_generation_tokens", "Tokens generated", ["task", "mode"], registry=r)
         self._device_s = Counter("alphaloop_device_seconds", "Engine seconds", ["task", "mode"], registry=r)
-        spec = ["task", "drafter"]
+        spec = ["task", "drafter", "purpose"]
         self._rounds = Counter("alphaloop_spec_decode_rounds", "Rounds of speculative jobs", spec, registry=r)
         self._proposed = Counter("alphaloop_spec_decode_proposed", "Proposed tokens", [*spec, "position"], registry=r)
         self._trials = Counter(
@@ -185,7 +186,7 @@ class WorkerMetrics:
             self._tokens.labels(task, mode).inc(sum(run.num_tokens for run in its))
             self._device_s.labels(task, mode).inc(sum(run.device_s for run in its))
         for drafter in {run.key.drafter for run in runs} - {""}:
-            self._drafted(task, drafter, [run.counts for run in runs if run.key.drafter == drafter])
+            self._drafted((task, drafter, purpose), [run.counts for run in runs if run.key.drafter == drafter])
 
     def _took(self, task: str, mode: str, runs: Sequence[DecodeRun]) -> None:
         decode, whole = self._decode.labels(task, mode), self._whole.labels(task, mode)
@@ -199,15 +200,15 @@ class WorkerMetrics:
             if run.num_tokens > 1:
                 per_token.observe((run.wall_s - run.time_to_first_token_s) / (run.num_tokens - 1))
 
-    def _drafted(self, task: str, drafter: str, counts: Sequence[AcceptanceCounts]) -> None:
-        self._rounds.labels(task, drafter).inc(sum(one.rounds for one in counts))
+    def _drafted(self, labels: tuple[str, str, str], counts: Sequence[AcceptanceCounts]) -> None:
+        self._rounds.labels(*labels).inc(sum(one.rounds for one in counts))
         for metric, of_jobs in (
             (self._proposed, [one.proposed for one in counts]),
             (self._trials, [one.trials for one in counts]),
             (self._accepts, [one.accepts for one in counts]),
         ):
             for position, its in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
-                metric.labels(task, drafter, str(position)).inc(sum(its))
+                metric.labels(*labels, str(position)).inc(sum(its))
 
     def fenced(self, num_outcomes: int) -> None:
         """Count outcomes that lost their claim."""

@@ -24,10 +24,19 @@ from alphaloop.store.claims import RUNNING
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
 from alphaloop.store.overview import Overview, TaskNow, waits
+from alphaloop.store.task_figures import begin_of
 from alphaloop.store.workers import SeenWorker, WorkerStore
 from alphaloop.switchback.reliability import by_drafter, reliability
-from alphaloop.switchback.wording import control, draft_lengths, expectations_of_all, figure, load, reason_word
-from alphaloop.wording import counts, rate, share, share_with_interval
+from alphaloop.switchback.wording import (
+    computed,
+    control,
+    draft_lengths,
+    expectations_of_all,
+    figure,
+    load,
+    reason_word,
+)
+from alphaloop.wording import counted_apart, counts, rate, share, share_with_interval
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
 _SILENT_S: Final = 15.0
@@ -38,12 +47,13 @@ alphaloop status --json"""
 
 def status(
     context: typer.Context,
-    hours: float = typer.Option(24.0, min=0.01, help="How far back to look."),
+    hours: float = typer.Option(24.0, min=0.01, help="How far back to look, to the full hour."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Show every task, its jobs, how they are decoded, and the measured speed-up; and every worker with its load.
 
-    `waits` counts jobs that no worker has claimed, with the age of the oldest; `held` those that a worker has claimed.
+    `waits` counts jobs that no worker has claimed, with the age of the oldest; `held` those that a worker has claimed;
+    `ended` those of traffic, with the number of probes and controls below.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
@@ -71,6 +81,7 @@ def status(
         return
     if tasks:
         out().print(task_table(tasks, waiting, ages))
+        paragraph(_covers(tasks, timedelta(hours=hours)), style="dim")
     else:
         note(f"no job in the last {hours:g} hours")
     if compared:
@@ -109,16 +120,33 @@ def task_table(
         shown.add_row(
             now.task,
             "-" if waiting is None else _waits(waiting.get(now.task, 0), (ages or {}).get(now.task)),
-            str(now.jobs.get(RUNNING, 0)),
-            counts({status: number for status, number in now.jobs.items() if status != RUNNING}),
+            str(now.num_held),
+            _ended(now),
             mode_of(now),
             str(now.num_draft_tokens) if now.mode else "-",
-            share_with_interval(now.alpha_1),
+            _alpha_1(now),
             f"{share(now.alpha.mean)}\n{draft_lengths(now.alpha_num_draft_tokens or ())}" if now.alpha else "-",
             "\n".join(filter(None, (figure(now.measured), load(now.measured), control(now.measured)))),
             reason_word(now.reason, now.measured.verdict if now.measured else None),
         )
     return shown
+
+
+def _ended(now: TaskNow) -> str:
+    """Traffic that ended, by status; probes and controls stand apart."""
+    ended = counts({status: number for status, number in now.jobs.items() if status != RUNNING})
+    return "\n".join(filter(None, (ended, counted_apart(now.num_probes, now.num_controls))))
+
+
+def _alpha_1(now: TaskNow) -> str:
+    """With the drafter, where another one is in force."""
+    drafter = now.alpha_drafter if now.alpha_drafter != now.drafter else None
+    return "\n".join(filter(None, (share_with_interval(now.alpha_1), drafter)))
+
+
+def _covers(tasks: Sequence[TaskNow], window: timedelta) -> str:
+    begin = f"{begin_of(datetime.now(UTC), window):%Y-%m-%d %H:%M} UTC"
+    return f"Jobs and acceptance of traffic since {begin}. {computed(now.measured for now in tasks)}".strip()
 
 
 def _waits(number: int, age_s: float | None) -> str:
@@ -163,6 +191,9 @@ def task_as_json(now: TaskNow, waiting: dict[str, int] | None) -> dict[str, Any]
     """A task as JSON: counts, and the rates that the table shows."""
     return {
         **asdict(now),
+        "num_jobs": now.num_jobs,
+        "num_probes": now.num_probes,
+        "num_controls": now.num_controls,
         "waiting": None if waiting is None else waiting.get(now.task, 0),
         "tokens_per_s": now.measured.tokens_per_s if now.measured else None,
         "vanilla_tokens_per_s": now.measured.vanilla_tokens_per_s if now.measured else None,

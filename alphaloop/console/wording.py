@@ -10,7 +10,17 @@ from markupsafe import Markup, escape
 
 from alphaloop.store.overview import TaskNow
 from alphaloop.switchback.wording import control, draft_lengths, figure, load, reason_word
-from alphaloop.wording import counts, named, rate, sentence, share, share_with_interval, words
+from alphaloop.wording import (
+    acceptance_of,
+    counted_apart,
+    counts,
+    named,
+    rate,
+    sentence,
+    share,
+    share_with_interval,
+    words,
+)
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
@@ -57,9 +67,11 @@ def _time(at: datetime, told: str) -> Markup:
 
 
 FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {
+    "acceptance_of": acceptance_of,
     "ago": ago,
     "breaks": breaks,
     "control": control,
+    "counted_apart": counted_apart,
     "counts": counts,
     "draft_lengths": draft_lengths,
     "figure": figure,

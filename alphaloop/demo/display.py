@@ -120,7 +120,8 @@ def _mode(line: Mapping[str, Any]) -> str:
 def _alpha(line: Mapping[str, Any]) -> str:
     if not line["alpha"]:
         return share(None)
-    return f"{share(line['alpha']['mean'])} {draft_lengths(line['alpha_num_draft_tokens'])}"
+    of_probes = " of probes" if line["acceptance_from"] == "probes" else ""
+    return f"{share(line['alpha']['mean'])} {draft_lengths(line['alpha_num_draft_tokens'])}{of_probes}"
 
 
 def _speedup(measured: Mapping[str, Any] | None) -> str:

@@ -39,6 +39,12 @@ def document(found: Explanation) -> dict[str, Any]:
             **asdict(found.measured),
             "window_days": found.window.total_seconds() / 86_400,
         },
+        "figures": {
+            **asdict(found.figures),
+            "num_jobs": found.figures.num_jobs,
+            "num_probes": found.figures.num_probes,
+            "num_controls": found.figures.num_controls,
+        },
         "changes": [asdict(change) for change in found.changes],
     }
 

@@ -30,6 +30,7 @@ from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.past import PastStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import TaskFigures, figures_of
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.switchback.task_speedup import TaskSpeedup
 
@@ -80,6 +81,7 @@ class Explanation:
     incumbent: DraftSetting | None
     decision: Decision
     measured: Measured
+    figures: TaskFigures  #: of the whole task in the day before, which every screen shows
     window: timedelta  #: the time that `measured` covers
     explore_share: float  #: what exploration and control slices may cost together
     changes: Sequence[DecisionChange]
@@ -134,6 +136,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         incumbent=last.setting,
         decision=decision,
         measured=measured(_speedup(database, request), ways, ExpectationStore(database).shown(at, task)),
+        figures=figures_of(database, task, None if request.is_now else at),
         window=window,
         explore_share=settings.policy.explore_share,
         changes=log.latest(task, NUM_CHANGES, until=at),

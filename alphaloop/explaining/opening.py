@@ -61,7 +61,8 @@ def _brought(decision: Decision, measured: TaskSpeedup | None) -> str:
             return f"Measured in the last day, this was {times}, {sure}."
         if measured.verdict == Verdict.SLOWER:
             return f"Measured in the last day, this was slower, {times}, {sure}; the choice follows as evidence grows."
-        return f"Measured in the last day, this was {sure} as fast as vanilla, so there is no verdict yet."
+        so = "as fast as vanilla within 2 %" if measured.verdict == Verdict.NO_DIFFERENCE else "there is no verdict yet"
+        return f"Measured in the last day, this was {sure} as fast as vanilla: {so}."
     chosen = _chosen(decision)
     if chosen is None:
         return "Nobody has measured, or expects by evidence, how fast that is."

@@ -17,6 +17,7 @@ from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.past_decisions import DecisionRecord, RecordedDecisions
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import figures_of
 from alphaloop.store.traffic import TrafficStore
 
 
@@ -65,6 +66,7 @@ def explain_recorded(
         incumbent=inputs.incumbent,
         decision=past.decide(record)[group[0]],
         measured=measured(SwitchbackStore(database).at(task, at), ways, ExpectationStore(database).shown(at, task)),
+        figures=figures_of(database, task, at),
         window=window,
         explore_share=facts.limits.explore_share,
         changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Self
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
-from alphaloop.acceptance import Interval
-from alphaloop.clustered_share import MOST_RUNS, share_interval
-from alphaloop.store.claims import RUNNING
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import WINDOW, TaskFigures, begin_of, task_figures
 from alphaloop.switchback.task_speedup import TaskSpeedup
 
-# Speculative traffic in the order of its decoding, put together into runs: the clusters of alphaloop.clustered_share.
-# Of a task the jobs that may be compared with each other, where there are most of them: a row of task_alpha_now.
-_ACCEPTANCE = text("""
-    WITH jobs AS (
-        SELECT task, drafter, draft_revision, sampling_bucket, target_revision, engine, decoded_at, job_id,
-               num_draft_tokens AS k, accepts[1] AS a1, trials[1] AS n1, array_sum(accepts) AS a, array_sum(trials) AS n
-        FROM decode_runs
-        WHERE mode = 'speculative' AND purpose = 'traffic' AND decoded_at > now() - :window AND trials[1] > 0
-    ), shown AS (
-        SELECT DISTINCT ON (task) task, drafter, draft_revision, sampling_bucket, target_revision, engine
-        FROM jobs GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine
-        ORDER BY task, count(*) DESC, drafter, draft_revision, sampling_bucket, target_revision, engine
-    )
-    SELECT task, sum(a1)::bigint AS a1, sum(n1)::bigint AS n1, sum(a)::bigint AS a, sum(n)::bigint AS n,
-           min(k) AS least_k, max(k) AS most_k
-    FROM (
-        SELECT task, a1, n1, a, n, k, ntile(:most_runs) OVER (PARTITION BY task ORDER BY decoded_at, job_id) AS run
-        FROM jobs JOIN shown USING (task, drafter, draft_revision, sampling_bucket, target_revision, engine)
-    ) AS numbered
-    GROUP BY task, run
-""")
 # The last choice; if there is none (only exploration and forced modes), the last setting used.
 _CHOICE = text("""
     SELECT DISTINCT ON (task) task, mode, drafter, num_draft_tokens, reason, explanation
@@ -47,44 +23,36 @@ _CHOICE = text("""
         FROM decisions
         UNION ALL
         SELECT 1, task, decoded_at, mode, nullif(drafter, ''), num_draft_tokens, reason, ''
-        FROM decode_runs WHERE purpose = 'traffic' AND decoded_at > now() - :window
+        FROM decode_runs WHERE purpose = 'traffic' AND decoded_at >= :since
     ) AS seen
     ORDER BY task, rank, at DESC
 """)
 
 
 @dataclass(slots=True)
-class TaskNow:
-    """One task: jobs by status, the choice in force, acceptance with 95 % intervals over jobs, measured speed-up.
+class TaskNow(TaskFigures):
+    """One task: its figures, the choice in force and the measured speed-up.
 
-    Acceptance is that of traffic with one drafter, target, engine and sampling settings: those of most jobs. `alpha_1`
-    and `alpha` are None without a trial, `mode` and `reason` without a decoded job, `measured` where no slice of the
-    task was recorded in the last day.
+    `mode` and `reason` are None without a decoded job, `measured` where no slice of the task was recorded in the last
+    day.
     """
 
-    task: str
-    jobs: dict[str, int] = field(default_factory=dict)
     mode: str | None = None
     drafter: str | None = None
     num_draft_tokens: int = 0
     reason: str | None = None
     explanation: str = ""
-    trials: int = 0
-    accepts: int = 0
-    alpha_1: Interval | None = None
-    alpha: Interval | None = None
-    alpha_num_draft_tokens: tuple[int, int] | None = None  #: smallest and largest k of the jobs behind `alpha`
     measured: TaskSpeedup | None = None
 
-    @property
-    def num_jobs(self) -> int:
-        """Jobs of every status."""
-        return sum(self.jobs.values())
+    @classmethod
+    def of(cls, figures: TaskFigures) -> Self:
+        """The figures, before the choice and the speed-up are known."""
+        return cls(**{its.name: getattr(figures, its.name) for its in fields(figures)})
 
 
 def waits(tasks: Iterable[TaskNow], unfinished: Mapping[str, int]) -> dict[str, int]:
     """By task, the jobs that no worker has claimed: of the unfinished messages those that are held are left out."""
-    held = {now.task: now.jobs.get(RUNNING, 0) for now in tasks}
+    held = {now.task: now.num_held for now in tasks}
     return {task: max(0, number - held.get(task, 0)) for task, number in unfinished.items()}
 
 
@@ -94,29 +62,15 @@ class Overview:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def tasks_now(self, window: timedelta = timedelta(days=1)) -> list[TaskNow]:
-        """Every task with a job in the last `window`, by name."""
-        since: Mapping[str, timedelta] = {"window": window}
-        by_task: dict[str, TaskNow] = {}
+    def tasks_now(self, window: timedelta = WINDOW) -> list[TaskNow]:
+        """Every task with a job in the window before now, by name; the window begins at a full hour."""
+        found = task_figures(self._database, window=window)
+        by_task = {task: TaskNow.of(figures) for task, figures in found.items()}
         with self._database.begin() as connection:
-            counted = text(
-                "SELECT task, status, count(*) FROM jobs WHERE created_at > now() - :window GROUP BY task, status"
-            )
-            for task, status, number in connection.execute(counted, since):
-                by_task.setdefault(task, TaskNow(task)).jobs[status] = number
-            for row in connection.execute(_CHOICE, since):
+            for row in connection.execute(_CHOICE, {"since": begin_of(datetime.now(UTC), window)}):
                 if now := by_task.get(row.task):
                     now.mode, now.drafter, now.num_draft_tokens = row.mode, row.drafter, row.num_draft_tokens
                     now.reason, now.explanation = row.reason, row.explanation
-            runs: dict[str, list[Row[Any]]] = defaultdict(list)
-            for row in connection.execute(_ACCEPTANCE, {**since, "most_runs": MOST_RUNS}):
-                runs[row.task].append(row)
-            for task, rows in runs.items():
-                now = by_task.setdefault(task, TaskNow(task))
-                now.trials, now.accepts = sum(row.n for row in rows), sum(row.a for row in rows)
-                now.alpha_1 = share_interval([(row.a1, row.n1) for row in rows])
-                now.alpha = share_interval([(row.a, row.n) for row in rows])
-                now.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
         for task, measured in SwitchbackStore(self._database).shown(datetime.now(UTC)).items():
             by_task.setdefault(task, TaskNow(task)).measured = measured
         return [by_task[task] for task in sorted(by_task)]

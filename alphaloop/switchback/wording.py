@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 from typing import Final, Protocol
 
 from alphaloop.switchback.speedup import LEAST_BLOCKS, Verdict
@@ -43,6 +44,8 @@ class Measured(Loaded, Protocol):
     def num_blocks(self) -> int: ...
     @property
     def control_share(self) -> float: ...
+    @property
+    def computed_at(self) -> datetime: ...
 
 
 def figure(measured: Measured | None) -> str:
@@ -78,6 +81,16 @@ def draft_lengths(found: Collection[int]) -> str:
 def control(measured: Measured | None) -> str:
     """`12 blocks, 2.0% control`: the evidence, and the share of the time that it took."""
     return "" if measured is None else f"{measured.num_blocks} blocks, {measured.control_share:.1%} control"
+
+
+def computed(measured: Iterable[Measured | None]) -> str:
+    """`Speed-ups computed at 2026-11-23 11:58 UTC.`; with two moments where they differ, empty without any."""
+    moments = sorted({_moment(one) for one in measured if one is not None})
+    return f"Speed-ups computed at {' to '.join(sorted({moments[0], moments[-1]}))} UTC." if moments else ""
+
+
+def _moment(measured: Measured) -> str:
+    return f"{measured.computed_at:%Y-%m-%d %H:%M}"
 
 
 class Compared(Loaded, Protocol):
@@ -133,8 +146,9 @@ def sentence(drafter: str, measured: Measured) -> str:
     """What the experiment says of a drafter, in one sentence."""
     blocks = f"{measured.num_blocks} block{'' if measured.num_blocks == 1 else 's'} of control rounds"
     where = f"{drafter}, {load(measured)}; {blocks}, {measured.control_share:.1%} of the time"
+    at = f"Computed at {_moment(measured)} UTC."
     bounds = measured.speedup
     if bounds is None:
-        return f"No verdict yet ({where}): {LEAST_BLOCKS} blocks are the least."
+        return f"No verdict yet ({where}): {LEAST_BLOCKS} blocks are the least. {at}"
     text = f"Speed-up {bounds.mean:.2f}x vanilla, {bounds.low:.2f} to {bounds.high:.2f} ({where})"
-    return f"{text}: {Verdict(measured.verdict).value.replace('_', ' ')}."
+    return f"{text}: {Verdict(measured.verdict).value.replace('_', ' ')}. {at}"

@@ -110,7 +110,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop everything."""
-    for view in ("open_drift", "failed_jobs", "decision_log", "expectation_now", "task_speedup_now", "task_alpha_now", "evidence_now"):
+    for view in ("open_drift", "failed_jobs", "decision_log", "expectation_now", "task_speedup_now", "task_jobs_now", "task_alpha_now", "evidence_now"):
         op.execute(f"DROP VIEW {view}")
     for table in reversed(TABLES):
         op.drop_table(table)

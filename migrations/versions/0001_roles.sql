@@ -90,7 +90,7 @@ BEGIN
             TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE, DELETE ON task_speedups TO alphaloop_worker, alphaloop_scheduler;
         GRANT SELECT ON acceptance_daily, acceptance_checkpoints, drift_events, probe_sets, probe_runs TO alphaloop_worker;
-        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift
+        GRANT SELECT ON evidence_now, task_alpha_now, task_jobs_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift
             TO alphaloop_worker;
         GRANT USAGE ON SEQUENCE ledger_ids TO alphaloop_worker;
         GRANT EXECUTE ON FUNCTION make_partitions(date[]) TO alphaloop_worker, alphaloop_scheduler;
@@ -107,7 +107,7 @@ BEGIN
         GRANT SELECT, DELETE ON stored_texts TO alphaloop_scheduler;
         GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;
         -- Views, and tables without texts of callers.
-        GRANT SELECT ON evidence_now, task_alpha_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift,
+        GRANT SELECT ON evidence_now, task_alpha_now, task_jobs_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift,
             decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state, acceptance_checkpoints,
             cost_profiles, decisions, exploration_budgets, probe_sets, probe_runs, incidents, drift_events, drift_event_states, draft_revisions,
             schedule_runs, reports, switchback_slices, task_speedups, expectation_pairs, workers TO alphaloop_reader;

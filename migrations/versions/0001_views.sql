@@ -17,7 +17,7 @@ SELECT
     min(num_draft_tokens) AS min_num_draft_tokens,
     max(num_draft_tokens) AS max_num_draft_tokens
 FROM acceptance_hourly
-WHERE mode = 'speculative' AND bucket >= date_trunc('hour', now() - interval '24 hours')
+WHERE mode = 'speculative' AND bucket >= date_trunc('hour', now() - interval '24 hours', 'UTC')
 GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine, purpose;
 COMMENT ON VIEW task_alpha_now IS
     'Acceptance over the last 24 hours, to the full hour: a row for jobs that may be compared with each other';
@@ -35,6 +35,20 @@ COMMENT ON COLUMN task_alpha_now.alpha IS 'accepts / trials over all positions; 
 COMMENT ON COLUMN task_alpha_now.alpha_1 IS 'Acceptance of the first drafted token; does not move with k';
 COMMENT ON COLUMN task_alpha_now.min_num_draft_tokens IS 'Smallest k used';
 COMMENT ON COLUMN task_alpha_now.max_num_draft_tokens IS 'Largest k used';
+
+CREATE VIEW task_jobs_now AS
+SELECT task, purpose, status, count(*) AS num_jobs, min(created_at) AS first_claimed_at, max(created_at) AS last_claimed_at
+FROM jobs
+WHERE created_at >= date_trunc('hour', now() - interval '24 hours', 'UTC')
+GROUP BY task, purpose, status;
+COMMENT ON VIEW task_jobs_now IS
+    'Jobs that workers claimed first in the last 24 hours, to the full hour; those of traffic apart from probes and controls';
+COMMENT ON COLUMN task_jobs_now.task IS 'Kind of prompt';
+COMMENT ON COLUMN task_jobs_now.purpose IS 'traffic, probe or control';
+COMMENT ON COLUMN task_jobs_now.status IS 'running, then one of succeeded, failed, expired, cancelled';
+COMMENT ON COLUMN task_jobs_now.num_jobs IS 'How many';
+COMMENT ON COLUMN task_jobs_now.first_claimed_at IS 'When the first of them was claimed';
+COMMENT ON COLUMN task_jobs_now.last_claimed_at IS 'When the last of them was claimed';
 
 CREATE VIEW task_speedup_now AS
 SELECT DISTINCT ON (task)

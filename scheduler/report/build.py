@@ -11,10 +11,11 @@ from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift_events import DriftEvent
 from alphaloop.store.incidents import OpenIncident
+from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes.cause import Cause
 from scheduler.counts import Counts
-from scheduler.estimates import Acceptance, acceptance
+from scheduler.estimates import acceptance
 from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flagging import Flagged
 from scheduler.probing.watch import Watched
@@ -35,6 +36,7 @@ from scheduler.report.history import task_history
 
 def build_report(
     counts: Counts,
+    figures: Mapping[str, TaskFigures],
     choices: Mapping[str, SettingInForce],
     drafts: Sequence[DraftRevision],
     events: Sequence[DriftEvent],
@@ -44,9 +46,14 @@ def build_report(
     watched: Watched,
     flagged: Flagged,
 ) -> Report:
-    """The report of one run. `events` is the drift that is open after it, `measured` the speed-ups by task."""
+    """The report of one run.
+
+    `figures` are those of the last day, which every screen shows; `events` is the drift that is open after the run,
+    `measured` the speed-ups by task.
+    """
     tasks = tuple(
-        _task_line(counts, task, choices.get(task), measured.get(task)) for task in sorted({*counts.tasks, *choices})
+        _task_line(counts, figures.get(task) or TaskFigures(task), choices.get(task), measured.get(task))
+        for task in sorted({*counts.tasks, *choices, *figures})
     )
     drift = tuple(
         DriftLine(
@@ -80,7 +87,7 @@ def build_report(
         created_at=counts.now,
         covers_from=counts.since,
         covers_to=counts.now,
-        headline=_headline(tasks, drift, draft_lines, incidents, counts.num_jobs),
+        headline=_headline(tasks, drift, draft_lines, incidents),
         tasks=tasks,
         drift=drift,
         opened=flagged.num_opened,
@@ -124,12 +131,17 @@ def _probe_line(one: Measurement) -> ProbeLine:
     )
 
 
-def _task_line(counts: Counts, task: str, choice: SettingInForce | None, measured: TaskSpeedup | None) -> TaskLine:
+def _task_line(
+    counts: Counts, figures: TaskFigures, choice: SettingInForce | None, measured: TaskSpeedup | None
+) -> TaskLine:
+    task = figures.task
     choice = choice or _choice_seen(counts, task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
     line = TaskLine(
         task=task,
-        num_jobs=counts.num_jobs_by_task.get(task, 0),
+        num_jobs=figures.num_jobs,
+        num_probes=figures.num_probes,
+        num_controls=figures.num_controls,
         mode=choice.mode if choice else None,
         drafter=drafter,
         num_draft_tokens=choice.num_draft_tokens if choice else 0,
@@ -138,25 +150,37 @@ def _task_line(counts: Counts, task: str, choice: SettingInForce | None, measure
         num_speculative_jobs=0,
         measured=MeasuredLine.of(measured) if measured else None,
     )
-    return line.model_copy(update=_evidence(counts, task, drafter)) if drafter else line
+    if figures.alpha_1 is not None:
+        return line.model_copy(update=_of_traffic(figures))
+    return line.model_copy(update=_of_probes(counts, task, drafter)) if drafter else line
 
 
-def _evidence(counts: Counts, task: str, drafter: str) -> dict[str, object]:
-    traffic = counts.traffic(task, drafter)
-    probes = counts.latest_probes(task, drafter)
-    figures: Acceptance = acceptance(traffic)
-    source = "traffic"
-    if figures.alpha_1 is None:
-        figures, source = acceptance(probes), "probes"
-    buckets = {s.sampling_bucket for s in counts.current_streams() if (s.task, s.drafter) == (task, drafter)}
-    behind = traffic if source == "traffic" else probes
+def _of_traffic(figures: TaskFigures) -> dict[str, object]:
     return {
-        "num_speculative_jobs": figures.num_jobs,
-        "acceptance_from": source if figures.alpha_1 else None,
-        "sampling_buckets": tuple(sorted(buckets)) if source == "traffic" else ("greedy",),
+        "num_speculative_jobs": figures.num_alpha_jobs,
+        "acceptance_from": "traffic",
+        "acceptance_drafter": figures.alpha_drafter,
+        "sampling_buckets": (figures.alpha_sampling_bucket,),
         "alpha_1": Estimate.of(figures.alpha_1) if figures.alpha_1 else None,
         "alpha": Estimate.of(figures.alpha) if figures.alpha else None,
-        "alpha_num_draft_tokens": tuple(sorted({job.num_draft_tokens for job in behind})),
+        "alpha_num_draft_tokens": tuple(sorted(set(figures.alpha_num_draft_tokens or ()))),
+    }
+
+
+def _of_probes(counts: Counts, task: str, drafter: str) -> dict[str, object]:
+    """Without traffic, what the last probes showed."""
+    probes = counts.latest_probes(task, drafter)
+    found = acceptance(probes)
+    if found.alpha_1 is None:
+        return {}
+    return {
+        "num_speculative_jobs": found.num_jobs,
+        "acceptance_from": "probes",
+        "acceptance_drafter": drafter,
+        "sampling_buckets": ("greedy",),
+        "alpha_1": Estimate.of(found.alpha_1),
+        "alpha": Estimate.of(found.alpha) if found.alpha else None,
+        "alpha_num_draft_tokens": tuple(sorted({probe.num_draft_tokens for probe in probes})),
     }
 
 
@@ -199,13 +223,13 @@ def _headline(
     drift: Sequence[DriftLine],
     drafts: Sequence[DraftLine],
     incidents: Sequence[OpenIncident],
-    num_jobs: int,
 ) -> str:
     if not tasks:
         return "Nothing was decoded in this window: no acceptance to report yet."
     on = sum(1 for line in tasks if line.mode == "speculative")
-    decoded = f"{num_jobs} job{'' if num_jobs == 1 else 's'} of {len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-    sentence = f"{decoded}; speculation is on for {on}"
+    num_jobs = sum(line.num_jobs for line in tasks)
+    jobs = f"{num_jobs} job{'' if num_jobs == 1 else 's'} of {len(tasks)} task{'' if len(tasks) == 1 else 's'}"
+    sentence = f"{jobs} in the last day; speculation is on for {on}"
     stale = sorted({d.drafter for d in drafts if d.status == "stale"})
     if stale:
         sentence += f"; {', '.join(stale)} {'is' if len(stale) == 1 else 'are'} stale and not used"

@@ -50,6 +50,7 @@ class MeasuredLine(_Part):
     vanilla_tokens_per_s: float | None = Field(description="The same of vanilla rounds, by the speed-up.")
     covers_from: AwareDatetime = Field(description="When the first slice began.")
     covers_to: AwareDatetime = Field(description="When the last slice began.")
+    computed_at: AwareDatetime = Field(description="When it was computed.")
 
     @classmethod
     def of(cls, found: TaskSpeedup) -> Self:
@@ -69,13 +70,14 @@ class MeasuredLine(_Part):
             vanilla_tokens_per_s=found.vanilla_tokens_per_s,
             covers_from=found.covers_from,
             covers_to=found.covers_to,
+            computed_at=found.computed_at,
         )
 
 
 class CostLine(_Part):
     """What the traffic of a task took in the last day, and what that costs."""
 
-    num_jobs: int = Field(description="Jobs of the last day.")
+    num_jobs: int = Field(description="Jobs that were decoded in the last day.")
     num_tokens: int = Field(description="Tokens that they generated.")
     device_s: float = Field(description="Device seconds that they took.")
     per_1000_jobs: float | None = Field(description="Cost of 1,000 such jobs; null without a price or a job.")
@@ -87,14 +89,17 @@ class TaskLine(_Part):
     """One task: how it is decoded now, why, and what that brings."""
 
     task: str
-    num_jobs: int = Field(description="Traffic jobs in the window, however decoded.")
+    num_jobs: int = Field(description="Traffic jobs of the last day, of every status.")
+    num_probes: int = Field(0, description="Probes of the last day.")
+    num_controls: int = Field(0, description="Controls of probes of the last day.")
     mode: Literal["speculative", "vanilla"] | None = Field(description="The choice in force; null before any.")
     drafter: str | None = Field(description="The drafter in use, else the one with most evidence.")
     num_draft_tokens: int = Field(description="k in force; 0 is vanilla.")
     reason: str = Field(description="alphaloop.deciding.policy.Reason, one word.")
     explanation: str = ""
-    num_speculative_jobs: int = Field(description="Jobs behind the acceptance figures.")
+    num_speculative_jobs: int = Field(description="Jobs of the last day behind the acceptance figures.")
     acceptance_from: Literal["traffic", "probes"] | None = None
+    acceptance_drafter: str | None = Field(None, description="Whose acceptance it is.")
     sampling_buckets: tuple[str, ...] = Field((), description="Sampling settings that the figures pool.")
     alpha_1: Estimate | None = Field(None, description="Acceptance of the first drafted token.")
     alpha: Estimate | None = Field(None, description="Pooled over positions; read it with its k.")
@@ -103,7 +108,9 @@ class TaskLine(_Part):
     saved_device_s: Estimate | None = Field(
         None, description="Saved in the slices of the measured speed-up; below 0 lost; null without a verdict."
     )
-    num_saved_passes: int = Field(0, description="Target passes of single sequences that traffic was spared.")
+    num_saved_passes: int = Field(
+        0, description="Target passes of single sequences that traffic of the last day was spared."
+    )
     cost: CostLine | None = Field(None, description="Null where the last day has no job of the task.")
 
 

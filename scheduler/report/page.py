@@ -5,8 +5,8 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from alphaloop.pages.templates import environment
-from alphaloop.switchback.wording import control, figure, load, ratio, reason_word
-from alphaloop.wording import words
+from alphaloop.switchback.wording import computed, control, figure, load, ratio, reason_word
+from alphaloop.wording import counted_apart, words
 from scheduler.report.alpha_plot import alpha_plot
 from scheduler.report.changes import told_changes
 from scheduler.report.data import Report
@@ -41,6 +41,8 @@ def render_page(report: Report) -> str:
         figure=figure,
         load=load,
         control=control,
+        computed=computed,
+        counted_apart=counted_apart,
         ratio=ratio,
         reason_word=reason_word,
         words=words,

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from alphaloop.probing.due import Why
-from alphaloop.switchback.wording import draft_lengths, expectations, reason_word, sentence
+from alphaloop.switchback.wording import expectations, reason_word, sentence
 from alphaloop.wording import share, words
 from scheduler.report.changes import told_changes
 from scheduler.report.data import Report, TaskLine
 from scheduler.report.wording import (
+    apart_from_traffic,
     cost_of_all,
     cost_of_jobs,
     costs,
@@ -19,6 +20,7 @@ from scheduler.report.wording import (
     freshness,
     gap_lines,
     how,
+    measured_with,
     probe_spend,
     saved,
 )
@@ -26,7 +28,7 @@ from scheduler.report.wording import (
 WIDTH: Final = 100
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
 HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "reason")
-LEGEND: Final = "α_1: acceptance of the first drafted token [95 %]. α: pooled over positions, at its k."
+LEGEND: Final = "jobs: traffic of the last day. α_1: acceptance of its first drafted tokens [95 %]. α: pooled over positions, at its k."
 RIGHT: Final = frozenset({1, 3})
 
 
@@ -44,7 +46,7 @@ def render_text(report: Report) -> str:
     ]
     if report.tasks:
         parts += _table([HEADER, *(_row(line) for line in report.tasks)])
-        parts += ["", *textwrap.wrap(LEGEND, WIDTH), ""]
+        parts += ["", *textwrap.wrap(f"{LEGEND} {apart_from_traffic(report)}", WIDTH), ""]
     if report.incidents:
         parts += ["Incidents", *_incidents(report), ""]
     parts += ["Measured speed-up", *_measured(report), ""]
@@ -75,7 +77,7 @@ def _row(line: TaskLine) -> tuple[str, ...]:
         how(line),
         str(line.num_draft_tokens) if line.num_draft_tokens else "-",
         estimate(line.alpha_1),
-        f"{share(line.alpha.mean)} ({draft_lengths(line.alpha_num_draft_tokens)})" if line.alpha else "-",
+        f"{share(line.alpha.mean)} ({measured_with(line)})" if line.alpha else "-",
         reason_word(line.reason, line.measured.verdict if line.measured else None),
     )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.wording import share
+from alphaloop.switchback.wording import draft_lengths
+from alphaloop.wording import acceptance_of, counted_apart, share
 from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
 
 #: A system without a job for so long is called idle.
@@ -28,6 +29,18 @@ def estimate(value: Estimate | None) -> str:
     return f"{share(value.mean)} [{share(value.low)} {share(value.high)}]"
 
 
+def measured_with(line: TaskLine) -> str:
+    """The k behind a line's acceptance, the drafter where another one is in force, and whether probes showed it."""
+    source = "probes, " if line.acceptance_from == "probes" else ""
+    return source + acceptance_of(line.acceptance_drafter, line.drafter, draft_lengths(line.alpha_num_draft_tokens))
+
+
+def apart_from_traffic(report: Report) -> str:
+    """Probes and controls of the last day, which are in no figure of traffic."""
+    probes, controls = (sum(getattr(line, name) for line in report.tasks) for name in ("num_probes", "num_controls"))
+    return f"Apart from them: {counted_apart(probes, controls) or 'no probe'}."
+
+
 def costs(line: DriftLine) -> str:
     """What it costs to do nothing."""
     if line.lost_tokens_per_s is None:
@@ -41,12 +54,12 @@ def moment(at: datetime) -> str:
 
 
 def saved(line: TaskLine) -> str:
-    """What speculation saved a task: device seconds of the last day by its speed-up, and passes of the window."""
-    passes = f"{line.num_saved_passes:,} target passes"
+    """What speculation saved a task in the last day: device seconds by its speed-up, and passes."""
+    passes = f"{line.num_saved_passes:,} target passes in the last day"
     time = line.saved_device_s
     if time is None:
         return f"device time not known, {passes}"
-    return f"{time.mean:,.0f} s [{time.low:,.0f} {time.high:,.0f}] of device time in the last day, {passes}"
+    return f"{time.mean:,.0f} s [{time.low:,.0f} {time.high:,.0f}] of device time, {passes}"
 
 
 def money(amount: float, currency: str) -> str:

@@ -64,7 +64,7 @@ def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> 
 
 
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
-    names = [column for name, _ in abreast for column in (f"{name} α [95 %]", "tested", "reach")]
+    names = [column for name, _ in abreast for column in (f"{name} expected α", "tested", "reach")]
     shown_table = table("position", *names, right=["position", "tested", "reach"])
     rows: list[tuple[int, list[str]]] = []
     for i in range(max(len(its.acceptance) for _, its in abreast)):

@@ -22,8 +22,8 @@ from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs
 from alphaloop.explaining.opening import opening
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
-from alphaloop.switchback.wording import expectations, reason_word, sentence
-from alphaloop.wording import named, rate, share
+from alphaloop.switchback.wording import draft_lengths, expectations, reason_word, sentence
+from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
 from alphaloop.wording import sentence as capitalized
 
 _MAX_ALTERNATIVES: Final = 10
@@ -148,7 +148,7 @@ def _costs(found: Explanation) -> str:
 
 def _measured(found: Explanation) -> list[str]:
     its = found.measured
-    sentences = []
+    sentences = [_counted(found)]
     if its.speedup is None:
         sentences.append("No speed-up was measured: the task did not speculate in the day before.")
     else:
@@ -167,6 +167,21 @@ def _measured(found: Explanation) -> list[str]:
         f"exploration and control is {found.explore_share:.1%}."
     )
     return sentences
+
+
+def _counted(found: Explanation) -> str:
+    """The figures of the task as every screen has them."""
+    its = found.figures
+    jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs"
+    by_status = f" ({counts(its.jobs)})" if its.jobs else ""
+    apart = counted_apart(its.num_probes, its.num_controls)
+    when = "In the last day" if found.request.is_now else "In the day before"
+    sentences = f"{when} the task had {jobs} of traffic{by_status}{f', apart from {apart}' if apart else ''}."
+    if its.alpha_1 is None:
+        return sentences
+    with_what = acceptance_of(its.alpha_drafter, None, draft_lengths(its.alpha_num_draft_tokens or ()))
+    behind = "1 job" if its.num_alpha_jobs == 1 else f"{its.num_alpha_jobs} jobs"
+    return f"{sentences} α₁ was {share_with_interval(its.alpha_1)} ({with_what}; {behind})."
 
 
 def _correction(drafter: str, error: ExpectationError) -> str:

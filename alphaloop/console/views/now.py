@@ -11,7 +11,6 @@ from starlette.requests import Request
 
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
-from alphaloop.store.claims import RUNNING
 from alphaloop.store.decoded_lately import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
@@ -49,7 +48,7 @@ def now(sources: Sources, request: Request) -> Page:
         "Now",
         {
             "num_waiting": None if waiting.value is None else sum(waiting.value.values()),
-            "num_held": None if tasks.value is None else sum(now.jobs.get(RUNNING, 0) for now in tasks.value),
+            "num_held": None if tasks.value is None else sum(now.num_held for now in tasks.value),
             "num_running": sum(len(one.load.tokens) for one in workers),
             "num_slots": sum(one.load.num_slots for one in workers),
             "tokens_per_s": sum(speeds) if speeds else None,
@@ -86,7 +85,7 @@ def by_activity(
     for one in decoded:
         ended[one.task] += one.num_jobs
         tokens[one.task] += one.num_tokens
-    held = {now.task: number for now in tasks if (number := now.jobs.get(RUNNING, 0))}
+    held = {now.task: now.num_held for now in tasks if now.num_held}
     waits = {task: number for task, number in (waiting or {}).items() if number}
     found = [
         TaskActivity(

@@ -65,6 +65,9 @@ def task_document(now: TaskNow, waiting: Mapping[str, int] | None) -> dict[str, 
     """A task as JSON: its counts, and the rates that the page shows."""
     return {
         **asdict(now),
+        "num_jobs": now.num_jobs,
+        "num_probes": now.num_probes,
+        "num_controls": now.num_controls,
         "waiting": None if waiting is None else waiting.get(now.task, 0),
         "tokens_per_s": now.measured.tokens_per_s if now.measured else None,
         "vanilla_tokens_per_s": now.measured.vanilla_tokens_per_s if now.measured else None,

@@ -57,7 +57,7 @@ def test_without_a_verdict_nothing_is_known() -> None:
     assert saved_device_s(replace(SPEEDUP, speedup=None, verdict=Verdict.NO_VERDICT_YET)) is None
     assert saved_device_s(replace(SPEEDUP, verdict=Verdict.NO_VERDICT_YET)) is None
     line = task_line("code").model_copy(update={"saved_device_s": None})
-    assert saved(line) == "device time not known, 123,456 target passes"
+    assert saved(line) == "device time not known, 123,456 target passes in the last day"
 
 
 def test_a_pause_that_is_too_long_is_a_gap_also_before_now() -> None:

@@ -1,0 +1,244 @@
+"""One question, one answer: every screen and view gives a task the same jobs, the same α₁ and the same speed-up."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from rich.console import Console
+from sqlalchemy import text
+
+from alphaloop.acceptance import Interval
+from alphaloop.demo.display import final_table
+from alphaloop.settings import SchedulerSettings, TaskSettings
+from alphaloop.store.database import Database
+from alphaloop.store.overview import Overview, TaskNow
+from alphaloop.store.reports import ReportStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.wording import figure, sentence
+from alphaloop.wording import counted_apart, share, share_with_interval
+from scheduler.loop import Scheduler
+from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.answers import Answer, of_document, of_metrics, of_views
+from tests.fixtures.cli import Cli
+from tests.fixtures.console import Visitor, console
+from tests.fixtures.postgres import fresh_database
+from tests.fixtures.six_tasks import NUM_ALPHA_JOBS, NUM_JOBS, SixTasks
+from tests.fixtures.slices import block_rows, subject
+from worker.metrics import WorkerMetrics
+
+pytestmark = pytest.mark.postgres
+
+
+class Broker:
+    """Takes every message."""
+
+    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None:
+        """Take it."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Nothing waits."""
+
+
+class Asked:
+    """Six tasks, a run of the scheduler over them, and a console."""
+
+    def __init__(self, url: SecretStr, tasks: SixTasks, folder: Path, visitor: Visitor) -> None:
+        self.url, self.tasks, self.database, self.visitor = url, tasks, tasks.database, visitor
+        self.metrics, self._folder = SchedulerMetrics(), folder
+
+    def run_scheduler(self) -> None:
+        """A run now."""
+        Scheduler(
+            self.database,
+            Broker(),
+            SchedulerSettings(),
+            tasks={task: TaskSettings() for task in NUM_JOBS},
+            report_folder=self._folder,
+            owner="test",
+            metrics=self.metrics,
+            message_retention=lambda: timedelta(days=7),
+            change_jobs=1000.0,
+        ).run_once(datetime.now(UTC))
+
+
+@pytest.fixture(scope="module")
+def asked(
+    postgres_server: str, migrated_template: str, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Asked]:
+    with fresh_database(postgres_server, migrated_template) as url, Database(url) as database, console(url) as visitor:
+        tasks = SixTasks(database, random.Random(seed))
+        tasks.fill()
+        found = Asked(url, tasks, tmp_path_factory.mktemp("one") / "reports", visitor)
+        found.run_scheduler()
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def environment(asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DATABASE_URL", asked.url.get_secret_value())
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+    # No broker: what waits is not asked here.
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+
+
+def answers(asked: Asked, cli: Cli, task: str) -> dict[str, Answer]:
+    """By screen."""
+    status = next(one for one in cli("status", "--json").json["tasks"] if one["task"] == task)
+    explained = cli("explain", task, "--json").json
+    report = next(one for one in cli("report", "--json").json["tasks"] if one["task"] == task)
+    listed = next(one for one in asked.visitor.read("/tasks.json")["tasks"] if one["task"] == task)
+    alone = asked.visitor.get(f"/tasks/{task}.json").data["now"]
+    return {
+        "status": of_document(status, status["measured"], "num_alpha_jobs"),
+        "explain": of_document(explained["figures"], explained["measured"]["speedup"], "num_alpha_jobs"),
+        "report": of_document(report, report["measured"], "num_speculative_jobs"),
+        "console, tasks": of_document(listed, listed["measured"], "num_alpha_jobs"),
+        "console, task": of_document(alone, alone["measured"], "num_alpha_jobs"),
+        "metrics": of_metrics(asked.metrics.registry.get_sample_value, task, NUM_ALPHA_JOBS.get(task, 0)),
+    }
+
+
+@pytest.mark.parametrize("task", NUM_JOBS)
+def test_every_screen_gives_one_answer(asked: Asked, cli: Cli, task: str) -> None:
+    found = answers(asked, cli, task)
+    status = found["status"]
+    assert (status.num_jobs, status.num_probes, status.num_controls) == NUM_JOBS[task]
+    assert status.num_alpha_jobs == NUM_ALPHA_JOBS.get(task, 0)
+    assert (status.alpha_1 is None) is (task not in NUM_ALPHA_JOBS)
+    assert (status.speedup is None) is (task not in ("faster", "split"))
+    assert {screen: one for screen, one in found.items() if one != status} == {}
+    view = of_views(asked.database, task)
+    mean = status.alpha_1[0] if status.alpha_1 else None
+    assert view == replace(status, alpha_1=None if mean is None else (pytest.approx(mean),) * 3)
+
+
+def test_the_worker_counts_the_same_jobs_and_the_same_acceptance(asked: Asked) -> None:
+    """Its counters begin with the process: here it recorded everything, the job before the window too."""
+    metrics = WorkerMetrics()
+    for task, purpose, ended in asked.tasks.recorded:
+        metrics.recorded(task, purpose, [ended])
+    value = metrics.registry.get_sample_value
+    shown = {now.task: now for now in Overview(asked.database).tasks_now()}
+    probed = shown["probed"]
+    for purpose, number in (("traffic", probed.num_jobs), ("probe", probed.num_probes), ("control", 4)):
+        assert value("alphaloop_jobs_total", {"task": "probed", "purpose": purpose, "status": "succeeded"}) == number
+    labels = {"task": "probed", "drafter": "lookup", "purpose": "traffic", "position": "1"}
+    accepts, trials = (value(f"alphaloop_spec_decode_{name}_total", labels) for name in ("accepts", "trials"))
+    assert accepts is not None
+    assert trials is not None
+    assert probed.alpha_1 is not None
+    assert accepts / trials == pytest.approx(probed.alpha_1.mean)
+
+
+def written(asked: Asked, cli: Cli, task: str) -> dict[str, str]:
+    """By screen, what a person reads of the task: its row where there is a table, else the whole."""
+    report = ReportStore(asked.database).latest()
+    assert report is not None
+    screen = Console(width=200)
+    with screen.capture() as captured:
+        screen.print(final_table(report.content["tasks"], dict.fromkeys(NUM_JOBS, 1)))
+    return {
+        "status": row(cli("status").out, task),
+        "explain": " ".join(cli("explain", task).out.split()),
+        "report": row(report.text, task),
+        "report, page": html_row(report.html, task),
+        "console, tasks": html_row(asked.visitor.get("/tasks").text, task),
+        "console, task": tiles(asked.visitor.get(f"/tasks/{task}").text),
+        "demo": row(captured.get(), task),
+    }
+
+
+def row(table: str, task: str) -> str:
+    """The lines of a task in a table: its first, and those behind it that have no name."""
+    lines = table.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.split()[:1] == [task])
+    begins = (n for n in range(begin + 1, len(lines)) if not lines[n].startswith(" ") or not lines[n].strip())
+    end = next(begins, len(lines))
+    return "\n".join(lines[begin:end])
+
+
+def html_row(page: str, task: str) -> str:
+    found = re.search(rf'<tr>\s*<td class="name" data-label="Task">(?:<[^>]+>)*{task}<.*?</tr>', page, re.DOTALL)
+    assert found, task
+    return without_tags(found.group())
+
+
+def tiles(page: str) -> str:
+    return without_tags(page.split('<ul class="tiles">')[1].split("</ul>")[0])
+
+
+def without_tags(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+@pytest.mark.parametrize("task", NUM_JOBS)
+def test_people_read_what_the_json_says(asked: Asked, cli: Cli, task: str) -> None:
+    asked.visitor.read("/tasks.json")
+    now = next(one for one in Overview(asked.database).tasks_now() if one.task == task)
+    apart = counted_apart(now.num_probes, now.num_controls)
+    for screen, words in written(asked, cli, task).items():
+        assert_alpha_1(screen, words, now.alpha_1)
+        assert_jobs(screen, words, now)
+        assert_speedup(screen, words, now)
+        assert screen in ("report", "demo") or apart in words, screen
+
+
+def assert_alpha_1(screen: str, words: str, found: Interval | None) -> None:
+    if found is None:
+        return
+    written = {
+        "report, page": f"{found.mean:.2f} {found.low:.2f} to {found.high:.2f}",
+        "console, task": f"{share(found.mean)} α₁ [{share(found.low)} {share(found.high)}]",
+    }
+    assert written.get(screen, share_with_interval(found)) in words, screen
+
+
+def assert_jobs(screen: str, words: str, now: TaskNow) -> None:
+    """Status tells ended jobs from held ones; the others have the number."""
+    told = f"{now.jobs['succeeded']} succeeded" if screen == "status" else str(now.num_jobs)
+    assert re.search(rf"(?<![\d.]){told}\b", words), screen
+
+
+def assert_speedup(screen: str, words: str, now: TaskNow) -> None:
+    """The sentence of explain, the figure of the tables; the report's text has it in a section of its own."""
+    if screen == "explain" and now.measured:
+        assert sentence("lookup", now.measured) in words
+    elif now.measured and now.measured.speedup and screen != "report":
+        assert figure(now.measured) in words, screen
+    elif screen != "explain":
+        assert not re.search(r"\d\.\d\d ?\[?\d\.\d\d \d\.\d\d\]", words), screen
+
+
+def test_stored_figures_say_of_when_they_are(asked: Asked, cli: Cli) -> None:
+    """A report is of its run; a speed-up, of the moment at which it was computed, on whatever screen."""
+    slices = SwitchbackStore(asked.database)
+    before = slices.shown(datetime.now(UTC))["faster"]
+    old = cli("report", "--json").json
+    assert datetime.fromisoformat(old["created_at"]) >= before.computed_at
+    later = before.computed_at + timedelta(minutes=3)
+    slices.add(block_rows(subject("faster"), later - timedelta(minutes=1), 12, cost=2.0))
+    slices.refresh(later, ["faster"])
+    fresh = slices.shown(later)["faster"]
+    assert figure(fresh) != figure(before)
+    stamp, old_stamp = (f"Computed at {one.computed_at:%Y-%m-%d %H:%M} UTC." for one in (fresh, before))
+    assert stamp in " ".join(cli("explain", "faster").out.split())
+    told = " ".join(cli("status").out.split())
+    assert f"to {fresh.computed_at:%Y-%m-%d %H:%M} UTC." in told, "the other speed-ups are older"
+    report = " ".join(cli("report").out.split())
+    assert f"{sentence('lookup', before)}" in report
+    assert old_stamp in report
+    assert figure(before) in " ".join(cli("report", "--html", "-").out.split())
+    asked.run_scheduler()
+    assert stamp not in report
+    assert answers(asked, cli, "faster")["report"] == answers(asked, cli, "faster")["status"]
+    with asked.database.begin() as connection:
+        computed = connection.execute(text("SELECT computed_at FROM task_speedup_now WHERE task = 'faster'")).scalar()
+    assert computed >= fresh.computed_at - timedelta(minutes=3)
