@@ -34,7 +34,7 @@ from alphaloop.switchback.wording import (
     expectations_of_all,
     figure,
     load,
-    reason_word,
+    why,
 )
 from alphaloop.wording import counted_apart, counts, rate, share, share_with_interval
 
@@ -127,7 +127,7 @@ def task_table(
             _alpha_1(now),
             f"{share(now.alpha.mean)}\n{draft_lengths(now.alpha_num_draft_tokens or ())}" if now.alpha else "-",
             "\n".join(filter(None, (figure(now.measured), load(now.measured), control(now.measured)))),
-            reason_word(now.reason, now.measured.verdict if now.measured else None),
+            why(now.reason, now.drafter, now.measured),
         )
     return shown
 

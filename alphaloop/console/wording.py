@@ -9,7 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from alphaloop.store.overview import TaskNow
-from alphaloop.switchback.wording import control, draft_lengths, figure, load, reason_word
+from alphaloop.switchback.wording import control, draft_lengths, figure, load, why, why_then
 from alphaloop.wording import (
     acceptance_of,
     counted_apart,
@@ -79,11 +79,12 @@ FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {
     "load": load,
     "named": named,
     "rate": rate,
-    "reason_word": reason_word,
     "sentence": sentence,
     "share": share,
     "share_with_interval": share_with_interval,
     "span": span,
     "stamp": stamp,
+    "why": why,
+    "why_then": why_then,
     "words": words,
 }

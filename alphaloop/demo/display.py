@@ -108,7 +108,7 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
                 _estimate(line["alpha_1"]),
                 _alpha(line),
                 _speedup(line["measured"]),
-                _reason(line["reason"], line["measured"]),
+                _reason(line),
             )
     return shown
 
@@ -134,8 +134,10 @@ def _speedup(measured: Mapping[str, Any] | None) -> str:
     return f"{found}\n{draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
 
 
-def _reason(reason: str, measured: Mapping[str, Any] | None) -> str:
-    return reason_word(reason or None, measured["verdict"] if measured else None)
+def _reason(line: Mapping[str, Any]) -> str:
+    measured = line["measured"]
+    is_its_own = measured is not None and measured["drafter"] == line["drafter"]
+    return reason_word(line["reason"] or None, measured["verdict"] if is_its_own else None)
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:

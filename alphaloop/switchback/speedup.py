@@ -79,7 +79,7 @@ def measured_speedup(slices: Iterable[Slice]) -> MeasuredSpeedup:
     parts = _Parts.of(texts, times, groups)
     whole, degrees_of_freedom = parts.interval(texts.prompt_s)
     return MeasuredSpeedup(
-        whole, parts.interval(0.0)[0], len(blocks), num_control_rounds, degrees_of_freedom, _verdict(whole)
+        whole, parts.interval(0.0)[0], len(blocks), num_control_rounds, degrees_of_freedom, verdict_of(whole)
     )
 
 
@@ -173,7 +173,8 @@ def _serial_variance(residual: Floats) -> float:
     return float(residual @ residual) + 2 * max(0.0, float(residual[1:] @ residual[:-1]))
 
 
-def _verdict(found: Interval) -> Verdict:
+def verdict_of(found: Interval) -> Verdict:
+    """What may be said of a speed-up with these 95 % bounds."""
     if found.low >= 1 - _NEGLIGIBLE and found.high <= 1 + _NEGLIGIBLE:
         return Verdict.NO_DIFFERENCE
     if found.low > 1:

@@ -46,6 +46,11 @@ class TaskSpeedup:
     computed_at: datetime
 
     @property
+    def drafter(self) -> str:
+        """The drafter that was measured."""
+        return self.subject.drafter
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Tokens a second of one running sequence, as it drafts; None without time."""
         return self.num_tokens / self.sequence_s if self.sequence_s > 0 else None

@@ -37,6 +37,8 @@ class Measured(Loaded, Protocol):
     """A measured speed-up, as screens show it: alphaloop.switchback.task_speedup.TaskSpeedup, or the report's line."""
 
     @property
+    def drafter(self) -> str: ...
+    @property
     def speedup(self) -> Bounds | None: ...
     @property
     def verdict(self) -> str: ...
@@ -139,7 +141,23 @@ def reason_word(reason: str | None, verdict: str | None) -> str:
     word = (reason or "-").replace("_", " ")
     if reason != Verdict.FASTER or verdict == Verdict.FASTER:
         return word
-    return "expected faster, measured slower" if verdict == Verdict.SLOWER else "expected faster"
+    return {
+        Verdict.SLOWER: "expected faster, measured slower",
+        Verdict.NO_DIFFERENCE: "expected faster, measured no difference",
+    }.get(Verdict(verdict or Verdict.NO_VERDICT_YET), "expected faster")
+
+
+def why(reason: str | None, drafter: str | None, measured: Measured | None) -> str:
+    """The reason of a choice. What was measured counts for it where its own drafter was measured, and not another."""
+    is_its_own = measured is not None and measured.drafter == drafter
+    return reason_word(reason, measured.verdict if is_its_own and measured else None)
+
+
+def why_then(reason: str, expected_low: float | None) -> str:
+    """The reason of an earlier choice, by what was expected then: not surely faster, where the bounds held 1."""
+    if reason == Verdict.FASTER and expected_low is not None and expected_low <= 1:
+        return "not surely faster"
+    return reason_word(reason, None)
 
 
 def sentence(drafter: str, measured: Measured) -> str:

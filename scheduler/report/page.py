@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from alphaloop.pages.templates import environment
-from alphaloop.switchback.wording import computed, control, figure, load, ratio, reason_word
+from alphaloop.switchback.wording import computed, control, figure, load, ratio, why
 from alphaloop.wording import counted_apart, words
 from scheduler.report.alpha_plot import alpha_plot
 from scheduler.report.changes import told_changes
@@ -44,7 +44,7 @@ def render_page(report: Report) -> str:
         computed=computed,
         counted_apart=counted_apart,
         ratio=ratio,
-        reason_word=reason_word,
+        why=why,
         words=words,
         costs=costs,
         told_changes=told_changes,

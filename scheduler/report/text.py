@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from alphaloop.probing.due import Why
-from alphaloop.switchback.wording import expectations, reason_word, sentence
+from alphaloop.switchback.wording import expectations, sentence, why
 from alphaloop.wording import share, words
 from scheduler.report.changes import told_changes
 from scheduler.report.data import Report, TaskLine
@@ -28,7 +28,11 @@ from scheduler.report.wording import (
 WIDTH: Final = 100
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
 HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "reason")
-LEGEND: Final = "jobs: traffic of the last day. α_1: acceptance of its first drafted tokens [95 %]. α: pooled over positions, at its k."
+_LEGEND: Final = (
+    "jobs: traffic of the last day.",
+    "α_1: acceptance of its first drafted tokens [95 %].",
+    "α: pooled over positions, at its k.",
+)
 RIGHT: Final = frozenset({1, 3})
 
 
@@ -46,7 +50,7 @@ def render_text(report: Report) -> str:
     ]
     if report.tasks:
         parts += _table([HEADER, *(_row(line) for line in report.tasks)])
-        parts += ["", *textwrap.wrap(f"{LEGEND} {apart_from_traffic(report)}", WIDTH), ""]
+        parts += ["", *textwrap.wrap(" ".join((*_LEGEND, apart_from_traffic(report))), WIDTH), ""]
     if report.incidents:
         parts += ["Incidents", *_incidents(report), ""]
     parts += ["Measured speed-up", *_measured(report), ""]
@@ -78,7 +82,7 @@ def _row(line: TaskLine) -> tuple[str, ...]:
         str(line.num_draft_tokens) if line.num_draft_tokens else "-",
         estimate(line.alpha_1),
         f"{share(line.alpha.mean)} ({measured_with(line)})" if line.alpha else "-",
-        reason_word(line.reason, line.measured.verdict if line.measured else None),
+        why(line.reason, line.drafter, line.measured),
     )
 
 

@@ -324,7 +324,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, environment: N
     explained = cli("explain", "code", "--json").json["measured"]["speedup"]
     (status,) = Overview(decoded).tasks_now()
     assert explained["speedup"] == task_as_json(status, None)["measured"]["speedup"] == expected
-    console = Console(width=100)
+    console = Console(width=110)
     with console.capture() as printed:
         console.print(task_table([status], None))
     assert figure(status.measured) in printed.get()

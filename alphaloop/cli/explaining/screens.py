@@ -14,7 +14,6 @@ from alphaloop.cli.explaining.evidence_screen import show_evidence
 from alphaloop.cli.moments import shown
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.cost import CostKind
-from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.objective import Aim
@@ -22,7 +21,7 @@ from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs
 from alphaloop.explaining.opening import opening
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
-from alphaloop.switchback.wording import draft_lengths, expectations, reason_word, sentence
+from alphaloop.switchback.wording import draft_lengths, expectations, sentence, why, why_then
 from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
 from alphaloop.wording import sentence as capitalized
 
@@ -38,8 +37,7 @@ def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, request = found.decision, found.request
     chosen = named(decision.drafter, decision.num_draft_tokens)
-    its = found.measured.speedup
-    reason = reason_word(decision.reason, its.verdict if its and its.subject.drafter == decision.drafter else None)
+    reason = why(decision.reason, decision.drafter, found.measured.speedup)
     paragraph(f"{request.task}: {chosen} ({reason})", style="bold")
     paragraph(" ".join(opening(found)))
     paragraph(capitalized(decision.explanation), style="dim")
@@ -208,10 +206,7 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
 
 
 def _reason_then(change: DecisionChange) -> str:
-    """A choice was called faster by its expectation; as the view decision_log says, not surely where that held 1."""
-    if change.reason == Reason.FASTER and change.figures is not None and change.figures.chosen.speedup_low <= 1:
-        return "not surely faster"
-    return reason_word(change.reason, None)
+    return why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
 
 
 def _then(figures: ChoiceFigures) -> str:

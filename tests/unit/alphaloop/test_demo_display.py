@@ -60,6 +60,7 @@ def test_progress_counts_what_came_back() -> None:
 def measured(verdict: str, *bounds: float) -> dict[str, Any]:
     return {
         "speedup": dict(zip(("mean", "low", "high"), bounds, strict=True)) if bounds else None,
+        "drafter": "lookup",
         "verdict": verdict,
         "min_num_draft_tokens": 3,
         "max_num_draft_tokens": 12,

@@ -1,0 +1,148 @@
+"""`faster` is said of what was measured to be faster, on no screen and on no page beside a figure that is slower."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from alphaloop.acceptance import Interval
+from alphaloop.cli.status import task_table
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.demo.display import final_table
+from alphaloop.explaining.explanation import Explanation
+from alphaloop.explaining.opening import opening
+from alphaloop.messages import Mode
+from alphaloop.store.overview import TaskNow
+from alphaloop.switchback.speedup import Verdict, verdict_of
+from alphaloop.switchback.task_speedup import TaskSpeedup
+from alphaloop.switchback.wording import figure, sentence
+from scheduler.report import render_page, render_text
+from scheduler.report.data import MeasuredLine, Report
+from tests.fixtures.reports import AT, empty, task_line
+from tests.fixtures.slices import subject
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: The word where it does not say that something is faster.
+_OTHERWISE = re.compile(
+    r"(expected|not|not surely|how (many times|much)|no) faster|faster than", re.IGNORECASE
+)
+_BOUNDS = re.compile(r"\d\.\d\d ?\[(\d\.\d\d) (\d\.\d\d)\]")
+
+#: Around 1, where verdicts change, and wide enough for all of them.
+_ratios = st.floats(0.3, 3.0)
+
+
+@st.composite
+def speedups(draw: st.DrawFn) -> TaskSpeedup | None:
+    """What was measured of a drafter, if anything, with the verdict that its interval has."""
+    if draw(st.booleans()):
+        return None
+    low, mean, high = sorted(draw(st.tuples(_ratios, _ratios, _ratios)))
+    bounds = Interval(mean, low, high) if draw(st.booleans()) else None
+    return TaskSpeedup(
+        subject=subject("code", drafter=draw(st.sampled_from(("lookup", "small")))),
+        min_num_draft_tokens=3,
+        max_num_draft_tokens=8,
+        mean_running=4.0,
+        mean_context=100.0,
+        num_tokens=1000,
+        sequence_s=10.0,
+        num_blocks=12 if bounds else 3,
+        num_control_rounds=100,
+        control_share=0.02,
+        speedup=bounds,
+        verdict=verdict_of(bounds) if bounds else Verdict.NO_VERDICT_YET,
+        covers_from=AT,
+        covers_to=AT,
+        computed_at=AT,
+    )
+
+
+def says_faster(text: str) -> bool:
+    return bool(re.search(r"\bfaster\b", _OTHERWISE.sub("", " ".join(text.split()))))
+
+
+def rendered(what: Any) -> str:
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(what)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def of_report(reason: Reason, measured: TaskSpeedup | None) -> Report:
+    line = task_line("code").model_copy(
+        update={
+            "reason": reason.value,
+            "explanation": "",
+            "alpha_1": None,  # without a plot, which takes a tenth of a second
+            "alpha": None,
+            "measured": MeasuredLine.of(measured) if measured else None,
+        }
+    )
+    return empty().model_copy(update={"tasks": (line,)})
+
+
+def page_cell(html: str) -> str:
+    """The reason, in the table of tasks."""
+    found = re.search(r'<td class="why" data-label="Reason">(.*?)</td>', html, re.DOTALL)
+    assert found
+    return found.group(1)
+
+
+@settings(max_examples=50)
+@given(reason=st.sampled_from(list(Reason)), measured=speedups())
+def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, measured: TaskSpeedup | None) -> None:
+    now = TaskNow("code", mode="speculative", drafter="lookup", num_draft_tokens=8, reason=reason, measured=measured)
+    report = of_report(reason, measured)
+    said = {
+        "status": rendered(task_table([now], None)),
+        "report": "\n".join(line for line in render_text(report).splitlines() if line.startswith("code ")),
+        "report, page": page_cell(render_page(report)),
+        "demo": rendered(final_table([task.model_dump(mode="json") for task in report.tasks], {"code": 1})),
+    }
+    is_faster = measured is not None and measured.drafter == "lookup" and measured.verdict is Verdict.FASTER
+    for screen, words in said.items():
+        assert says_faster(words) is (is_faster and reason is Reason.FASTER), f"{screen}: {words}"
+
+
+@given(measured=speedups())
+def test_a_sentence_has_the_verdict_of_its_own_figures(measured: TaskSpeedup | None) -> None:
+    told = sentence("lookup", measured) if measured else figure(measured)
+    bounds = measured.speedup if measured else None
+    assert not says_faster(told) or (bounds is not None and bounds.low > 1)
+    assert "slower" not in told or (bounds is not None and bounds.high < 1)
+
+
+@given(measured=speedups(), low=_ratios)
+def test_explain_opens_without_a_gain_that_was_not_measured(measured: TaskSpeedup | None, low: float) -> None:
+    way = Alternative("lookup", 8, 2.0, 40.0, 1.2 * low, low, 1.5 * low)
+    decision = Decision(Mode.SPECULATIVE, "lookup", "r", 8, Reason.FASTER, "", (way,))
+    parts = {
+        "decision": decision,
+        "request": SimpleNamespace(task="code"),
+        "measured": SimpleNamespace(speedup=measured),
+    }
+    _, brought = opening(cast(Explanation, SimpleNamespace(**parts)))
+    assert not says_faster(brought)
+    is_own = measured is not None and measured.drafter == "lookup" and measured.speedup is not None
+    assert ("Measured" in brought) is is_own
+    if is_own and measured is not None:
+        assert ("no verdict yet" in brought) is (measured.verdict is Verdict.NO_VERDICT_YET)
+        assert ("slower" in brought) is (measured.verdict is Verdict.SLOWER)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_of_a_page_says_faster_beside_bounds_that_are_not_above_one(page: Path) -> None:
+    for line in page.read_text(encoding="utf-8").splitlines():
+        for low, _ in _BOUNDS.findall(line):
+            assert float(low) > 1 or not says_faster(line), line
