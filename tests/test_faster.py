@@ -33,9 +33,7 @@ from tests.fixtures.slices import subject
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: The word where it does not say that something is faster.
-_OTHERWISE = re.compile(
-    r"(expected|not|not surely|how (many times|much)|no) faster|faster than", re.IGNORECASE
-)
+_OTHERWISE = re.compile(r"(expected|not|not surely|how (many times|much)|no) faster|faster than", re.IGNORECASE)
 _BOUNDS = re.compile(r"\d\.\d\d ?\[(\d\.\d\d) (\d\.\d\d)\]")
 
 #: Around 1, where verdicts change, and wide enough for all of them.
