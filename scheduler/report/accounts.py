@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from scheduler.report.data import Estimate, GapLine
+from scheduler.report.data import GapLine
+from scheduler.report.part import Estimate
 
 
 def saved_device_s(measured: TaskSpeedup | None) -> Estimate | None:

@@ -22,16 +22,16 @@ from scheduler.probing.watch import Watched
 from scheduler.report.data import (
     DraftLine,
     DriftLine,
-    Estimate,
     ExactnessLine,
     IncidentLine,
     MeasuredLine,
     ProbeLine,
     Report,
-    TaskHistory,
     TaskLine,
 )
+from scheduler.report.data_over_time import TaskHistory
 from scheduler.report.history import task_history
+from scheduler.report.part import Estimate
 
 
 def build_report(

@@ -6,7 +6,8 @@ from typing import Final
 
 from alphaloop.measurements import TaskSpend
 from alphaloop.settings.report import ReportSettings
-from scheduler.report.data import CostLine, Estimate
+from scheduler.report.data import CostLine
+from scheduler.report.part import Estimate
 
 _HOUR_S: Final = 3600.0
 

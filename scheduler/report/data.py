@@ -5,35 +5,19 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, Field
 
-from alphaloop.acceptance import Interval
 from alphaloop.probing.due import Why
 from alphaloop.store.drift_events import EventState
 from alphaloop.store.incidents import IncidentKind
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes.cause import Cause
+from scheduler.report.data_over_time import ExpectationLine, TaskHistory
+from scheduler.report.part import Estimate, Part
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Estimate(_Part):
-    """A figure with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, interval: Interval) -> Self:
-        """An interval as it is published."""
-        return cls(mean=interval.mean, low=interval.low, high=interval.high)
-
-
-class MeasuredLine(_Part):
+class MeasuredLine(Part):
     """The measured speed-up of a task, by the switchback experiment: a row of the view task_speedup_now."""
 
     drafter: str = Field(description="The drafter that decoded most of the task's speculated text.")
@@ -74,7 +58,7 @@ class MeasuredLine(_Part):
         )
 
 
-class CostLine(_Part):
+class CostLine(Part):
     """What the traffic of a task took in the last day, and what that costs."""
 
     num_jobs: int = Field(description="Jobs that were decoded in the last day.")
@@ -85,7 +69,7 @@ class CostLine(_Part):
     saved: Estimate | None = Field(description="Cost of saved_device_s; null without a price or a verdict.")
 
 
-class TaskLine(_Part):
+class TaskLine(Part):
     """One task: how it is decoded now, why, and what that brings."""
 
     task: str
@@ -114,7 +98,7 @@ class TaskLine(_Part):
     cost: CostLine | None = Field(None, description="Null where the last day has no job of the task.")
 
 
-class DriftLine(_Part):
+class DriftLine(Part):
     """Drift that is not over."""
 
     id: int = Field(description="Number of the event, for `alphaloop drift`.")
@@ -131,7 +115,7 @@ class DriftLine(_Part):
     acknowledged_by: str | None = None
 
 
-class DraftLine(_Part):
+class DraftLine(Part):
     """A draft revision and whether it is fit to serve."""
 
     drafter: str
@@ -142,7 +126,7 @@ class DraftLine(_Part):
     status_changed_at: AwareDatetime
 
 
-class ProbeLine(_Part):
+class ProbeLine(Part):
     """Probes of a task and drafter."""
 
     task: str
@@ -156,7 +140,7 @@ class ProbeLine(_Part):
     at_stake_device_s: float = Field(description="Expected device seconds of traffic since a change nobody checked.")
 
 
-class IncidentLine(_Part):
+class IncidentLine(Part):
     """An incident that is not over: the engine did not do what it promises."""
 
     kind: IncidentKind
@@ -168,7 +152,7 @@ class IncidentLine(_Part):
     opened_at: AwareDatetime
 
 
-class ExactnessLine(_Part):
+class ExactnessLine(Part):
     """Probes that this run compared with their controls, token by token."""
 
     num_pairs: int = 0
@@ -188,7 +172,7 @@ class ChangeKind(StrEnum):
     SPEEDUP = "speedup"  #: a measured speed-up became known, is no longer known, or has another verdict
 
 
-class ChangeLine(_Part):
+class ChangeLine(Part):
     """One change since the last report."""
 
     kind: ChangeKind
@@ -196,71 +180,21 @@ class ChangeLine(_Part):
     sentence: str
 
 
-class Changes(_Part):
+class Changes(Part):
     """What changed since the last report."""
 
     since: AwareDatetime | None = Field(None, description="When that was made; null without one to compare with.")
     lines: tuple[ChangeLine, ...] = Field((), description="The most serious kind first.")
 
 
-class GapLine(_Part):
+class GapLine(Part):
     """A time in which no run ended well, so that nothing was tested and no probe was sent."""
 
     begins: AwareDatetime = Field(description="The start of the run before.")
     ends: AwareDatetime = Field(description="The start of the run after.")
 
 
-class ExpectationPoint(_Part):
-    """An expected speed-up, and the one that was measured over the same rounds."""
-
-    expected: Estimate = Field(description="As it was shown and decided on: mean over the rounds.")
-    measured: Estimate
-    is_held: bool = Field(description="Whether the expected interval holds the measured speed-up.")
-    covers_from: AwareDatetime = Field(description="When the first slice began.")
-    covers_to: AwareDatetime = Field(description="When the last slice began.")
-
-
-class ExpectationLine(_Part):
-    """How reliable expected speed-ups of a drafter in a task were in the last 7 days: a row of expectation_now."""
-
-    task: str
-    drafter: str
-    num_pairs: int = Field(description="Expectations that were compared with a measured speed-up, at most 32.")
-    num_held: int = Field(description="Of these, intervals that hold it; 95 % of them should.")
-    ratio: float = Field(description="Measured over expected, geometric mean; below 1, expectations are too good.")
-    ratio_bounds: tuple[float, float] | None = Field(description="Its 95 % bounds; null with one pair.")
-    min_num_draft_tokens: int = Field(description="Smallest k that was used.")
-    max_num_draft_tokens: int = Field(description="Largest k that was used.")
-    mean_running: float = Field(description="The load: sequences of all tasks in a round.")
-    points: tuple[ExpectationPoint, ...] = Field(description="Oldest first.")
-
-
-class HistoryPoint(_Part):
-    """α_1 over one stretch of time, or of the probes of one run."""
-
-    start: AwareDatetime
-    num_jobs: int = Field(description="Jobs of traffic, or probes.")
-    alpha_1: Estimate
-
-
-class RevisionMark(_Part):
-    """When something behind the acceptance of a task was new."""
-
-    at: AwareDatetime = Field(description="The first job or probe under it.")
-    changed: tuple[str, ...] = Field(description="What differs from before: target, draft, engine.")
-
-
-class TaskHistory(_Part):
-    """α_1 of a task with one drafter over time, under every revision."""
-
-    drafter: str
-    step_s: float = Field(description="Length of a stretch of traffic; a stretch without a job has no point.")
-    traffic: tuple[HistoryPoint, ...] = Field((), description="Oldest first.")
-    probes: tuple[HistoryPoint, ...] = Field((), description="A point a run, oldest first.")
-    revisions: tuple[RevisionMark, ...] = Field((), description="Oldest first.")
-
-
-class Report(_Part):
+class Report(Part):
     """What one run of the scheduler found."""
 
     object: Literal["alphaloop.report"] = "alphaloop.report"

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from alphaloop.switchback.expectation import ExpectationPair
 from alphaloop.switchback.reliability import by_drafter, reliability
-from scheduler.report.data import Estimate, ExpectationLine, ExpectationPoint
+from scheduler.report.data_over_time import ExpectationLine, ExpectationPoint
+from scheduler.report.part import Estimate
 
 
 def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine, ...]:

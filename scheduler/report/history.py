@@ -11,7 +11,8 @@ from alphaloop.measurements import DecodedJob, ProbeResult
 from scheduler.causes.probe_history import differences
 from scheduler.counts import Counts
 from scheduler.estimates import acceptance, alpha_over_time
-from scheduler.report.data import Estimate, HistoryPoint, RevisionMark, TaskHistory
+from scheduler.report.data_over_time import HistoryPoint, RevisionMark, TaskHistory
+from scheduler.report.part import Estimate
 from scheduler.verdicts import Setup
 
 STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))

@@ -7,7 +7,8 @@ from typing import Final
 
 from alphaloop.switchback.wording import draft_lengths
 from alphaloop.wording import acceptance_of, counted_apart, share
-from scheduler.report.data import DriftLine, Estimate, Report, TaskLine
+from scheduler.report.data import DriftLine, Report, TaskLine
+from scheduler.report.part import Estimate
 
 #: A system without a job for so long is called idle.
 IDLE: Final = timedelta(hours=1)

@@ -13,7 +13,8 @@ from alphaloop.store.incidents import ClosedIncident, Incident, IncidentKind
 from alphaloop.switchback.speedup import Verdict
 from scheduler.report import Report, changes_between
 from scheduler.report.changes import told_changes
-from scheduler.report.data import ChangeKind, Estimate, TaskLine
+from scheduler.report.data import ChangeKind, TaskLine
+from scheduler.report.part import Estimate
 from scheduler.report.wording import freshness
 from tests.fixtures.reports import AT, empty, full, task_line
 

@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream
 from scheduler.counts import Counts
-from scheduler.report.data import Estimate, HistoryPoint
+from scheduler.report.data_over_time import HistoryPoint
 from scheduler.report.history import task_history
 from scheduler.report.history_plot import history_plot, stretches
+from scheduler.report.part import Estimate
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
