@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql lock up down chaos fuzz clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql lock up down chaos fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,6 +48,13 @@ check: $(INSTALLED) ## style, types, import rules, generated files
 	@echo "==> import rules";  $(BIN)/lint-imports
 	@echo "==> generated files"; $(BIN)/python -m alphaloop.contract --check
 	@$(BIN)/python -m alphaloop.cli.reference --check
+
+docs: $(INSTALLED) ## the documents as a site, in build/docs: every link is checked (15 seconds)
+	@echo "==> docs"
+	@rm -rf build/docs
+	@$(BIN)/python -m sphinx -c docs -b html -d build/doctrees -E -q -W --keep-going . build/docs
+	@$(BIN)/python scripts/check_site.py build/docs
+	@echo "build/docs/index.html"
 
 format: $(INSTALLED) ## let ruff rewrite the sources
 	@$(BIN)/ruff check --fix .

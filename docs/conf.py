@@ -1,0 +1,120 @@
+"""The documentation as a site: `make docs` builds it with Sphinx, and fails on every warning.
+
+The sources are the repository's Markdown as it stands: a page and its links read the same there. Nothing on a page is
+fetched from elsewhere: the fonts are the reader's own, and the search index lies beside the pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from sphinx.application import Sphinx
+
+from alphaloop import __version__
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+project = "alphaloop"
+release = version = __version__
+extensions = ["myst_parser"]
+root_doc = "README"
+source_suffix = {".md": "markdown"}
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**"]
+exclude_patterns = [".*", "build", "docs/site"]  # folders in which nothing needs to be looked for
+
+html_theme = "furo"
+html_title = f"alphaloop {release}"
+html_static_path = ["site/static"]
+templates_path = ["site/templates"]
+html_css_files = ["site.css"]
+html_favicon = "../alphaloop/console/static/icon.svg"
+html_additional_pages = {"index": "to_first_page.html"}
+html_copy_source = False
+html_show_copyright = False
+html_show_sphinx = False
+html_theme_options: dict[str, object] = {"footer_icons": []}
+pygments_style, pygments_dark_style = "sphinx", "github-dark"
+
+myst_heading_anchors = 4  # as on GitHub
+nitpicky = True
+suppress_warnings = ["misc.highlighting_failure"]  # Pygments does not know the newest Java; it still colours it
+
+#: By heading: pages in the order in which they are read, then all others of the folder.
+NAVIGATION: Final = {
+    "Start": ["docs/README", "docs/guides/enqueue", "docs/guides/measure", "docs/guides/console", "docs/guides/deploy"],
+    "Guides": [
+        "docs/guides/streams",
+        "docs/guides/batches",
+        "docs/guides/large-messages",
+        "docs/guides/clients/README",
+        "docs/guides/explain",
+        "docs/guides/operate",
+        "docs/guides/notifications",
+        "docs/guides/traces",
+        "docs/guides/probes",
+        "docs/guides/drafters",
+        "docs/guides/train-a-draft",
+        "docs/guides/*",
+    ],
+    "Concepts": [
+        "docs/glossary",
+        "docs/concepts/flow",
+        "docs/concepts/acceptance",
+        "docs/concepts/deciding",
+        "docs/concepts/switchback",
+        "docs/concepts/expectations",
+        "docs/concepts/drift",
+        "docs/concepts/exactness",
+        "docs/concepts/guarantees",
+        "docs/concepts/*",
+    ],
+    "Reference": ["docs/reference/cli", "docs/reference/settings", "docs/reference/messages", "docs/reference/*"],
+    "Project": ["docs/decisions/README", "docs/log", "CHANGELOG", "CONTRIBUTING", "docs/*"],
+}
+#: READMEs whose folder stands below them.
+FOLDERS: Final = ("docs/guides/clients/README", "docs/decisions/README")
+_LINK: Final = re.compile(r"(?<=\]\()([^)\s#:]+)(?=\))")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _as_a_page)
+
+
+def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
+    """A link to a folder leads to its README, as on GitHub; READMEs also carry the navigation."""
+    folder = (ROOT / name).parent
+    trees = _navigation() if name == root_doc else ""
+    if name in FOLDERS:
+        trees = _tree(_pages(f"{folder.relative_to(ROOT)}/*"))
+
+    def in_folder(link: re.Match[str]) -> str:
+        found = folder / link.group()
+        return f"{link.group().rstrip('/')}/README.md" if (found / "README.md").is_file() else link.group()
+
+    source[0] = _LINK.sub(in_folder, source[0]) + trees
+
+
+def _navigation() -> str:
+    listed: dict[str, None] = {}
+    trees = []
+    for heading, patterns in NAVIGATION.items():
+        pages = dict.fromkeys(page for pattern in patterns for page in _pages(pattern) if page not in listed)
+        listed |= pages
+        trees.append(_tree(pages, heading))
+    return "".join(trees)
+
+
+def _tree(pages: Iterable[str], heading: str = "") -> str:
+    """A toctree that is seen in the sidebar only; the pages are named from the repository's root."""
+    options = ":hidden:\n:titlesonly:\n" + (f":caption: {heading}\n" if heading else "")
+    names = "\n".join(f"/{page}" for page in pages)
+    return f"\n\n```{{toctree}}\n{options}\n{names}\n```\n"
+
+
+def _pages(pattern: str) -> list[str]:
+    found = (str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob(f"{pattern}.md"))
+    return sorted(page for page in found if not (pattern.endswith("*") and page.endswith("/README")))
