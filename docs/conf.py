@@ -51,6 +51,7 @@ NAVIGATION: Final = {
         "docs/guides/large-messages",
         "docs/guides/clients/README",
         "docs/guides/explain",
+        "docs/guides/ask-the-database",
         "docs/guides/operate",
         "docs/guides/notifications",
         "docs/guides/traces",
