@@ -25,7 +25,7 @@ _HOUR_S: Final = 3600
 
 _JOBS: Final = text("""
     SELECT task, purpose, status, count(*) AS num_jobs FROM jobs
-    WHERE created_at >= :since AND created_at <= :until
+    WHERE created_at >= :since AND created_at <= :until AND (CAST(:task AS text) IS NULL OR task = :task)
     GROUP BY task, purpose, status
     ORDER BY task, purpose, status
 """)
@@ -37,7 +37,7 @@ _ACCEPTANCE: Final = text("""
                num_draft_tokens AS k, accepts[1] AS a1, trials[1] AS n1, array_sum(accepts) AS a, array_sum(trials) AS n
         FROM decode_runs
         WHERE mode = 'speculative' AND purpose = 'traffic' AND decoded_at >= :since AND decoded_at <= :until
-            AND trials[1] > 0
+            AND trials[1] > 0 AND (CAST(:task AS text) IS NULL OR task = :task)
     ), shown AS (
         SELECT DISTINCT ON (task) task, drafter, draft_revision, sampling_bucket, target_revision, engine
         FROM jobs GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine
@@ -117,14 +117,15 @@ def begin_of(until: datetime, window: timedelta = WINDOW) -> datetime:
 
 
 def task_figures(
-    database: Database, until: datetime | None = None, window: timedelta = WINDOW
+    database: Database, until: datetime | None = None, window: timedelta = WINDOW, task: str | None = None
 ) -> dict[str, TaskFigures]:
-    """By task, the figures of the window before `until`, or before now; only tasks with a job in it."""
+    """By task, the figures of the window before `until`, or before now; only tasks with a job in it, or this one."""
     found: dict[str, TaskFigures] = {}
     # Without an end the database's clock, by which jobs are claimed, may be ahead of this one.
     between = {
         "since": begin_of(until or datetime.now(UTC), window),
         "until": until or datetime.max.replace(tzinfo=UTC),
+        "task": task,
     }
     with database.begin() as connection:
         for row in connection.execute(_JOBS, between):
@@ -139,4 +140,4 @@ def task_figures(
 
 def figures_of(database: Database, task: str, until: datetime | None = None) -> TaskFigures:
     """The figures of one task."""
-    return task_figures(database, until).get(task) or TaskFigures(task)
+    return task_figures(database, until, task=task).get(task) or TaskFigures(task)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
+from alphaloop.messages import Purpose
 from alphaloop.store.decoded_lately import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
@@ -29,8 +30,9 @@ class TaskActivity:
     task: str
     num_waiting: int | None  #: jobs that no worker has claimed; None where the broker does not answer
     num_held: int  #: claimed, and not ended
-    num_ended: int  #: jobs of every purpose that were decoded in the last minute
-    num_tokens: int  #: of those
+    num_ended: int  #: jobs of traffic that were decoded in the last minute
+    num_measuring: int  #: probes and controls that were
+    num_tokens: int  #: of all of those
 
 
 def now(sources: Sources, request: Request) -> Page:
@@ -81,16 +83,21 @@ def by_activity(
     tasks: Sequence[TaskNow], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
 ) -> list[TaskActivity]:
     """The tasks in which something goes on, the busiest first."""
-    ended, tokens = Counter[str](), Counter[str]()
+    ended, measuring, tokens = Counter[str](), Counter[str](), Counter[str]()
     for one in decoded:
-        ended[one.task] += one.num_jobs
+        (ended if one.purpose == Purpose.TRAFFIC else measuring)[one.task] += one.num_jobs
         tokens[one.task] += one.num_tokens
     held = {now.task: now.num_held for now in tasks if now.num_held}
     waits = {task: number for task, number in (waiting or {}).items() if number}
     found = [
         TaskActivity(
-            task, None if waiting is None else waits.get(task, 0), held.get(task, 0), ended[task], tokens[task]
+            task,
+            None if waiting is None else waits.get(task, 0),
+            held.get(task, 0),
+            ended[task],
+            measuring[task],
+            tokens[task],
         )
-        for task in {*held, *ended, *waits}
+        for task in {*held, *ended, *measuring, *waits}
     ]
     return sorted(found, key=lambda one: (-one.num_tokens, -one.num_held, -(one.num_waiting or 0), one.task))

@@ -1,0 +1,21 @@
+"""What the console lists as going on now."""
+
+from __future__ import annotations
+
+from alphaloop.console.views.now import by_activity
+from alphaloop.store.decoded_lately import DecodedLately
+from alphaloop.store.overview import TaskNow
+
+
+def test_probes_and_controls_are_counted_apart_from_traffic_that_ended() -> None:
+    decoded = [
+        DecodedLately("code", "control", 4, 160),
+        DecodedLately("code", "probe", 4, 160),
+        DecodedLately("code", "traffic", 10, 400),
+        DecodedLately("sql", "probe", 2, 80),
+    ]
+    held = TaskNow("chat", jobs={"running": 2}, probes={"running": 1})
+    code, sql, chat = by_activity([held], decoded, {"code": 5})
+    assert (code.task, code.num_ended, code.num_measuring, code.num_tokens, code.num_waiting) == ("code", 10, 8, 720, 5)
+    assert (sql.task, sql.num_ended, sql.num_measuring) == ("sql", 0, 2)
+    assert (chat.task, chat.num_held, chat.num_ended) == ("chat", 3, 0), "a held probe is held"
