@@ -7,11 +7,12 @@ count the same jobs.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Row, text
+from sqlalchemy import Connection, Row, text
 
 from alphaloop.acceptance import Interval
 from alphaloop.clustered_share import MOST_RUNS, share_interval
@@ -21,37 +22,62 @@ from alphaloop.store.database import Database
 
 #: The time that figures cover, unless somebody asks for another.
 WINDOW: Final = timedelta(days=1)
-_HOUR_S: Final = 3600
+_HOUR: Final = timedelta(hours=1)
+#: Hours of equal weight from which on they are the clusters: means of 10 to 30 long runs are nearly independent.
+_LEAST_HOURS: Final = 10
 
 _JOBS: Final = text("""
     SELECT task, purpose, status, count(*) AS num_jobs FROM jobs
-    WHERE created_at >= :since AND created_at <= :until AND (CAST(:task AS text) IS NULL OR task = :task)
+    WHERE created_at >= :since AND created_at <= :until AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
     GROUP BY task, purpose, status
     ORDER BY task, purpose, status
 """)
-# Speculative traffic in the order of its decoding, put together into runs: the clusters of alphaloop.clustered_share.
-# Of a task the jobs that may be compared with each other, where there are most of them: a row of task_alpha_now.
-_ACCEPTANCE: Final = text("""
-    WITH jobs AS (
-        SELECT task, drafter, draft_revision, sampling_bucket, target_revision, engine, decoded_at, job_id,
-               num_draft_tokens AS k, accepts[1] AS a1, trials[1] AS n1, array_sum(accepts) AS a, array_sum(trials) AS n
-        FROM decode_runs
-        WHERE mode = 'speculative' AND purpose = 'traffic' AND decoded_at >= :since AND decoded_at <= :until
-            AND trials[1] > 0 AND (CAST(:task AS text) IS NULL OR task = :task)
-    ), shown AS (
+# Of a task the traffic that may be compared with each other, where there is most of it: a row of task_alpha_now. Sums
+# of hours tell which it is, because they are few.
+_SHOWN: Final = """
+    WITH keys AS (
+        SELECT task, drafter, draft_revision, sampling_bucket, target_revision, engine, sum(num_jobs) AS num_jobs
+        FROM acceptance_hourly
+        WHERE mode = 'speculative' AND purpose = 'traffic' AND bucket >= :since AND bucket <= :until
+            AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
+        GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine
+    ), shown AS MATERIALIZED (
         SELECT DISTINCT ON (task) task, drafter, draft_revision, sampling_bucket, target_revision, engine
-        FROM jobs GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine
-        ORDER BY task, count(*) DESC, drafter, draft_revision, sampling_bucket, target_revision, engine
+        FROM keys
+        ORDER BY task, num_jobs DESC, drafter, draft_revision, sampling_bucket, target_revision, engine
     )
-    SELECT task, drafter, sampling_bucket, count(*) AS num_jobs, sum(a1)::bigint AS a1, sum(n1)::bigint AS n1,
-           sum(a)::bigint AS a, sum(n)::bigint AS n, min(k) AS least_k, max(k) AS most_k
+"""
+# A cluster a row, for alphaloop.clustered_share: an hour, or a run of jobs in the order of their decoding.
+_HOURS: Final = text(
+    _SHOWN  # noqa: S608 - no values
+    + """
+    SELECT task, drafter, sampling_bucket, sum(num_jobs)::bigint AS num_jobs,
+           coalesce(sum(accepts[1]), 0)::bigint AS a1, coalesce(sum(trials[1]), 0)::bigint AS n1,
+           sum(array_sum(accepts))::bigint AS a, sum(array_sum(trials))::bigint AS n,
+           min(num_draft_tokens) AS least_k, max(num_draft_tokens) AS most_k
+    FROM acceptance_hourly JOIN shown USING (task, drafter, draft_revision, sampling_bucket, target_revision, engine)
+    WHERE mode = 'speculative' AND purpose = 'traffic' AND bucket >= :since AND bucket <= :until
+    GROUP BY task, drafter, sampling_bucket, bucket
+"""
+)
+_RUNS: Final = text(
+    _SHOWN  # noqa: S608 - no values
+    + """
+    SELECT task, drafter, sampling_bucket, count(*) AS num_jobs, coalesce(sum(a1), 0)::bigint AS a1,
+           coalesce(sum(n1), 0)::bigint AS n1, sum(a)::bigint AS a, sum(n)::bigint AS n,
+           min(k) AS least_k, max(k) AS most_k
     FROM (
-        SELECT task, drafter, sampling_bucket, a1, n1, a, n, k,
-            ntile(:most_runs) OVER (PARTITION BY task ORDER BY decoded_at, job_id) AS run
-        FROM jobs JOIN shown USING (task, drafter, draft_revision, sampling_bucket, target_revision, engine)
+        SELECT task, drafter, sampling_bucket, num_draft_tokens AS k, accepts[1] AS a1, trials[1] AS n1,
+            array_sum(accepts) AS a, array_sum(trials) AS n, coalesce(trials[1], 0) > 0 AS is_tested,
+            ntile(:most_runs) OVER (
+                PARTITION BY task, coalesce(trials[1], 0) > 0 ORDER BY decoded_at, ledger_id
+            ) AS run
+        FROM decode_runs JOIN shown USING (task, drafter, draft_revision, sampling_bucket, target_revision, engine)
+        WHERE mode = 'speculative' AND purpose = 'traffic' AND decoded_at >= :since AND decoded_at <= :until
     ) AS numbered
-    GROUP BY task, drafter, sampling_bucket, run
-""")
+    GROUP BY task, drafter, sampling_bucket, is_tested, run
+"""
+)
 
 
 @dataclass(slots=True)
@@ -100,8 +126,8 @@ class TaskFigures:
         of_purpose = {Purpose.PROBE: self.probes, Purpose.CONTROL: self.controls}
         of_purpose.get(Purpose(purpose), self.jobs)[status] = num_jobs
 
-    def show(self, rows: list[Row[Any]]) -> None:
-        """Take the acceptance of these runs of jobs."""
+    def show(self, rows: Sequence[Row[Any]]) -> None:
+        """Take the acceptance of these clusters of jobs."""
         self.num_alpha_jobs = sum(row.num_jobs for row in rows)
         self.trials, self.accepts = sum(row.n for row in rows), sum(row.a for row in rows)
         self.alpha_1 = share_interval([(row.a1, row.n1) for row in rows])
@@ -112,8 +138,8 @@ class TaskFigures:
 
 def begin_of(until: datetime, window: timedelta = WINDOW) -> datetime:
     """Where a window before `until` begins: at a full hour, because older counts are kept by the hour."""
-    begin_s = (until - window).timestamp()
-    return datetime.fromtimestamp(begin_s - begin_s % _HOUR_S, UTC)
+    begin = (until - window).astimezone(UTC)
+    return begin.replace(minute=0, second=0, microsecond=0)
 
 
 def task_figures(
@@ -121,21 +147,46 @@ def task_figures(
 ) -> dict[str, TaskFigures]:
     """By task, the figures of the window before `until`, or before now; only tasks with a job in it, or this one."""
     found: dict[str, TaskFigures] = {}
+    now = datetime.now(UTC)
     # Without an end the database's clock, by which jobs are claimed, may be ahead of this one.
     between = {
-        "since": begin_of(until or datetime.now(UTC), window),
+        "since": begin_of(until or now, window),
         "until": until or datetime.max.replace(tzinfo=UTC),
-        "task": task,
+        "tasks": None if task is None else [task],
     }
     with database.begin() as connection:
         for row in connection.execute(_JOBS, between):
             found.setdefault(row.task, TaskFigures(row.task)).count(row.purpose, row.status, row.num_jobs)
-        runs: dict[str, list[Row[Any]]] = defaultdict(list)
-        for row in connection.execute(_ACCEPTANCE, {**between, "most_runs": MOST_RUNS}):
-            runs[row.task].append(row)
-    for task, rows in runs.items():
-        found.setdefault(task, TaskFigures(task)).show(rows)
+        clusters = _clusters(connection, between, is_past=until is not None and until < now - _HOUR)
+    for name, rows in clusters.items():
+        found.setdefault(name, TaskFigures(name)).show(rows)
     return found
+
+
+def _clusters(connection: Connection, between: Mapping[str, Any], *, is_past: bool) -> dict[str, list[Row[Any]]]:
+    """By task, its hours where enough of them hold its jobs, so that few rows are read; else runs of its jobs.
+
+    Of a past moment the hour that it lies in has later jobs too, so its jobs are read.
+    """
+    by_task = _by_task(connection.execute(_HOURS, between))
+    few = [task for task, rows in by_task.items() if is_past or _num_effective(rows) < _LEAST_HOURS]
+    if few:
+        jobs = _by_task(connection.execute(_RUNS, {**between, "tasks": few, "most_runs": MOST_RUNS}))
+        by_task = {task: rows for task, rows in by_task.items() if task not in few} | jobs
+    return by_task
+
+
+def _by_task(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
+    found: dict[str, list[Row[Any]]] = defaultdict(list)
+    for row in rows:
+        found[row.task].append(row)
+    return found
+
+
+def _num_effective(rows: Sequence[Row[Any]]) -> float:
+    """The number of equal clusters that would hold as much (Kish 1965)."""
+    squares = sum(row.n1 * row.n1 for row in rows)
+    return float(sum(row.n1 for row in rows) ** 2 / squares) if squares else 0.0
 
 
 def figures_of(database: Database, task: str, until: datetime | None = None) -> TaskFigures:
