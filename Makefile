@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql lock up down chaos fuzz clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql lock up down chaos fuzz first-hour clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,6 +35,9 @@ demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to
 test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language model (15 minutes)
 	@echo "==> tests"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+first-hour: $(INSTALLED) ## the README's and the guides' commands on an empty machine, every output compared (5 minutes)
+	@$(BIN)/python -m tests.first_hour $(ARGS)
 
 chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (20 minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)

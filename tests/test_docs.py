@@ -28,6 +28,7 @@ from benchmarks.stored_runs.questions import Question, all_questions
 ROOT: Final = Path(__file__).resolve().parents[1]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ASKING: Final = (ROOT / "docs" / "guides" / "ask-the-database.md").read_text(encoding="utf-8")
 WAIT_S: Final = 30.0
 
 
@@ -46,9 +47,7 @@ def tracked() -> list[Path]:
 
 
 def file_map() -> dict[str, str]:
-    return dict(
-        re.findall(r"^\| `([^`]+)` \| (.+) \|$", README.split("## File map")[1].split("\n## ")[0], re.MULTILINE)
-    )
+    return dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", text("docs/file-map.md"), re.MULTILINE))
 
 
 def test_everything_in_the_file_map_exists() -> None:
@@ -87,13 +86,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_make_command_of_the_documents_exists() -> None:
-    targets = set(re.findall(r"^(\w+):", text("Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", text("Makefile"), re.MULTILINE))
     assert {"help", "demo", "test", "check", "up", "down"} <= targets
-    shown = re.findall(r"^(\w+): .*## .+$", text("Makefile"), re.MULTILINE)
+    shown = re.findall(r"^([\w-]+): .*## .+$", text("Makefile"), re.MULTILINE)
     assert {"help", "demo", "test", "check", "up", "down"} <= set(shown), "make help names it"
     for page in PAGES:
         for command in re.findall(
-            r"(?:^|`)make ([a-z]+(?: test)?)(?= +#|`|$)", page.read_text(encoding="utf-8"), re.MULTILINE
+            r"(?:^|`)make ([a-z-]+(?: test)?)(?= +#|`|$)", page.read_text(encoding="utf-8"), re.MULTILINE
         ):
             assert set(command.split()) <= targets, f"{page.name}: make {command}"
 
@@ -113,12 +112,12 @@ def test_the_tests_own_command_is_the_one_ci_runs() -> None:
 
 
 @pytest.mark.kafka
-def test_the_producer_of_the_readme_produces_jobs(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
-    (program,) = blocks("README.md", "python")
+def test_the_producer_of_the_guide_produces_jobs(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
+    (program,) = blocks("docs/guides/enqueue.md", "python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 10
     assert kafka_settings.bootstrap_servers
     ensure_topics(kafka_settings, ["chat"])
-    mine = program.replace("readme-", f"{fresh_prefix}-")
+    mine = program.replace("poem-", f"{fresh_prefix}-")
     done = subprocess.run(
         [sys.executable, "-c", mine],
         capture_output=True,
@@ -183,9 +182,9 @@ def test_a_shown_speed_up_has_its_k_load_and_interval(question: Question) -> Non
 @pytest.mark.parametrize("name", ["alpha", "speedup", "decisions"])
 def test_the_shown_output_has_the_querys_columns(name: str, database_url: SecretStr) -> None:
     found = re.search(
-        rf"<!-- sql: {name} -->\n```sql\n(.*?)```\n<!-- sql-output: {name} -->\n(?:```\n(.*?)```)?", README, re.DOTALL
+        rf"<!-- sql: {name} -->\n```sql\n(.*?)```\n<!-- sql-output: {name} -->\n(?:```\n(.*?)```)?", ASKING, re.DOTALL
     )
-    assert found, f"README has lost its query {name}"
+    assert found, f"the page has lost its query {name}"
     query, output = found.groups()
     with psycopg.connect(database_url.get_secret_value()) as connection:
         columns = [column.name for column in connection.execute(query).description or ()]
@@ -199,7 +198,7 @@ def test_the_jobs_of_the_reference_are_jobs() -> None:
         for block in blocks("docs/reference/messages.md", "json")
     ]
     assert len(jobs) == 2
-    (small,) = re.findall(r"echo '(\{.*\})' \| kcat", README)
+    (small,) = re.findall(r"echo '(\{.*\})' \| kcat", text("docs/guides/enqueue.md"))
     assert parse_job(small.encode(), Origin("c", "jobs.code", 0, 0), task="code").body.messages == jobs[0].body.messages
 
 
@@ -282,7 +281,7 @@ def test_every_test_that_guards_a_promise_exists() -> None:
         assert name == Path(path).stem or re.search(rf"def {name}\(", text(path)), f"{path}::{name}"
 
 
-def test_the_readme_says_faster_only_where_its_own_figures_do() -> None:
+def test_a_page_says_faster_only_where_its_own_figures_do() -> None:
     """The demo's table, the measured speed-ups and the log of decisions: as their screens and views would say it."""
     demo = README[README.index("<!-- demo-output -->") :].split("```")[1]
     rows = [line for line in demo.splitlines() if re.search(r"\blookup\b|\bdraft\b", line)]
@@ -291,17 +290,17 @@ def test_the_readme_says_faster_only_where_its_own_figures_do() -> None:
         bounds = re.findall(r"\d\.\d\d \[(\d\.\d\d) (\d\.\d\d)\]", line)
         is_measured = bool(bounds) and float(bounds[-1][0]) > 1
         assert is_measured or not re.search(r"(?<!expected )(?<!not )\bfaster\b", line), line
-    for low, verdict in re.findall(r"\| +([\d.]*) \| +[\d.]* \| (\w+) *$", README, re.MULTILINE):
+    for low, verdict in re.findall(r"\| +([\d.]*) \| +[\d.]* \| (\w+) *$", ASKING, re.MULTILINE):
         assert verdict != "faster" or float(low) > 1
-    decided = re.findall(r"\| (\w+) +\| ([\d.]+)x vanilla expected \(([\d.]+) to", README)
+    decided = re.findall(r"\| (\w+) +\| ([\d.]+)x vanilla expected \(([\d.]+) to", ASKING)
     assert decided
     for reason, _, low in decided:
         assert (reason == "faster") == (float(low) > 1)
 
 
-def test_the_readme_shows_no_rate_that_moves_with_k_without_its_k() -> None:
+def test_no_page_shows_a_rate_that_moves_with_k_without_its_k() -> None:
     """α pools positions. Where a column shows it, the same cell or a column of its own jobs' k stands beside it."""
-    tables = re.findall(r"<!-- sql-output: \w+ -->\n```\n(.*?)```", README, re.DOTALL)
+    tables = re.findall(r"<!-- sql-output: \w+ -->\n```\n(.*?)```", ASKING, re.DOTALL)
     headers = [[cell.strip() for cell in table.splitlines()[0].split("|")] for table in tables]
     assert all("alpha" not in header for header in headers)
     demo = README[README.index("<!-- demo-output -->") :].split("```")[1]

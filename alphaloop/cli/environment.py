@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -38,7 +39,21 @@ def env(
 
 
 def command_for(data_dir: Path) -> str:
-    """What a person types to have the addresses in a shell."""
-    beside = Path(sys.executable).with_name("alphaloop")
-    program = shlex.join([str(beside) if beside.exists() else "alphaloop", "--data-dir", str(data_dir), "env"])
+    """What a person types, in any folder, to have the addresses in a shell."""
+    beside = _beside_python()
+    program = shlex.join([str(beside) if beside else "alphaloop", "--data-dir", str(data_dir), "env"])
     return f'eval "$({program})"'
+
+
+def program() -> str:
+    """What a person types here for `alphaloop`: with its folder where the shell does not find it."""
+    beside, found = _beside_python(), shutil.which("alphaloop")
+    if beside is None or (found is not None and beside.samefile(found)):
+        return "alphaloop"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
+
+
+def _beside_python() -> Path | None:
+    beside = Path(sys.executable).with_name("alphaloop")
+    return beside if beside.exists() else None

@@ -16,6 +16,7 @@ from rich.live import Live
 
 from alphaloop.cli.children import LogFollower, await_event, child_log, scheduler_process, worker_process
 from alphaloop.cli.connection import open_database
+from alphaloop.cli.environment import program
 from alphaloop.cli.options import GlobalOptions
 from alphaloop.cli.outcomes import OutcomeReader
 from alphaloop.cli.screen import progress
@@ -199,12 +200,10 @@ class Demo:
             raise scheduler.failed(f"ended with code {code}")
 
     def _say_how_to_go_on(self) -> None:
-        folder = _shown(self.settings.data_dir)
-        self._say(
-            f"\nEverything is kept. `alphaloop --data-dir {folder} up` starts it again; then, in another terminal:"
-        )
+        ours = f"{program()} --data-dir {_shown(self.settings.data_dir)}"
+        self._say(f"\nEverything is kept. `{ours} up` starts it again; then, in another terminal:")
         for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
-            self._say(f"  alphaloop --data-dir {folder} {command}")
+            self._say(f"  {ours} {command}")
 
     def _conclude(self, text: str) -> None:
         self.page.print(text, markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@
     nice python -m benchmarks.stored_runs --plans plans.txt   # 20 million runs: 20 GB of disk, half an hour
 
 A PostgreSQL of its own is started in a temporary folder and filled with runs of 60 days under 1,000 keys (task,
-segment, drafter and k). Then every query of docs/ and of the README is asked, and the scheduler measures. Nothing is
+segment, drafter and k). Then every query of docs/ is asked, and the scheduler measures. Nothing is
 forced to disk, and a query has one process. Milliseconds are medians of warm queries, by the clock and of the server's
 processor time, which holds on a busy machine too; "-" took longer than a minute. Last line: JSON.
 """

@@ -11,7 +11,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 #: The pages with SQL for people; the cookbook first.
 PAGES: Final = (
     "docs/reference/sql.md",
-    "README.md",
     *sorted(
         page.relative_to(ROOT).as_posix()
         for page in (ROOT / "docs").rglob("*.md")

@@ -1,0 +1,155 @@
+"""The walk's own parts: pages become steps, what is printed is compared, a terminal is typed into."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+from typer.main import get_command
+
+from alphaloop.cli.app import app
+from tests.first_hour.comparing import difference
+from tests.first_hour.pages import ROOT, Prints, Saves, Typed, commands, steps
+from tests.first_hour.terminal import NothingCame, Terminal
+from tests.first_hour.walk import PAGES
+
+GUIDES: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGE: Final = """
+<!-- walk: another terminal, until "up" -->
+```sh
+make up    # stays
+```
+```sh
+alphaloop enqueue \\
+    --wait
+```
+<!-- walk: first result -->
+```text
+1 sent
+```
+<!-- walk: file jobs.jsonl -->
+```json
+{}
+```
+<!-- walk: no, there is no GPU -->
+```sh
+rm -r /
+```
+```text
+gone
+```
+```json
+{"not": "saved"}
+```
+"""
+
+
+def test_a_page_is_what_its_reader_does(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(PAGE)
+    assert steps("page.md", root=tmp_path) == [
+        Typed("page.md:3", ("make up",), until="up"),
+        Typed("page.md:6", ("alphaloop enqueue --wait",)),
+        Prints("page.md:11", "1 sent\n", is_first_result=True),
+        Saves("page.md:15", "jobs.jsonl", "{}\n"),
+    ]
+
+
+@pytest.mark.parametrize(("language", "order"), [("sh", "yes"), ("text", "needs kcat"), ("json", "no, why"), ("", "x")])
+def test_a_comment_that_is_not_understood_is_told(tmp_path: Path, language: str, order: str) -> None:
+    (tmp_path / "page.md").write_text(f"<!-- walk: {order} -->\n```{language}\nx\n```\n")
+    with pytest.raises(ValueError, match=re.escape(f"page.md:2: a block of {language or 'no language'} cannot")):
+        steps("page.md", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "missing"),
+    [
+        ("1 sent; 64 tokens in 1.4 s", "13 sent; 7 tokens in 12 s\n", None),
+        ("k   α\n12  .79", "k  α\n 4  1.00\n", "the line '12  .79'"),
+        ("k  α\n12 .79", "k      α\n4     .8", None),
+        ("…\n1 sent", "def fib(n):\n\n1 sent", None),
+        ("job … ended", "job order-17 ended", None),
+        ("1 sent", "1 sent\n2 wrong", "the end"),
+        ("1 sent\n2 wrong", "1 sent", "the line '2 wrong'"),
+        ("1 sent", "none sent", "the line '1 sent'"),
+        ("a.b", "acb", "the line 'a.b'"),
+    ],
+)
+def test_figures_differ_and_words_do_not(shown: str, printed: str, missing: str | None) -> None:
+    found = difference(shown, printed)
+    assert found is None if missing is None else found is not None and found.startswith(missing), found
+
+
+def test_a_terminal_shows_what_is_typed_into_it(tmp_path: Path) -> None:
+    with Terminal(tmp_path, {"PATH": os.environ["PATH"]}) as terminal:
+        ended = terminal.run("test -t 1 && pwd && stty size && export A=β", timeout_s=30)
+        assert (ended.text, ended.code) == (f"{tmp_path}\n50 100\n", 0)
+        assert terminal.run("echo $A >&2; (exit 3)", timeout_s=30).text == "β\n"
+        assert terminal.run("(exit 3)", timeout_s=30).code == 3
+        terminal.type("echo begun; exec cat")
+        with pytest.raises(NothingCame, match="begun"):
+            terminal.until("nothing", timeout_s=0.1)
+
+
+def test_ctrl_c_ends_what_runs_and_not_the_terminal(tmp_path: Path) -> None:
+    with Terminal(tmp_path, {"PATH": os.environ["PATH"]}) as terminal:
+        terminal.type("bash -c 'echo begun; while :; do :; done'")
+        terminal.until("begun", timeout_s=30)
+        terminal.interrupt()
+        assert terminal.end(timeout_s=30).code == 130
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_command_of_a_walked_page_is_left_out(page: str) -> None:
+    """Commands stand in blocks of `sh`: what is in another block, nobody types."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    steps(page)
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if language != "sh":
+            assert not re.search(r"^(?:\S*/)?(?:alphaloop|make|kcat|psql|curl) ", block, re.MULTILINE), block
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=[page.relative_to(ROOT).as_posix() for page in GUIDES])
+def test_every_option_of_a_shown_command_exists(page: Path) -> None:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for line in (line for language, block in blocks if language in ("", "sh", "bash") for line in commands(block)):
+        if re.search(r"(^|[/|] ?|bin/)alphaloop ", line):
+            for arguments in calls(line):
+                parse(arguments, line)
+
+
+def calls(line: str) -> list[list[str]]:
+    """The arguments of each call of `alphaloop` in a line of a shell."""
+    words = shlex.shlex(line, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    found: list[list[str]] = []
+    is_call = False
+    for word in words:
+        if set(word) <= set("();<>|&"):
+            is_call = False
+        elif is_call:
+            found[-1].append(word)
+        elif Path(word).name == "alphaloop":
+            is_call = True
+            found.append([])
+    return found
+
+
+def parse(arguments: list[str], line: str) -> None:
+    """As the command line does, without doing anything; files need not be there."""
+    command: click.Command = get_command(app)
+    while True:
+        context = click.Context(command, info_name=line, resilient_parsing=True)
+        try:
+            _, rest, _ = command.make_parser(context).parse_args(list(arguments))
+        except click.UsageError as error:
+            pytest.fail(f"{line}: {error.format_message()}", pytrace=False)
+        if not isinstance(command, click.Group):
+            return
+        assert rest[0] in command.commands, line
+        command, arguments = command.commands[rest[0]], rest[1:]
