@@ -102,4 +102,7 @@ def test_a_run_of_the_scheduler_is_measured_statement_by_statement(filled_url: S
 
 
 def test_every_page_is_asked() -> None:
-    assert {question.page for question in all_questions()} >= {"docs/guides/ask-the-database.md", "docs/guides/operate.md"}
+    assert {question.page for question in all_questions()} >= {
+        "docs/guides/ask-the-database.md",
+        "docs/guides/operate.md",
+    }

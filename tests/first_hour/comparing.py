@@ -1,8 +1,8 @@
 """Whether a command printed what its page shows.
 
-Lines are compared one by one, and words exactly. Figures stand for any figures, because speeds, times and ports differ
-from run to run; runs of spaces for any spaces, because columns are as wide as their figures. `…` stands for any text in a
-line, and for any lines where it is alone.
+Lines are compared one by one, and words exactly. Figures stand for any figures, because speeds, times and ports
+differ from run to run; runs of spaces for any spaces, because columns are as wide as their figures. `…` stands for any
+text in a line, and for any lines where it is alone.
 """
 
 from __future__ import annotations

@@ -50,7 +50,14 @@ class Terminal:
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc", "--noediting", "-i"],
             cwd=folder,
-            env={**environment, "TERM": "dumb", "PS1": "", "PS2": "", "VIRTUAL_ENV_DISABLE_PROMPT": "1", "HISTFILE": "/dev/null"},
+            env={
+                **environment,
+                "TERM": "dumb",
+                "PS1": "",
+                "PS2": "",
+                "VIRTUAL_ENV_DISABLE_PROMPT": "1",
+                "HISTFILE": "/dev/null",
+            },
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -110,9 +110,7 @@ class Walk:
             self._last = (command, ended)
             code = step.code if number == len(step.commands) else 0
             if ended.code != code:
-                raise Promised(
-                    f"{step.place}: {command}: expected exit code {code}, found {ended.code}:\n{ended.text}"
-                )
+                raise Promised(f"{step.place}: {command}: expected exit code {code}, found {ended.code}:\n{ended.text}")
 
     def _compare(self, step: Prints) -> None:
         if self._last is None:
