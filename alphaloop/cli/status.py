@@ -28,6 +28,7 @@ from alphaloop.store.task_figures import begin_of
 from alphaloop.store.workers import SeenWorker, WorkerStore
 from alphaloop.switchback.reliability import by_drafter, reliability
 from alphaloop.switchback.wording import (
+    another,
     computed,
     control,
     draft_lengths,
@@ -126,7 +127,7 @@ def task_table(
             str(now.num_draft_tokens) if now.mode else "-",
             _alpha_1(now),
             f"{share(now.alpha.mean)}\n{draft_lengths(now.alpha_num_draft_tokens or ())}" if now.alpha else "-",
-            "\n".join(filter(None, (figure(now.measured), load(now.measured), control(now.measured)))),
+            _speedup(now),
             why(now.reason, now.drafter, now.measured),
         )
     return shown
@@ -142,6 +143,11 @@ def _alpha_1(now: TaskNow) -> str:
     """With the drafter, where another one is in force."""
     drafter = now.alpha_drafter if now.alpha_drafter != now.drafter else None
     return "\n".join(filter(None, (share_with_interval(now.alpha_1), drafter)))
+
+
+def _speedup(now: TaskNow) -> str:
+    its = now.measured
+    return "\n".join(filter(None, (figure(its), another(its, now.drafter), load(its), control(its))))
 
 
 def _covers(tasks: Sequence[TaskNow], window: timedelta) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 
 from alphaloop.store.overview import TaskNow
-from alphaloop.switchback.wording import control, draft_lengths, figure, load, why, why_then
+from alphaloop.switchback.wording import another, control, draft_lengths, figure, load, why, why_then
 from alphaloop.wording import (
     acceptance_of,
     counted_apart,
@@ -69,6 +69,7 @@ def _time(at: datetime, told: str) -> Markup:
 FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {
     "acceptance_of": acceptance_of,
     "ago": ago,
+    "another": another,
     "breaks": breaks,
     "control": control,
     "counted_apart": counted_apart,

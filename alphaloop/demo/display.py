@@ -107,7 +107,7 @@ def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int])
                 str(line["num_draft_tokens"] or "-"),
                 _estimate(line["alpha_1"]),
                 _alpha(line),
-                _speedup(line["measured"]),
+                _speedup(line),
                 _reason(line),
             )
     return shown
@@ -124,14 +124,16 @@ def _alpha(line: Mapping[str, Any]) -> str:
     return f"{share(line['alpha']['mean'])} {draft_lengths(line['alpha_num_draft_tokens'])}{of_probes}"
 
 
-def _speedup(measured: Mapping[str, Any] | None) -> str:
+def _speedup(line: Mapping[str, Any]) -> str:
+    measured = line["measured"]
     if measured is None:
         return "-"
     bounds, lengths = measured["speedup"], (measured["min_num_draft_tokens"], measured["max_num_draft_tokens"])
     if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
         return NO_VERDICT
     found = f"{bounds['mean']:.2f} [{bounds['low']:.2f} {bounds['high']:.2f}]"
-    return f"{found}\n{draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
+    another = "" if measured["drafter"] == line["drafter"] else f"{measured['drafter']}, "
+    return f"{found}\n{another}{draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
 
 
 def _reason(line: Mapping[str, Any]) -> str:

@@ -209,6 +209,8 @@ def assert_jobs(screen: str, words: str, now: TaskNow) -> None:
 
 def assert_speedup(screen: str, words: str, now: TaskNow) -> None:
     """The sentence of explain, the figure of the tables; the report's text has it in a section of its own."""
+    if now.measured and now.measured.drafter != now.drafter and screen != "report":
+        assert now.measured.drafter in words, f"{screen}: whose speed-up"
     if screen == "explain" and now.measured:
         assert sentence(now.measured.drafter, now.measured) in words
     elif now.measured and now.measured.speedup and screen != "report":
