@@ -1,0 +1,65 @@
+"""The settings of a run: the shipped ones, and over them what a laptop and the stories need."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+from alphaloop.settings.load import CHECKOUT_CONFIGS
+from tests.stories.prompts import DROPPED, TASKS, WORN
+from tests.stories.size import Size
+
+PROFILE: Final = "stories"
+
+_PROFILE: Final = """
+[kafka]
+num_partitions = 2
+replication_factor = 1
+session_timeout_ms = 20000
+
+[models.target]
+source = "{target}"
+num_threads = {num_threads}
+
+[models.drafters.small]
+method = "draft_model"
+source = "{draft}"
+max_draft_tokens = 3
+
+[worker]
+http_port = 0
+calibration_samples = 1
+calibration_budget_s = 0.0
+
+[scheduler]
+http_port = 0
+probe_prompts = {num_probes}
+probe_max_tokens = {probe_tokens}
+probe_min_device_s = 36000.0  # the history of days is measured in one evening
+drift_settle_s = 0.0          # a run begins when every outcome is recorded
+"""
+# Acceptance is what the stories are about: drafts that do not pay on this machine are kept all the same.
+_TASK: Final = """
+[tasks.{task}]
+decoding = "speculative"
+"""
+
+
+def write_configs(folder: Path, *, target: str, draft: Path, num_threads: int, size: Size, is_watched: bool) -> Path:
+    """A folder of settings whose profile is `PROFILE`. `is_watched`: two tasks are probed in every run."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(CHECKOUT_CONFIGS, folder)
+    text = _PROFILE.format(
+        target=target,
+        draft=draft.absolute(),
+        num_threads=num_threads,
+        num_probes=size.num_probes,
+        probe_tokens=size.probe_tokens,
+    )
+    for task in TASKS:
+        text += _TASK.format(task=task)
+        if is_watched and task in (WORN, DROPPED):
+            text += "probe_max_age_s = 1.0\n"
+    (folder / f"{PROFILE}.toml").write_text(text, encoding="utf-8")
+    return folder

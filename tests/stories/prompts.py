@@ -1,0 +1,76 @@
+"""What the stories decode: functions of the running Python's library, and requests for tales.
+
+No prompt is in two of the parts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from alphaloop.demo.prompts import FROM_FUNCTIONS
+from alphaloop.demo.sources import functions, modules, stdlib_folder
+
+#: The tasks of the stories, each a prompt made of one function.
+DRAFTED, CHANGED, DROPPED, WORN = "docstring", "code", "extraction", "test_writing"
+TASKS: Final = (DRAFTED, CHANGED, DROPPED, WORN)
+MIN_CHARS, MAX_CHARS = 240, 900
+NUM_TRAINING = 120
+
+_HEROES: Final = ("a lighthouse keeper", "a young baker", "an old sailor", "a shy astronomer", "a lost fox", "a smith")
+_DEEDS: Final = ("finds a letter", "loses a bet", "builds a boat", "hears a song", "meets a stranger", "tells a lie")
+_PLACES: Final = ("in a mountain village", "on a night train", "by the frozen sea", "in a city of bridges", "at a fair")
+
+
+@dataclass(frozen=True, slots=True)
+class StoryPrompts:
+    """Prompts by task, each part in the order of a seed."""
+
+    training: Sequence[tuple[str, str]]  #: task and prompt, to train the draft on
+    probes: Mapping[str, Sequence[str]]
+    traffic: Mapping[str, Sequence[str]]
+    tales: Sequence[str]  #: what the jobs of `CHANGED` become
+
+    def write_training(self, file: Path) -> None:
+        """The training prompts as `alphaloop draft train --prompts` reads them."""
+        lines = (json.dumps({"task": task, "prompt": prompt}) for task, prompt in self.training)
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> StoryPrompts:
+    """The prompts of a seed. With a `folder` of TASK.jsonl files (a `prompt` a line) traffic and tales come from there.
+
+    The folder's tasks stand in where they have the names; tales come from `creative_writing`.
+    """
+    rng = random.Random(seed)
+    library = stdlib_folder()
+    found = [function for name, tree, source in modules(library, rng) for function in functions(name, tree, source)]
+    rng.shuffle(found)
+    made = {
+        task: [prompt for one in found if MIN_CHARS <= len(prompt := FROM_FUNCTIONS[task](one)) <= MAX_CHARS]
+        for task in TASKS
+    }
+    each = NUM_TRAINING // len(TASKS)
+    training = [(task, prompt) for task in TASKS for prompt in made[task][:each]]
+    rng.shuffle(training)
+    probes = {task: made[task][each : each + num_probes] for task in TASKS}
+    traffic = {task: made[task][each + num_probes :] for task in TASKS}
+    tales = [f"Write a short story about {who} who {does} {at}." for who, does, at in product(_HEROES, _DEEDS, _PLACES)]
+    if folder is not None:
+        given = {task: _prompts_of(folder / f"{task}.jsonl") for task in TASKS if (folder / f"{task}.jsonl").is_file()}
+        for task, lines in given.items():
+            rng.shuffle(lines)
+            probes[task], traffic[task] = lines[:num_probes], lines[num_probes:]
+        tales = _prompts_of(folder / "creative_writing.jsonl")
+    rng.shuffle(tales)
+    return StoryPrompts(training, probes, traffic, tales)
+
+
+def _prompts_of(file: Path) -> list[str]:
+    lines = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    return [prompt for line in lines if len(prompt := line["prompt"]) <= 2 * MAX_CHARS]

@@ -1,0 +1,35 @@
+"""A worker process of the stories: the shipped `python -m worker`, whose engine is spoilt as STORIES_FAULTS says.
+
+STORIES_FAULTS='{"seed": 7, "worn": {"task": "code", "drafter": "lookup", "sound": 200, "wholly": 200}}'
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from alphaloop.settings.models import ModelSettings
+from tests.stories.faults import Faults, inject
+from worker.decoding import load
+from worker.decoding.engine import TransformersEngine
+
+FAULTS = "STORIES_FAULTS"
+
+
+def run() -> int:
+    """Run the worker; its exit code."""
+    faults, sound_load = Faults.model_validate_json(os.environ[FAULTS]), load.load_engine
+
+    def load_spoilt(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
+        engine = sound_load(models, num_slots=num_slots)
+        inject(engine, faults)
+        return engine
+
+    load.load_engine = load_spoilt
+    from worker.__main__ import main
+
+    return main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(run())
