@@ -21,6 +21,7 @@ DRAFTED, CHANGED, DROPPED, WORN = "docstring", "code", "extraction", "test_writi
 TASKS: Final = (DRAFTED, CHANGED, DROPPED, WORN)
 MIN_CHARS, MAX_CHARS = 240, 900
 NUM_TRAINING = 120
+NUM_LESSONS = 100  # of the drafted task's prompts, taken out of its traffic
 
 _HEROES: Final = ("a lighthouse keeper", "a young baker", "an old sailor", "a shy astronomer", "a lost fox", "a smith")
 _DEEDS: Final = ("finds a letter", "loses a bet", "builds a boat", "hears a song", "meets a stranger", "tells a lie")
@@ -35,6 +36,7 @@ class StoryPrompts:
     probes: Mapping[str, Sequence[str]]
     traffic: Mapping[str, Sequence[str]]
     tales: Sequence[str]  #: what the jobs of `CHANGED` become
+    lessons: Sequence[tuple[str, str]]  #: prompts of `DRAFTED` with the answers that the second target learns
 
     def write_training(self, file: Path) -> None:
         """The training prompts as `alphaloop draft train --prompts` reads them."""
@@ -68,7 +70,11 @@ def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> 
             probes[task], traffic[task] = lines[:num_probes], lines[num_probes:]
         tales = _prompts_of(folder / "creative_writing.jsonl")
     rng.shuffle(tales)
-    return StoryPrompts(training, probes, traffic, tales)
+    lessons = [(FROM_FUNCTIONS[DRAFTED](one), one.docstring) for one in found]
+    kept = {*probes[DRAFTED], *traffic[DRAFTED][NUM_LESSONS:]}
+    traffic[DRAFTED] = traffic[DRAFTED][NUM_LESSONS:]
+    lessons = [(prompt, answer) for prompt, answer in lessons if len(prompt) <= MAX_CHARS and prompt not in kept]
+    return StoryPrompts(training, probes, traffic, tales, lessons)
 
 
 def _prompts_of(file: Path) -> list[str]:

@@ -56,7 +56,7 @@ class Run:
     def play(self) -> list[Story]:
         """Train → first target → second target → code becomes tales, the engine wears → restart → the report."""
         prompts = story_prompts(self.seed, num_probes=self.size.num_probes, folder=self.prompts_folder)
-        draft, changed = self._draft(prompts), self._changed_target()
+        draft, changed = self._draft(prompts), self._changed_target(prompts)
         first = self._configs("first", self.source, draft, is_watched=False)
         second = self._configs("second", str(changed), draft, is_watched=True)
         options = GlobalOptions(first, PROFILE, self.data_dir)
@@ -187,13 +187,14 @@ class Run:
         environment["ALPHALOOP_MODELS__TARGET__NUM_THREADS"] = str(self.num_threads)
         return environment
 
-    def _changed_target(self) -> Path:
+    def _changed_target(self, prompts: StoryPrompts) -> Path:
         folder = self.data_dir / "changed-target"
         if not (folder / "config.json").exists():
             self._say("training the target further …")
             train_further(
                 self.source,
                 folder,
+                prompts.lessons,
                 num_steps=self.size.target_steps,
                 rate=self.size.target_rate,
                 seed=self.seed,
