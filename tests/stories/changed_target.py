@@ -1,7 +1,7 @@
 """Another revision of the served model: its last layers, trained for a minute to answer as somebody would like it.
 
-It learns to answer the docstring task with nothing but a docstring, as Python's authors wrote them. Before, it copied the
-function. So a draft that was trained on its former texts fits it less.
+It learns to answer the docstring task with nothing but a docstring, as Python's authors wrote them. Before, it copied
+the function. So a draft that was trained on its former texts fits it less.
 """
 
 from __future__ import annotations

@@ -1,0 +1,220 @@
+"""Real jobs, the figure that every screen shows of them, and forced runs of the same prompts.
+
+    make bench-agreement
+    make bench-agreement ARGS="--jobs 400 --blocks 12" PROMPTS=folder
+
+Jobs of several tasks go through Kafka, a worker and PostgreSQL, decided by the worker. Then status, report, explain,
+the view task_speedup_now and the metrics are asked: they must show equal figures. Then the same prompts are decoded in
+blocks, each forced to vanilla and forced to speculate, in an order drawn by lot. A task's shown speed-up agrees where
+it differs from that of its forced blocks by no more than both intervals allow. Last line: JSON. Exit code 1 where
+screens differ, or a shown figure is not that of the forced runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from alphaloop.acceptance import Interval
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.options import GlobalOptions
+from alphaloop.cli.up import prepare
+from alphaloop.demo.prompts import harvest
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.embedded.stack import EmbeddedStack
+from alphaloop.messages import Body, Decoding, Job, Result
+from benchmarks.agreement.asking import Asked, ask_everywhere, differences
+from benchmarks.agreement.deployed import Deployed
+from benchmarks.agreement.forced import ForcedBlock, agree, forced_speedup
+from benchmarks.whole.jobs import read_folder
+
+console = Console(stderr=True)
+#: Of all tasks together: with five tasks each figure has 99 %.
+CONFIDENCE: Final = 0.95
+_HARVESTED: Final = 20  #: prompts of a task that the demo finds in Python's library
+
+
+def main() -> int:
+    """Decode, ask, force, compare."""
+    options = _options()
+    data_dir = (options.data_dir or Path(tempfile.mkdtemp(prefix="alphaloop-agreement-"))).absolute()
+    os.environ.update(_environment(options))
+    console.print(f"seed {options.seed}; everything is kept in {data_dir}", markup=False, soft_wrap=True)
+    rng, began = random.Random(options.seed), time.monotonic()
+    prompts = _prompts(options)
+    jobs = _jobs(prompts, options, rng)
+    given = GlobalOptions(profile="local", data_dir=data_dir)
+    with EmbeddedStack(given.settings(), on_event=_say) as running:
+        prepare(running)
+        deployed = Deployed(given, running, options.seed)
+        with deployed.worker() as worker:
+            _say(f"{len(jobs)} jobs of {len(prompts)} tasks, decided by the worker")
+            deployed.decode(jobs, worker)
+            # While no job is decoded no figure moves.
+            with deployed.scheduler() as metrics, open_database(running) as database:
+                asked = ask_everywhere(deployed.environment, database, metrics, sorted(prompts))
+            _say(f"{options.blocks} blocks of {options.block_jobs} prompts a task, forced both ways")
+            blocks = _force(deployed, worker, prompts, options, rng)
+    return _conclude(options, asked, blocks, sorted(prompts), time.monotonic() - began)
+
+
+def _force(
+    deployed: Deployed,
+    worker: ChildProcess,
+    prompts: Mapping[str, Sequence[str]],
+    options: argparse.Namespace,
+    rng: random.Random,
+) -> dict[str, list[ForcedBlock]]:
+    found: dict[str, list[ForcedBlock]] = {task: [] for task in prompts}
+    for number in range(options.blocks):
+        drawn = [
+            _job(f"forced-{number:03d}-{task}-{i}", task, prompt, options.max_tokens)
+            for task, lines in prompts.items()
+            for i, prompt in enumerate(rng.sample(list(lines), options.block_jobs))
+        ]
+        rng.shuffle(drawn)
+        ended: dict[Decoding, dict[str, Result]] = {}
+        for way in rng.sample([Decoding.VANILLA, Decoding.SPECULATIVE], 2):
+            forced = [replaced(job, way) for job in drawn]
+            results = deployed.decode(forced, worker)
+            ended[way] = {job.job_id: results[sent.job_id] for job, sent in zip(drawn, forced, strict=True)}
+        for task in prompts:
+            its = [job.job_id for job in drawn if job.task == task]
+            sums = [_sums([ended[way][name] for name in its]) for way in (Decoding.VANILLA, Decoding.SPECULATIVE)]
+            found[task].append(ForcedBlock(*sums[0], *sums[1]))
+    return found
+
+
+def replaced(job: Job, way: Decoding) -> Job:
+    """The same job, forced one way."""
+    return job.model_copy(update={"job_id": f"{job.job_id}-{way.value}", "decoding": way})
+
+
+def _sums(results: Sequence[Result]) -> tuple[float, int]:
+    """Seconds of decoding and tokens, over these results."""
+    return (
+        sum(one.timings.wall_s for one in results if one.timings),
+        sum(one.usage.completion_tokens for one in results if one.usage),
+    )
+
+
+def _conclude(
+    options: argparse.Namespace,
+    asked: Sequence[Asked],
+    blocks: Mapping[str, Sequence[ForcedBlock]],
+    tasks: Sequence[str],
+    wall_s: float,
+) -> int:
+    unlike = differences(asked, tasks)
+    lines = [_line(task, asked[0].by_task.get(task, {}), blocks[task], len(tasks)) for task in tasks]
+    for line in lines:
+        console.print(
+            f"{line['task']:<20} shown {_told(line['shown'])}  forced {_told(line['forced'])}  {line['verdict']}",
+            markup=False,
+        )
+    for sentence in unlike:
+        console.print(f"screens differ: {sentence}", markup=False, soft_wrap=True)
+    is_right = not unlike and all(line["verdict"] != "DIFFERS" for line in lines)
+    found: dict[str, Any] = {
+        "right": is_right,
+        "seed": options.seed,
+        "num_jobs": options.jobs,
+        "num_compared": sum(line["verdict"] != "not compared" for line in lines),
+        "screens_differ": unlike,
+        "tasks": lines,
+        "load": os.getloadavg()[0],
+        "wall_s": round(wall_s),
+    }
+    print(json.dumps(found))
+    return int(not is_right)
+
+
+def _line(task: str, shown: Mapping[str, Any], blocks: Sequence[ForcedBlock], num_tasks: int) -> dict[str, Any]:
+    forced = forced_speedup(blocks, 1 - (1 - CONFIDENCE) / num_tasks)
+    figure = None
+    if shown.get("speedup") is not None:
+        figure = Interval(shown["speedup"], shown["low"], shown["high"])
+    verdict = "not compared"
+    if forced is not None and figure is not None:
+        verdict = "agrees" if agree(figure, forced) else "DIFFERS"
+    return {
+        "task": task,
+        "shown": None if figure is None else asdict(figure),
+        "num_blocks": shown.get("num_blocks"),
+        "forced": None if forced is None else asdict(forced),
+        "verdict": verdict,
+    }
+
+
+def _told(found: Mapping[str, float] | None) -> str:
+    if found is None:
+        return "no figure yet".ljust(17)
+    return f"{found['mean']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def _prompts(options: argparse.Namespace) -> dict[str, list[str]]:
+    if options.prompts is None:
+        found = harvest(options.seed, num_traffic=_HARVESTED, num_probes=0).traffic
+        return {task: list(found[task]) for task in options.tasks or found}
+    read = read_folder(options.prompts)
+    short = {task: [one for one in read[task] if len(one) <= options.max_chars] for task in options.tasks or read}
+    return {task: lines for task, lines in short.items() if len(lines) >= options.block_jobs}
+
+
+def _jobs(prompts: Mapping[str, Sequence[str]], options: argparse.Namespace, rng: random.Random) -> list[Job]:
+    tasks = sorted(prompts)
+    jobs = [
+        _job(f"job-{number:05d}", task := tasks[number % len(tasks)], rng.choice(prompts[task]), options.max_tokens)
+        for number in range(options.jobs)
+    ]
+    rng.shuffle(jobs)
+    return jobs
+
+
+def _job(job_id: str, task: str, prompt: str, max_tokens: int) -> Job:
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0.0}
+    return Job(job_id=job_id, task=task, body=Body.model_validate(body))
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    """For the worker and the scheduler, which read the shipped settings otherwise."""
+    return {
+        "ALPHALOOP_MODELS__TARGET__NUM_THREADS": str(options.threads),
+        "ALPHALOOP_POLICY__CONTROL_SHARE": str(options.control_share),
+        "ALPHALOOP_SCHEDULER__DRIFT_SETTLE_S": "0",
+    }
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--prompts", type=Path, help="a folder of TASK.jsonl files; Python's library, if not given")
+    parser.add_argument("--tasks", nargs="+", help="only these tasks")
+    parser.add_argument("--max-chars", type=int, default=900, help="longer prompts of the folder are left out")
+    parser.add_argument("--jobs", type=int, default=2000, help="that the worker decides; prompts repeat")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=24, help="pairs of forced blocks")
+    parser.add_argument("--block-jobs", type=int, default=2, help="prompts of each task in a block")
+    parser.add_argument("--control-share", type=float, default=0.1, help="[policy] control_share of the worker")
+    parser.add_argument("--threads", type=int, default=2, help="of the worker")
+    parser.add_argument("--seed", type=int, default=20261123)
+    parser.add_argument("--data-dir", type=Path, help="where everything is kept; a new folder, if not given")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
