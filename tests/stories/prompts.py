@@ -20,8 +20,10 @@ from alphaloop.demo.sources import functions, modules, stdlib_folder
 DRAFTED, CHANGED, DROPPED, WORN = "docstring", "code", "extraction", "test_writing"
 TASKS: Final = (DRAFTED, CHANGED, DROPPED, WORN)
 MIN_CHARS, MAX_CHARS = 240, 900
-NUM_TRAINING = 120
-NUM_LESSONS = 100  # of the drafted task's prompts, taken out of its traffic
+NUM_TRAINING = 60
+SET_APART = 30  # of each task, for training: nothing else has them
+NUM_LESSONS = 60  # of each task's prompts, taken out of its traffic
+LONGEST_LESSON = 480
 
 _HEROES: Final = ("a lighthouse keeper", "a young baker", "an old sailor", "a shy astronomer", "a lost fox", "a smith")
 _DEEDS: Final = ("finds a letter", "loses a bet", "builds a boat", "hears a song", "meets a stranger", "tells a lie")
@@ -36,7 +38,7 @@ class StoryPrompts:
     probes: Mapping[str, Sequence[str]]
     traffic: Mapping[str, Sequence[str]]
     tales: Sequence[str]  #: what the jobs of `CHANGED` become
-    lessons: Sequence[tuple[str, str]]  #: prompts of `DRAFTED` with the answers that the second target learns
+    lessons: Sequence[tuple[str, str]]  #: prompts with the answers that the first target learned
 
     def write_training(self, file: Path) -> None:
         """The training prompts as `alphaloop draft train --prompts` reads them."""
@@ -57,11 +59,10 @@ def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> 
         task: [prompt for one in found if MIN_CHARS <= len(prompt := FROM_FUNCTIONS[task](one)) <= MAX_CHARS]
         for task in TASKS
     }
-    each = NUM_TRAINING // len(TASKS)
-    training = [(task, prompt) for task in TASKS for prompt in made[task][:each]]
+    training = [(task, prompt) for task in TASKS for prompt in made[task][:SET_APART]]
     rng.shuffle(training)
-    probes = {task: made[task][each : each + num_probes] for task in TASKS}
-    traffic = {task: made[task][each + num_probes :] for task in TASKS}
+    probes = {task: made[task][SET_APART : SET_APART + num_probes] for task in TASKS}
+    traffic = {task: made[task][SET_APART + num_probes :] for task in TASKS}
     tales = [f"Write a short story about {who} who {does} {at}." for who, does, at in product(_HEROES, _DEEDS, _PLACES)]
     if folder is not None:
         given = {task: _prompts_of(folder / f"{task}.jsonl") for task in TASKS if (folder / f"{task}.jsonl").is_file()}
@@ -70,11 +71,16 @@ def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> 
             probes[task], traffic[task] = lines[:num_probes], lines[num_probes:]
         tales = _prompts_of(folder / "creative_writing.jsonl")
     rng.shuffle(tales)
-    lessons = [(FROM_FUNCTIONS[DRAFTED](one), one.docstring) for one in found]
-    kept = {*probes[DRAFTED], *traffic[DRAFTED][NUM_LESSONS:]}
-    traffic[DRAFTED] = traffic[DRAFTED][NUM_LESSONS:]
-    lessons = [(prompt, answer) for prompt, answer in lessons if len(prompt) <= MAX_CHARS and prompt not in kept]
-    return StoryPrompts(training, probes, traffic, tales, lessons)
+    kept = {prompt for part in (probes, traffic) for lines in part.values() for prompt in lines}
+    kept -= {prompt for task in TASKS for prompt in traffic[task][:NUM_LESSONS]}
+    lessons = [
+        (prompt, one.docstring)
+        for one in found
+        for task in TASKS
+        if MIN_CHARS <= len(prompt := FROM_FUNCTIONS[task](one)) <= LONGEST_LESSON and prompt not in kept
+    ]
+    traffic = {task: lines[NUM_LESSONS:] for task, lines in traffic.items()}
+    return StoryPrompts(training[:NUM_TRAINING], probes, traffic, tales, lessons)
 
 
 def _prompts_of(file: Path) -> list[str]:

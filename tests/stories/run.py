@@ -26,13 +26,13 @@ from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.reports import ReportStore
-from tests.stories.changed_target import train_further
 from tests.stories.configs import PROFILE, write_configs
 from tests.stories.deployment import Deployment
 from tests.stories.faults import Dropped, Faults, Worn
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, TASKS, WORN, StoryPrompts, story_prompts
 from tests.stories.size import Size
 from tests.stories.told import LOOKUP, Story, judge_stories
+from tests.stories.tuned_target import train_further
 from worker.decoding.sources import find_weights
 
 RECIPE = Path(__file__).with_name("draft.toml")
@@ -40,10 +40,10 @@ RECIPE = Path(__file__).with_name("draft.toml")
 
 @dataclass(slots=True)
 class Run:
-    """One run under a data folder. A draft or a changed target that lies there already is used again."""
+    """One run under a data folder. A draft or a tuned target that lies there already is used again."""
 
     data_dir: Path
-    source: str  #: the first target
+    source: str  #: the second target; the first one is made of it
     seed: int
     size: Size
     num_threads: int
@@ -56,9 +56,10 @@ class Run:
     def play(self) -> list[Story]:
         """Train → first target → second target → code becomes tales, the engine wears → restart → the report."""
         prompts = story_prompts(self.seed, num_probes=self.size.num_probes, folder=self.prompts_folder)
-        draft, changed = self._draft(prompts), self._changed_target(prompts)
-        first = self._configs("first", self.source, draft, is_watched=False)
-        second = self._configs("second", str(changed), draft, is_watched=True)
+        tuned = self._tuned_target(prompts)
+        draft = self._draft(prompts, tuned)
+        first = self._configs("first", str(tuned), draft, is_watched=False)
+        second = self._configs("second", self.source, draft, is_watched=True)
         options = GlobalOptions(first, PROFILE, self.data_dir)
         traffic = {task: _endless(lines, random.Random(self.seed)) for task, lines in prompts.traffic.items()}
         tales = _endless(prompts.tales, random.Random(self.seed))
@@ -70,7 +71,7 @@ class Run:
                 self._under_first_target(on, first, traffic)
                 self._under_second_target(on, second, traffic, tales)
                 self._after_restart(on, second, traffic)
-                return self._judge(on, find_weights(str(changed)).revision)
+                return self._judge(on, find_weights(self.source).revision)
 
     def _under_first_target(self, on: Deployment, configs: Path, traffic: Mapping[str, Iterator[str]]) -> None:
         size = self.size
@@ -87,11 +88,11 @@ class Run:
         size = self.size
         faults = Faults(
             seed=self.seed,
-            # Probes of three runs, and the jobs before: it wears when both tasks have a reference.
+            # Probes of the first runs, and the jobs before: nothing is wrong before there is a reference.
             worn=Worn(
                 task=WORN, drafter=LOOKUP, sound=size.busy + 2 * size.num_probes + size.others, wholly=size.worn // 3
             ),
-            dropped=Dropped(task=DROPPED, sound=2 * size.num_probes + size.others),
+            dropped=Dropped(task=DROPPED, sound=3 * size.num_probes + size.others),
         )
         with on.worker(configs, faults) as worker:
             self._say(f"second target: {on.measure(configs, worker)} probes and controls")
@@ -107,7 +108,6 @@ class Run:
                 worker,
             )
             self._say(f"tales, wear, dropped tokens: {on.measure(configs, worker)} probes and controls")
-            self._say(f"once more, to name what the alarms are: {on.measure(configs, worker)} probes and controls")
 
     def _after_restart(self, on: Deployment, configs: Path, traffic: Mapping[str, Iterator[str]]) -> None:
         size = self.size
@@ -164,7 +164,7 @@ class Run:
             is_watched=is_watched,
         )
 
-    def _draft(self, prompts: StoryPrompts) -> Path:
+    def _draft(self, prompts: StoryPrompts, target: Path) -> Path:
         folder = self.draft or self.data_dir / "draft"
         if not (folder / "config.json").exists():
             self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -176,21 +176,21 @@ class Run:
                     *("--prompts", str(self.data_dir / "training.jsonl")),
                     *("--recipe", str(RECIPE), "--name", "small", "--seed", str(self.seed)),
                 ],
-                env=self._training_environment(),
+                env=self._training_environment(target),
                 check=True,
             )
         return folder
 
-    def _training_environment(self) -> dict[str, str]:
+    def _training_environment(self, target: Path) -> dict[str, str]:
         environment = GlobalOptions(data_dir=self.data_dir).environment()
-        environment["ALPHALOOP_MODELS__TARGET__SOURCE"] = self.source
+        environment["ALPHALOOP_MODELS__TARGET__SOURCE"] = str(target)
         environment["ALPHALOOP_MODELS__TARGET__NUM_THREADS"] = str(self.num_threads)
         return environment
 
-    def _changed_target(self, prompts: StoryPrompts) -> Path:
-        folder = self.data_dir / "changed-target"
+    def _tuned_target(self, prompts: StoryPrompts) -> Path:
+        folder = self.data_dir / "tuned-target"
         if not (folder / "config.json").exists():
-            self._say("training the target further …")
+            self._say("training the first target …")
             train_further(
                 self.source,
                 folder,

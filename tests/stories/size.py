@@ -9,15 +9,15 @@ from dataclasses import dataclass
 class Size:
     """Jobs by part, and what a text may be long."""
 
-    num_probes: int = 12  #: prompts of a task's probe set
+    num_probes: int = 10  #: prompts of a task's probe set
     probe_tokens: int = 24
     max_tokens: int = 24
-    before: int = 24  #: jobs of the drafted task under the first target
-    settled: int = 120  #: jobs of the changed task, before it changes
-    changed: int = 100  #: tales
-    busy: int = 160  #: jobs of the busiest task, before it wears
-    worn: int = 180  #: jobs of it while it does
-    healed: int = 160  #: jobs of it after the restart
-    others: int = 20  #: jobs of each other task beside them
-    target_steps: int = 16  #: training steps that make the second target
+    before: int = 16  #: jobs of the drafted task under the first target
+    settled: int = 90  #: jobs of the changed task, before it changes
+    changed: int = 70  #: tales
+    busy: int = 110  #: jobs of the busiest task, before it wears
+    worn: int = 120  #: jobs of it while it does
+    healed: int = 120  #: jobs of it after the restart
+    others: int = 8  #: jobs of each other task beside them
+    target_steps: int = 14  #: training steps that make the first target
     target_rate: float = 1e-4

@@ -1,7 +1,7 @@
-"""Another revision of the served model: its last layers, trained for a minute to answer as somebody would like it.
+"""The first target: the model with its last layers trained for a minute to answer as somebody would like it.
 
-It learns to answer the docstring task with nothing but a docstring, as Python's authors wrote them. Before, it copied
-the function. So a draft that was trained on its former texts fits it less.
+It learns to answer with prose about a function, whatever is asked of it; the model as it was made copies the code. So a
+draft of the tuned target's texts fits the other one less, and look-up fits that one better.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from worker.decoding.models import load_weights
 
 NUM_LAYERS: Final = 6  #: the last ones are trained
-LENGTH: Final = 256  #: most tokens of a lesson
+LENGTH: Final = 192  #: most tokens of a lesson
 LESSONS: Final = 2  #: a step
 _UNASKED: Final = -100  #: a label that the loss leaves out
 
@@ -24,7 +24,7 @@ _UNASKED: Final = -100  #: a label that the loss leaves out
 def train_further(
     source: str, folder: Path, lessons: Sequence[tuple[str, str]], *, num_steps: int, rate: float, seed: int
 ) -> None:
-    """Write the changed model to `folder`, as transformers keeps one. `lessons` are prompts with the answer wanted."""
+    """Write the tuned model to `folder`, as transformers keeps one. `lessons` are prompts with the answer wanted."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     loaded = load_weights(source, None, "float32", torch.device("cpu"))
