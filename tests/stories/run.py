@@ -89,9 +89,7 @@ class Run:
         faults = Faults(
             seed=self.seed,
             # Probes of the first runs, and the jobs before: nothing is wrong before there is a reference.
-            worn=Worn(
-                task=WORN, drafter=LOOKUP, sound=size.busy + 2 * size.num_probes + size.others, wholly=size.worn // 3
-            ),
+            worn=self._wear(),
             dropped=Dropped(task=DROPPED, sound=3 * size.num_probes + size.others),
         )
         with on.worker(configs, faults) as worker:
@@ -111,16 +109,23 @@ class Run:
 
     def _after_restart(self, on: Deployment, configs: Path, traffic: Mapping[str, Iterator[str]]) -> None:
         size = self.size
-        # The dropped token is in the program: a restart does not mend it.
+        # The same wear, which begins anew. The dropped token is in the program: a restart does not mend it.
         faults = Faults(
             seed=self.seed,
-            worn=Worn(task=WORN, drafter=LOOKUP, sound=10**6, wholly=1),
+            worn=self._wear(),
             dropped=Dropped(task=DROPPED, sound=0),
         )
         with on.worker(configs, faults) as worker:
             self._say(f"after the restart: {on.measure(configs, worker)} probes and controls")
             on.decode(self._jobs(traffic, {WORN: size.healed}), worker)
             on.run_scheduler(configs)
+
+    def _wear(self) -> Worn:
+        """It begins when a process has decoded what comes before the tales, which it does only before the restart."""
+        size = self.size
+        return Worn(
+            task=WORN, drafter=LOOKUP, sound=size.busy + 2 * size.num_probes + size.others, wholly=size.worn // 3
+        )
 
     def _judge(self, on: Deployment, target: str) -> list[Story]:
         report = ReportStore(on.database).latest()

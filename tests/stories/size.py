@@ -17,7 +17,7 @@ class Size:
     changed: int = 70  #: tales
     busy: int = 110  #: jobs of the busiest task, before it wears
     worn: int = 120  #: jobs of it while it does
-    healed: int = 120  #: jobs of it after the restart
+    healed: int = 100  #: jobs of it after the restart
     others: int = 8  #: jobs of each other task beside them
     target_steps: int = 14  #: training steps that make the first target
     target_rate: float = 1e-4
