@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql lock up down chaos fuzz first-hour clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement stories lock up down chaos fuzz first-hour clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,6 +41,9 @@ first-hour: $(INSTALLED) ## the README's and the guides' commands on an empty ma
 
 chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (20 minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+stories: $(INSTALLED) ## four things that go wrong with a real model, and what the one report says of them (20 minutes)
+	@$(BIN)/python -m tests.stories $(ARGS)
 
 fuzz: $(INSTALLED) ## 100,000 damaged messages on the way of real ones (FUZZ_MESSAGES sets another number)
 	@FUZZ_MESSAGES=$${FUZZ_MESSAGES:-100000} $(BIN)/python -m pytest -s -p no:logging tests/fuzz $(ARGS)
@@ -98,6 +101,9 @@ bench-cause: $(INSTALLED) ## how often the cause of a fall is named rightly, thr
 
 bench-sql: $(INSTALLED) ## the documents' queries and the scheduler's reads with 20 million stored runs (20 GB of disk, half an hour; ARGS='--runs 1000000')
 	@$(BIN)/python -m benchmarks.stored_runs $(ARGS)
+
+bench-agreement: $(INSTALLED) ## 2,000 real jobs: do all screens show one speed-up, and is it that of forced runs? (an hour)
+	@$(BIN)/python -m benchmarks.agreement $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from tests.stories.pictures import take_pictures
 from tests.stories.run import Run
 from tests.stories.size import Size
 from tests.stories.told import as_json
@@ -48,6 +49,7 @@ def main() -> int:
     for story in stories:
         print(f"{'right' if story.is_right else 'WRONG'}  {story.name}: expected {story.expected}; told {story.told}")
     report = data_dir / "reports" / "latest.html"
+    pictures = take_pictures(report, data_dir / "pictures")
     is_right = all(story.is_right for story in stories)
     print(
         json.dumps(
@@ -56,6 +58,7 @@ def main() -> int:
                 "seed": options.seed,
                 "wall_s": round(time.monotonic() - begun),
                 "report": str(report),
+                "pictures": [str(picture) for picture in pictures],
                 "stories": as_json(stories),
             }
         )
