@@ -8,6 +8,8 @@ from datetime import datetime
 from itertools import chain
 
 from alphaloop.measurements import DecodedJob, DriftSubject, ProbeResult, Stream
+from alphaloop.messages import Mode
+from scheduler.facts import SettingInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,18 @@ class Counts:
             (p.scheduled_for, DriftSubject(p.task, p.drafter, p.draft_revision, p.target_revision)) for p in self.probes
         ]
         return {(subject.task, subject.drafter): subject for _, subject in sorted(seen)}
+
+    def last_used(self, task: str) -> SettingInForce | None:
+        """How the newest job of a task was decoded; None without one.
+
+        It stands in for a choice where none is on record: settings or callers may leave nothing to choose.
+        """
+        newest = [(jobs[-1].decoded_at, stream) for stream, jobs in self.streams.items() if stream.task == task]
+        if not newest:
+            return None
+        _, stream = max(newest)
+        job, mode = self.streams[stream][-1], Mode.SPECULATIVE if stream.drafter else Mode.VANILLA
+        return SettingInForce(mode.value, stream.drafter or None, job.num_draft_tokens, job.reason, "")
 
     def traffic(self, task: str, drafter: str) -> list[DecodedJob]:
         """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla.

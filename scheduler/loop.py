@@ -214,9 +214,12 @@ class Scheduler:
         )
 
     def _choices(self, counts: Counts) -> dict[str, SettingInForce]:
-        """The choice in force by task, from the log of decisions."""
+        """The choice in force by task, from the log of decisions; where nothing was chosen, the last setting used."""
         found = {}
         for task in counts.tasks:
+            used = counts.last_used(task)
+            if used is not None:
+                found[task] = used
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
                 found[task] = SettingInForce(
