@@ -6,31 +6,25 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import typer
 
-from alphaloop.batches.lines import BatchReader, Request, batch_id_of
-from alphaloop.claim_check.contents import by_reference
+from alphaloop.batches.lines import BatchReader, batch_id_of
+from alphaloop.batches.progress import Batch, Part, counted, rows_of
+from alphaloop.batches.sending import send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.batch_rows import Batch, Part, pages, rows_of
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.outcomes import OutcomeReader
 from alphaloop.cli.screen import note, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.kafka.cancelling import request_cancellation
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import encode_job
-from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import known_jobs
 from alphaloop.wording import counts
 
 SUBMIT_EXAMPLE: Final = "alphaloop batch submit requests.jsonl --task chat --wait"
@@ -38,7 +32,6 @@ STATUS_EXAMPLE: Final = "alphaloop batch status requests.jsonl"
 CANCEL_EXAMPLE: Final = "alphaloop batch cancel requests.jsonl"
 OUTPUT_EXAMPLE: Final = "alphaloop batch output requests.jsonl --to output.jsonl"
 ERRORS_EXAMPLE: Final = "alphaloop batch errors requests.jsonl --to errors.jsonl"
-_FLUSH_S: Final = 120.0
 _BATCH: Final = typer.Argument(help="The batch's file, or the batch_id that its jobs were sent with.")
 _TO: Final = typer.Option(None, help="File to write, replaced when it is complete; standard output without one.")
 
@@ -64,12 +57,16 @@ def submit(
     with closing(open_database(settings)) as database, ExitStack() as stack:
         reader = stack.enter_context(OutcomeReader(settings.kafka, set(settings.tasks))) if wait else None
         lines = BatchReader(settings, batch.batch_id, task=task, ignores_model=ignore_model)
-        waiting = _send(file, lines, settings, database)
+        with file.open("rb") as requests:
+            sent = send(lines.read(requests), settings, database)
+        if not sent.num_lines:
+            raise ConfigError(f"{file}: expected one request a line, found no line with text")
+        note(f"{sent.num_sent} requests sent")
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")
             sys.stdout.flush()
         if reader is not None:
-            _wait(reader, waiting, timeout)
+            _wait(reader, sent.waiting, timeout)
         _tell_status(batch, settings, database, as_json=as_json)
 
 
@@ -104,34 +101,6 @@ def errors(context: typer.Context, batch: str = _BATCH, to: Path | None = _TO) -
     _write(context, batch, to, "error")
 
 
-def _send(path: Path, lines: BatchReader, settings: Settings, database: Database) -> dict[str, None]:
-    """Send what no worker has seen; returns the jobs that have not ended."""
-    ensure_topics(settings.kafka, settings.tasks)
-    contents = ContentStore.of(settings.claim_check)
-    waiting: dict[str, None] = {}
-    num_sent, is_empty = 0, True
-    with path.open("rb") as file, closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
-        for page in pages(lines.read(file)):
-            is_empty = False
-            jobs = [line.job for line in page if isinstance(line, Request)]
-            known = known_jobs(database, [job.job_id for job in jobs])
-            for job in jobs:
-                if job.job_id not in known:
-                    producer.send(
-                        jobs_topic(job.task),
-                        key=job.job_id.encode(),
-                        value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
-                    )
-                    num_sent += 1
-                if job.job_id not in known or known[job.job_id].outcome is None:
-                    waiting[job.job_id] = None
-        producer.flush(_FLUSH_S)
-    if is_empty:
-        raise ConfigError(f"{path}: expected one request a line, found no line with text")
-    note(f"{num_sent} requests sent")
-    return waiting
-
-
 def _wait(reader: OutcomeReader, waiting: dict[str, None], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for outcome in reader.outcomes(waiting, timeout_s=timeout_s):
@@ -144,18 +113,11 @@ def _wait(reader: OutcomeReader, waiting: dict[str, None], timeout_s: float) -> 
 
 
 def _tell_status(batch: Batch, settings: Settings, database: Database, *, as_json: bool) -> None:
-    by_status: Counter[str] = Counter()
-    by_part: Counter[Part] = Counter()
-    for row in rows_of(batch, settings, database):
-        by_status[row.status] += 1
-        by_part[row.part] += 1
-    state = "in_progress" if by_part["open"] else "cancelled" if by_status["cancelled"] else "completed"
+    found = counted(rows_of(batch, settings, database))
     if as_json:
-        totals = {"total": by_part.total(), "completed": by_part["output"], "failed": by_part["error"]}
-        found: dict[str, Any] = {"id": batch.batch_id, "object": "batch", "status": state, "request_counts": totals}
-        print_json({**found, "requests_by_status": dict(by_status)})
+        print_json(found.as_json(batch.batch_id))
     else:
-        note(f"{batch.batch_id}: {state}; {counts(by_status)}")
+        note(f"{batch.batch_id}: {found.state}; {counts(found.by_status)}")
 
 
 def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> None:

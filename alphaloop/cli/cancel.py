@@ -11,11 +11,11 @@ import typer
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.ends import ends, jobs_named
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.outcomes import status_of
 from alphaloop.cli.screen import note, out, print_json
-from alphaloop.cli.whereabouts import Place, Whereabouts, find_jobs
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.cancelling import request_cancellation
+from alphaloop.outcomes.reading import status_of
+from alphaloop.outcomes.whereabouts import Place, Whereabouts, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.wording import counts

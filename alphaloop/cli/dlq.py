@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from operator import itemgetter
 from typing import Any, Final
 
 import typer
 
 from alphaloop.cli.connection import open_database
-from alphaloop.cli.letters.choosing import AT, CODE, JOB_ID, SINCE, TASK, UNTIL, Choice
-from alphaloop.cli.letters.purging import Purge
-from alphaloop.cli.letters.redriving import corrections_of
-from alphaloop.cli.letters.sending import Redrive, key_of
+from alphaloop.cli.letter_options import AT, CODE, JOB_ID, SINCE, TASK, UNTIL, choice_of
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json, table
 from alphaloop.errors import AlphaloopError
+from alphaloop.letters.listing import ListedLetter, newest_letters
+from alphaloop.letters.purging import Purge
+from alphaloop.letters.redriving import corrections_of
+from alphaloop.letters.sending import Redrive
 from alphaloop.settings import Settings
-from alphaloop.store.redrives import LetterKey, RedriveStore
+from alphaloop.store.redrives import RedriveStore
 
 LIST_EXAMPLE: Final = """\
 alphaloop dlq list --task code --limit 20
@@ -53,17 +53,16 @@ def list_letters(
 ) -> None:
     """List the newest dead letters: their places, times, topics, reasons, and whether they were sent again."""
     settings = connected_settings(context, database=False)
-    choice = Choice.of(task, code, job_id, [], since, until, datetime.now(UTC))
-    letters = _newest(settings, choice, limit, show_value=show_value)
-    _mark_redriven(settings, letters)
+    choice = choice_of(task, code, job_id, [], since, until, datetime.now(UTC))
+    letters = _with_redrives(settings, newest_letters(settings.kafka, choice, limit, show_value=show_value))
     if as_json:
-        print_json([shown for _, shown in letters])
+        print_json(letters)
         return
     if not letters:
         note("no dead letters")
         return
     shown = table("at", "when", "job", "code", "field", "message", "redriven", *(["value"] if show_value else []))
-    for _, letter in letters:
+    for letter in letters:
         cells = [letter["at"], letter["when"] or "-", letter["job_id"] or "-", letter["code"], letter["field"] or "-"]
         redriven = {None: "?", False: "no", True: "yes"}[letter["redriven"]]
         shown.add_row(*cells, letter["message"], redriven, *([letter["value"] or ""] if show_value else []))
@@ -78,7 +77,7 @@ def show(
 ) -> None:
     """Show one dead letter: its reason and headers, or its message."""
     kafka = connected_settings(context, database=False).kafka
-    choice = Choice.of(None, [], [], [place], None, None, datetime.now(UTC))
+    choice = choice_of(None, [], [], [place], None, None, datetime.now(UTC))
     letter = next(choice.letters(kafka), None)
     if letter is None:
         raise AlphaloopError(f"no dead letter at {place[:200]}", hint="`alphaloop dlq list` shows the places")
@@ -112,8 +111,8 @@ def redrive(
     A job that failed becomes a new job, JOB_ID~1, because a job has one outcome for ever; the result names the old one
     in redrive_of. The exit code is 1 if a letter could not be sent.
     """
-    corrections = corrections_of(correct)
-    choice = Choice.of(task, code, job_id, at, since, until, datetime.now(UTC))
+    corrections = corrections_of(correct, "--set")
+    choice = choice_of(task, code, job_id, at, since, until, datetime.now(UTC))
     if choice.is_by_task_only and task is None:
         raise typer.BadParameter("choose letters: --task, --code, --job-id, --at, --since or --until")
     settings = connected_settings(context)
@@ -139,7 +138,7 @@ def purge(
     as_json: bool = _JSON,
 ) -> None:
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
-    choice = Choice.of(task, [], [], [], None, before, datetime.now(UTC))
+    choice = choice_of(task, [], [], [], None, before, datetime.now(UTC))
     settings = connected_settings(context)
     with open_database(settings) as database:
         plan = Purge(settings.kafka, RedriveStore(database))
@@ -156,22 +155,9 @@ def purge(
         plan.carry_out()
 
 
-def _newest(
-    settings: Settings, choice: Choice, limit: int, *, show_value: bool
-) -> list[tuple[LetterKey, dict[str, Any]]]:
-    """The newest `limit` letters, oldest first. No more than `limit` are ever held, and none of their values."""
-    newest: list[tuple[tuple[int, LetterKey], dict[str, Any]]] = []  # a heap, its oldest letter first
-    for letter in choice.letters(settings.kafka, newest=limit):
-        age = (letter.record.timestamp_ms or 0, key_of(letter))
-        keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
-        keep(newest, (age, letter.as_json(show_value=show_value)))
-    return [(key, shown) for (_, key), shown in sorted(newest, key=itemgetter(0))]
-
-
-def _mark_redriven(settings: Settings, letters: list[tuple[LetterKey, dict[str, Any]]]) -> None:
-    """Say which were sent again; None where no database answers, because the list is of use without one."""
+def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:
+    """Also whether each was sent again; None where no database answers, because the list is of use without one."""
     found = None
     with contextlib.suppress(AlphaloopError), open_database(settings) as database:
-        found = RedriveStore(database).of([key for key, _ in letters])
-    for key, shown in letters:
-        shown["redriven"] = None if found is None else key in found
+        found = RedriveStore(database).of([letter.key for letter in letters])
+    return [letter.with_redrive(found) for letter in letters]

@@ -9,11 +9,11 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.connection import open_database
-from alphaloop.cli.moments import moment
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note as tell
 from alphaloop.cli.screen import out, paragraph, print_json, table
 from alphaloop.errors import AlphaloopError
+from alphaloop.moments import moment
 from alphaloop.store.drift_events import DriftEvent, DriftEventStore, NoSuchEvent, PastState
 
 LIST_EXAMPLE: Final = """\

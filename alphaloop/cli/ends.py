@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from alphaloop.cli.outcomes import Outcome, OutcomeReader
-from alphaloop.cli.refusals import refusals_of
 from alphaloop.cli.screen import note
 from alphaloop.kafka.backlog import search
 from alphaloop.messages import Result
+from alphaloop.outcomes.reading import Outcome, OutcomeReader
+from alphaloop.outcomes.refusals import refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import jobs_of_batch, known_jobs

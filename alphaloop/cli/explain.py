@@ -10,7 +10,6 @@ import typer
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.explaining.screens import show
-from alphaloop.cli.moments import moment
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import print_json
 from alphaloop.deciding.recorded import NotReproducible
@@ -18,6 +17,7 @@ from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.document import document
 from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_task
 from alphaloop.explaining.recorded import explain_recorded
+from alphaloop.moments import moment
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.past import PastStore

@@ -10,7 +10,7 @@ import typer
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import out, print_json
-from alphaloop.cli.whereabouts import Place, find_jobs
+from alphaloop.outcomes.whereabouts import Place, find_jobs
 
 EXAMPLE: Final = "alphaloop job order-4711"
 

@@ -10,13 +10,13 @@ import typer
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.explain import check_task
-from alphaloop.cli.moments import moment
 from alphaloop.cli.options import connected_settings, global_options
 from alphaloop.cli.replaying.result import Replayed, Window
 from alphaloop.cli.replaying.run import replay_history
 from alphaloop.cli.replaying.screens import document, show
 from alphaloop.cli.screen import print_json, progress
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.moments import moment
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.past import PastStore

@@ -12,13 +12,13 @@ from typing import Any, Final, TypeAlias
 
 from alphaloop.claim_check.contents import by_reference, with_text
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.outcomes import Outcome, OutcomeReader, reason_of, status_of
 from alphaloop.cli.screen import note, progress
 from alphaloop.errors import ContentError, MessageError
 from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Job, Result, encode_job
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, reason_of, status_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.wording import counts
 

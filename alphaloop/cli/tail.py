@@ -11,11 +11,11 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.connection import open_database
-from alphaloop.cli.following import Ended, Event, TextSoFar, Waits, follow
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Status
+from alphaloop.outcomes.following import Ended, Event, TextSoFar, Waits, follow
 from alphaloop.store.known_jobs import known_jobs
 
 EXAMPLE: Final = """\

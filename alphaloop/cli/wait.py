@@ -15,10 +15,10 @@ from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.ends import ends, jobs_named
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.outcomes import Outcome, is_success, reason_of, status_of
 from alphaloop.cli.screen import note
 from alphaloop.cli.sending import row_of, texts_of
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.outcomes.reading import Outcome, is_success, reason_of, status_of
 
 EXAMPLE: Final = """\
 alphaloop wait order-4711 order-4712

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from alphaloop.acceptance import Interval
-from alphaloop.cli.outcomes import Outcome, is_success
 from alphaloop.cli.screen import table
 from alphaloop.messages import Mode, Result
+from alphaloop.outcomes.reading import Outcome, is_success
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.wording import NO_VERDICT, draft_lengths, reason_word
 from alphaloop.wording import rate, share, share_with_interval

@@ -18,7 +18,6 @@ from alphaloop.cli.children import LogFollower, await_event, child_log, schedule
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.environment import program
 from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.outcomes import OutcomeReader
 from alphaloop.cli.screen import progress
 from alphaloop.cli.up import prepare
 from alphaloop.demo.display import TrafficProgress, final_table
@@ -29,6 +28,7 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, encode_job
 from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.probe_sets import new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database

@@ -91,15 +91,18 @@ class Consumer:
             self._client.assign(wanted)
         return found
 
-    def assign_since(self, topics: Sequence[str], since: datetime) -> None:
+    def assign_since(self, topics: Sequence[str], since: datetime) -> dict[TopicPartition, tuple[int, int]]:
         """Read whole topics without joining a group, from the first message of each partition that is not older.
 
-        Raises BrokerError when a topic does not exist.
+        Returns of each partition the offset where it begins and the offset of the next message. Raises BrokerError when
+        a topic does not exist.
         """
         ends = {partition: self.watermarks(partition)[1] for partition in self._offsets.partitions(topics)}
         found = self._offsets.since(since, ends)
         with mapped("assigning partitions"):
             self._client.assign(found)
+        begins = {TopicPartition(one.topic, one.partition): one.offset for one in found}
+        return {partition: (begins[partition], end) for partition, end in ends.items()}
 
     def assign_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these partitions without joining a group, each from its offset. Raises BrokerError."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from alphaloop.cli.outcomes import OutcomeReader
-from alphaloop.cli.whereabouts import Place, find_jobs
 from alphaloop.kafka.backlog import oldest, search
+from alphaloop.outcomes.reading import OutcomeReader
+from alphaloop.outcomes.whereabouts import Place, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine

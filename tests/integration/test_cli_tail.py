@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import TOKENS
-from alphaloop.messages import Chunk, Result, Status, Usage, chunk_headers, final_chunk, text_chunk
-from alphaloop.messages.headers import encoded
 from alphaloop.settings import Settings
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
-from tests.fixtures.worker import WAIT_S, Client, running_worker
+from tests.fixtures.streamed import Streamed
+from tests.fixtures.worker import Client, running_worker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -34,43 +30,6 @@ def tail_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatc
 def job(number: int, **fields: Any) -> bytes:
     plain = {"job_id": f"job-{number}", "prompt": f"tell story number {number}", "max_tokens": 24, "stream": True}
     return json.dumps({**plain, **fields}).encode()
-
-
-class Streamed:
-    """Chunks as a worker sends them, by the test's hand."""
-
-    def __init__(self, settings: Settings) -> None:
-        Client(settings)
-        self._producer = Producer(settings.kafka, client_id="test")
-
-    def text(self, job_id: str, attempt: int, seq: int, text: str) -> None:
-        chunk = Chunk(job_id, attempt, seq, text)
-        self._send(chunk, text_chunk(chunk, created=1, model="m"))
-
-    def end(self, job_id: str, attempt: int, seq: int, *, whole_text: str | None = None) -> None:
-        usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
-        final = final_chunk(
-            Result(
-                job_id=job_id,
-                status=Status.SUCCEEDED,
-                task="code",
-                attempt=attempt,
-                num_chunks=seq,
-                num_unacknowledged_chunks=None if whole_text is None else 1,
-                text=whole_text,
-                finish_reason="stop",
-                usage=usage,
-                recorded_at=datetime.now(UTC),
-            ),
-            model="m",
-        )
-        assert final is not None
-        self._send(*final)
-
-    def _send(self, chunk: Chunk, value: bytes) -> None:
-        headers = encoded(chunk_headers(chunk, {}))
-        self._producer.send(TOKENS, key=chunk.job_id.encode(), value=value, headers=headers)
-        self._producer.flush(WAIT_S)
 
 
 def test_jobs_of_a_worker_are_shown_until_all_have_ended(tail_cli: Cli, worker_settings: Settings) -> None:
@@ -100,7 +59,7 @@ def test_jobs_of_a_worker_are_shown_until_all_have_ended(tail_cli: Cli, worker_s
 def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_on(
     tail_cli: Cli, worker_settings: Settings
 ) -> None:
-    streamed = Streamed(worker_settings)
+    streamed = Streamed(worker_settings.kafka)
     streamed.text("a", 1, 0, "one ")
     streamed.text("a", 1, 1, "two ")
     streamed.text("a", 2, 0, "one ")
@@ -124,7 +83,7 @@ def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_o
 
 
 def test_a_new_attempt_with_another_text_is_shown_from_its_start(tail_cli: Cli, worker_settings: Settings) -> None:
-    streamed = Streamed(worker_settings)
+    streamed = Streamed(worker_settings.kafka)
     streamed.text("a", 1, 0, "one way")
     streamed.text("a", 4, 0, "another ")
     streamed.text("a", 4, 1, "way")
@@ -135,7 +94,7 @@ def test_a_new_attempt_with_another_text_is_shown_from_its_start(tail_cli: Cli, 
 
 
 def test_lines_of_several_jobs_name_their_job(tail_cli: Cli, worker_settings: Settings) -> None:
-    streamed = Streamed(worker_settings)
+    streamed = Streamed(worker_settings.kafka)
     for number, piece in enumerate(("first line\nsec", "ond line")):
         for job_id in ("a", "b"):
             streamed.text(job_id, 1, number, piece)

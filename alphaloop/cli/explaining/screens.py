@@ -11,7 +11,6 @@ from rich.text import Text
 
 from alphaloop.acceptance import Z95
 from alphaloop.cli.explaining.evidence_screen import show_evidence
-from alphaloop.cli.moments import shown
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.cost import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
@@ -19,6 +18,7 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.objective import Aim
 from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs
 from alphaloop.explaining.opening import opening
+from alphaloop.moments import shown
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
 from alphaloop.switchback.wording import draft_lengths, expectations, sentence, why, why_then

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from alphaloop.cli.letters.reading import read_letters
 from alphaloop.cli.sending import report_wrong
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.letters.reading import read_letters
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from alphaloop.cli.moments import shown
 from alphaloop.cli.replaying.result import Replayed
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.hindsight import Compared, total
+from alphaloop.moments import shown
 
 _MAX_WAYS: Final = 3
 HONESTLY: Final = (

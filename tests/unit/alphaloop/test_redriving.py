@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from alphaloop.cli.letters.reading import Letter
-from alphaloop.cli.letters.redriving import redriven
 from alphaloop.errors import MalformedMessage, UnknownTask
 from alphaloop.kafka.records import Record
+from alphaloop.letters.reading import Letter
+from alphaloop.letters.redriving import redriven
 from alphaloop.messages import DeadLetter, Origin, dead_letter
 from alphaloop.messages.dead_letter import shortened
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from alphaloop.cli.outcomes import read_outcome
-from alphaloop.errors import MalformedMessage
+from alphaloop.errors import BrokerUnavailable, MalformedMessage
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics
-from alphaloop.messages import Chunk, Result, Status, StreamReaders, read_chunk
+from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReaders, read_chunk
+from alphaloop.outcomes.reading import read_outcome
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import KnownJob
 
@@ -61,10 +61,18 @@ Event = Waits | TextSoFar | Ended
 Find = Callable[[Collection[str]], Mapping[str, KnownJob]]
 
 
-def follow(kafka: KafkaSettings, find: Find, job_ids: Collection[str], *, timeout_s: float) -> Iterator[Event]:
+def follow(
+    kafka: KafkaSettings,
+    find: Find,
+    job_ids: Collection[str],
+    *,
+    timeout_s: float,
+    is_watched: Callable[[], bool] = lambda: True,
+) -> Iterator[Event]:
     """What happens to the jobs, until each has ended or the time is up; the end of each comes once.
 
-    `find` asks the database. Creates missing topics. Raises BrokerError and StoreError.
+    `find` asks the database. `is_watched` is asked several times a second: nothing more is read once it says no.
+    Creates missing topics. Raises BrokerError and StoreError.
     """
     known = find(job_ids)
     for job in known.values():
@@ -80,7 +88,32 @@ def follow(kafka: KafkaSettings, find: Find, job_ids: Collection[str], *, timeou
     consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-tail")
     with contextlib.closing(consumer):
         consumer.assign_since([TOKENS, RESULTS], began - _MARGIN)
-        yield from _Following(waiting, find).events(consumer, time.monotonic() + timeout_s)
+        yield from _Following(waiting, find).events(consumer, time.monotonic() + timeout_s, is_watched)
+
+
+def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> TextSoFar | None:
+    """The text of a running job as far as `tokens` has it now; None where it has none, or the job is not streamed.
+
+    Raises BrokerError, also where the topic cannot be read to its end within `timeout_s`.
+    """
+    reader = StreamReader()
+    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-tail")
+    with contextlib.closing(consumer):
+        found = consumer.assign_since([TOKENS], job.created_at - _MARGIN)
+        unread = {partition: end for partition, (begin, end) in found.items() if end > begin}
+        deadline = time.monotonic() + timeout_s
+        while unread:
+            record = consumer.poll(_POLL_S)
+            if record is None:
+                if time.monotonic() >= deadline:
+                    raise BrokerUnavailable("the text so far could not be read in time")
+                continue
+            if record.offset + 1 >= unread.get(record.topic_partition, 0):
+                unread.pop(record.topic_partition, None)
+            if (record.key or b"").decode("utf-8", "replace") == job.job_id:
+                with contextlib.suppress(MalformedMessage):
+                    reader.take(read_chunk(record.value, record.headers))
+    return TextSoFar(job.job_id, reader.attempt, reader.text) if reader.attempt else None
 
 
 class _Following:
@@ -89,9 +122,9 @@ class _Following:
         self._find = find
         self._readers = StreamReaders(waiting)
 
-    def events(self, consumer: Consumer, deadline: float) -> Iterator[Event]:
+    def events(self, consumer: Consumer, deadline: float, is_watched: Callable[[], bool]) -> Iterator[Event]:
         look_due = time.monotonic()  # at once: a job may have ended before the consumer stood
-        while self._waiting and time.monotonic() < deadline:
+        while self._waiting and time.monotonic() < deadline and is_watched():
             record = consumer.poll(_POLL_S)
             if record is not None:
                 yield from self._read(record)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
-from alphaloop.cli.outcomes import dead_letter_reason, job_id_of
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.kafka.topics import list_topics
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
+from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
 from alphaloop.settings import KafkaSettings
 
 SUFFIX: Final = dlq_topic("")
+#: TOPIC:PARTITION:OFFSET.
+_PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
 _SHOWN_CHARS: Final = 200
 
 
@@ -116,3 +119,32 @@ def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | N
                 unread.pop(record.topic_partition, None)
             yield Letter(record)
             deadline = time.monotonic() + kafka.request_timeout_s
+
+
+def read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
+    """The letters at these places of the topics, in their order; a place where none lies is passed over.
+
+    Raises BrokerError.
+    """
+    named = (match for place in places if (match := _PLACE.fullmatch(place)) and match[1] in topics)
+    wanted = sorted({(TopicPartition(match[1], int(match[2])), int(match[3])) for match in named})
+    if not wanted:
+        return
+    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
+    with contextlib.closing(consumer):
+        found = consumer.assign_from(list(dict.fromkeys(partition.topic for partition, _ in wanted)), at="latest")
+        for partition, offset in wanted:
+            low, high = found.get(partition, (0, 0))
+            if low <= offset < high:
+                consumer.assign_at({partition: offset})
+                record = _next(consumer, kafka.request_timeout_s)
+                if (record.topic_partition, record.offset) == (partition, offset):
+                    yield Letter(record)
+
+
+def _next(consumer: Consumer, timeout_s: float) -> Record:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if (record := consumer.poll(0.2)) is not None:
+            return record
+    raise BrokerUnavailable("a dead letter could not be read in time")

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from alphaloop.cli.outcomes import Refusal, reason_of
-from alphaloop.cli.refusals import refusals_of
 from alphaloop.kafka.backlog import Message, Search, search
 from alphaloop.messages import Result
 from alphaloop.messages.topics import retry_delay_s
+from alphaloop.outcomes.reading import Refusal, reason_of
+from alphaloop.outcomes.refusals import refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import ClaimedJob, claimed_jobs

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,9 +13,9 @@ from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, Request,
 from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
 from alphaloop.claim_check.contents import with_text
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.refusals import refusals_of
 from alphaloop.errors import ConfigError, ContentError, ContentStoreUnavailable, InvalidField
 from alphaloop.messages import Failure, Result, Status
+from alphaloop.outcomes.refusals import refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import known_jobs, recorded_outcomes, running_jobs
@@ -45,6 +46,37 @@ class Row:
     status: str
     job_id: str | None
     row: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The requests of a batch, counted by what became of them."""
+
+    by_status: Mapping[str, int]
+    by_part: Mapping[Part, int]
+
+    @property
+    def state(self) -> str:
+        """`in_progress`, `cancelled` or `completed`, as OpenAI calls them."""
+        if self.by_part.get("open"):
+            return "in_progress"
+        return "cancelled" if self.by_status.get("cancelled") else "completed"
+
+    def as_json(self, batch_id: str) -> dict[str, Any]:
+        """OpenAI's batch object, with the counts by status beside it."""
+        completed, failed = self.by_part.get("output", 0), self.by_part.get("error", 0)
+        totals = {"total": sum(self.by_part.values()), "completed": completed, "failed": failed}
+        found: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state, "request_counts": totals}
+        return {**found, "requests_by_status": dict(self.by_status)}
+
+
+def counted(rows: Iterable[Row]) -> Progress:
+    """Count them."""
+    by_status, by_part = Counter[str](), Counter[Part]()
+    for row in rows:
+        by_status[row.status] += 1
+        by_part[row.part] += 1
+    return Progress(by_status, by_part)
 
 
 def rows_of(

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from alphaloop.cli.letters.reading import Letter
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage
+from alphaloop.letters.reading import Letter
 from alphaloop.messages import Origin, derived_job_id, parse_job
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
 from alphaloop.messages.topics import jobs_topic, task_of
@@ -60,13 +60,18 @@ def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
     return Redriven(job.job_id, topic, value, headers)
 
 
-def corrections_of(settings: Sequence[str]) -> dict[str, Any]:
-    """From `body.temperature=0.5` to a path and a value: JSON, or text where it is none. Raises ConfigError."""
+def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
+    """From `body.temperature=0.5` to a path and a value: JSON, or text where it is none.
+
+    Raises ConfigError naming `option`.
+    """
     found: dict[str, Any] = {}
     for setting in settings:
         path, is_set, text = setting.partition("=")
         if not is_set or not all(path.split(".")):
-            raise ConfigError(f"--set: expected FIELD=VALUE, found {path[:60]!r}", hint="such as body.temperature=0.5")
+            raise ConfigError(
+                f"{option}: expected FIELD=VALUE, found {path[:60]!r}", hint="such as body.temperature=0.5"
+            )
         try:
             found[path] = json.loads(text)
         except ValueError:

@@ -7,10 +7,10 @@ import time
 import uuid
 from collections.abc import Collection
 
-from alphaloop.cli.outcomes import Refusal, read_outcome
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.topics import list_topics
 from alphaloop.messages.topics import dlq_topic, task_of
+from alphaloop.outcomes.reading import Refusal, read_outcome
 from alphaloop.settings import KafkaSettings
 
 

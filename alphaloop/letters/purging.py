@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from alphaloop.cli.letters.choosing import Choice
 from alphaloop.kafka.deleting import delete_before
 from alphaloop.kafka.records import TopicPartition
+from alphaloop.letters.choosing import Choice
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.redrives import RedriveStore
 
@@ -29,7 +29,7 @@ class Purge:
     def read(self, choice: Choice) -> None:
         """Find the offsets: below them lie only letters of the chosen time. Raises BrokerError."""
         ended: set[TopicPartition] = set()
-        everything = Choice(choice.task, frozenset(), frozenset(), frozenset(), None, None)
+        everything = Choice(choice.task)
         for letter in everything.letters(self._kafka):
             partition = letter.record.topic_partition
             if partition in ended or not choice.holds(letter):

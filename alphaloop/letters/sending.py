@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from alphaloop.cli.letters.choosing import Choice
-from alphaloop.cli.letters.reading import Letter
-from alphaloop.cli.letters.redriving import Redriven, redriven
 from alphaloop.errors import MessageError
 from alphaloop.kafka.producer import Producer
+from alphaloop.letters.choosing import Choice
+from alphaloop.letters.reading import Letter
+from alphaloop.letters.redriving import Redriven, redriven
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.redrives import LetterKey, RedriveStore
 
