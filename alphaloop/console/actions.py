@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 
 from alphaloop.console.page import WrongRequest
 from alphaloop.console.sessions import Session
 from alphaloop.console.sources import Sources
+from alphaloop.console.views import batches, letters
 from alphaloop.kafka.cancelling import request_cancellation
 from alphaloop.store.drift_events import DriftEventStore
 
@@ -44,7 +45,37 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
     return f"/job?id={quote(job_id, safe='')}&asked=cancel"
 
 
-ACTIONS: Final[Mapping[str, Action]] = {"/drift/{event:int}/acknowledge": acknowledge, "/job/cancel": cancel}
+def cancel_batch(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Ask the workers to cancel what has not ended of a batch, as `alphaloop batch cancel` does.
+
+    Raises BrokerError, StoreError.
+    """
+    batch_id = fields.get("id", "")
+    if not 0 < len(batch_id) <= 200:
+        raise WrongRequest("expected the id of a batch")
+    found = batches.open_jobs(sources, batch_id)
+    request_cancellation(sources.settings.kafka, found)
+    _log(session, "batch_cancelled", f"batch {batch_id}, {len(found)} jobs")
+    return f"/batch?id={quote(batch_id, safe='')}&asked=cancel"
+
+
+def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Send dead letters again, as `alphaloop dlq redrive` does. Raises WrongRequest, BrokerError, StoreError."""
+    asked = {name: found for name in letters.FILTERS if (found := fields.get(name, "").strip())}
+    done = letters.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", dry_run=False)
+    _log(session, "letters_redriven", f"{done.num_sent} dead letters")
+    if "at" in asked:
+        return f"/dead-letter?{urlencode({'at': asked['at']})}"
+    shown = {name: found for name, found in asked.items() if name != "until"}
+    return f"/dead-letters?{urlencode({**shown, 'sent': done.num_sent})}"
+
+
+ACTIONS: Final[Mapping[str, Action]] = {
+    "/drift/{event:int}/acknowledge": acknowledge,
+    "/job/cancel": cancel,
+    "/batch/cancel": cancel_batch,
+    "/dead-letters/redrive": redrive,
+}
 
 
 def _log(session: Session, action: str, about: str) -> None:

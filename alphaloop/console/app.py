@@ -17,13 +17,14 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 import alphaloop
-from alphaloop.console import assets
+from alphaloop.console import assets, uploading
 from alphaloop.console.actions import ACTIONS, Action
 from alphaloop.console.headers import SafeHeaders
 from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
 from alphaloop.console.sources import Sources
-from alphaloop.console.views import drafts, drift, jobs, now, reports, task, tasks
+from alphaloop.console.streaming import Read, Streams
+from alphaloop.console.views import batches, drafts, drift, jobs, letters, now, reports, task, tasks
 from alphaloop.errors import AlphaloopError, BrokerError, StoreUnavailable
 from alphaloop.store.drift_events import NoSuchEvent
 
@@ -36,6 +37,11 @@ VIEWS: Final[dict[str, View]] = {
     "/tasks/{task}": task.task,
     "/jobs": jobs.jobs,
     "/job": jobs.job,
+    "/batches": batches.batches,
+    "/batch": batches.batch,
+    "/dead-letters": letters.letters,
+    "/dead-letter": letters.letter,
+    "/dead-letters/redrive": letters.redrive,
     "/drift": drift.drift,
     "/drift/{event:int}": drift.drift_event,
     "/drafts": drafts.drafts,
@@ -47,10 +53,14 @@ PLACES: Final = (
     ("/", "Now", "n"),
     ("/tasks", "Tasks", "t"),
     ("/jobs", "Jobs", "j"),
+    ("/batches", "Batches", "b"),
+    ("/dead-letters", "Dead letters", "l"),
     ("/drift", "Drift", "d"),
     ("/drafts", "Drafts", "f"),
     ("/reports", "Reports", "r"),
 )
+#: What the addresses below a place begin with, where that is not the place's own.
+_BELOW: Final = {"/jobs": "/job", "/batches": "/batch", "/reports": "/report", "/dead-letters": "/dead-letter"}
 _STATUS: Final[tuple[tuple[type[AlphaloopError], int], ...]] = (
     (NotFound, 404),
     (NoSuchEvent, 404),
@@ -70,6 +80,7 @@ class Console:
         self._sources = sources
         self._settings = sources.settings.console
         self._sessions = Sessions(self._settings)
+        self._streams = Streams()
 
     def app(self) -> Starlette:
         """The application."""
@@ -78,6 +89,9 @@ class Console:
             # The twin first, because a task's name is a segment of a path, and JSON's ends in .json.
             routes += [Route(f"{path}.json", self._of(view)), Route(path, self._of(view))]
         routes += [
+            Route("/job/stream", self._stream),
+            Route("/batch/file", self._of(batches.file)),
+            Route("/batches", self._upload, methods=["POST"]),
             *(Route(path, self._doing(action), methods=["POST"]) for path, action in ACTIONS.items()),
             Route("/sign-in", self._open(self._ask_to_sign_in)),
             Route("/sign-in", self._sign_in, methods=["POST"]),
@@ -105,6 +119,19 @@ class Console:
 
         return self._open(answer)
 
+    async def _stream(self, request: Request) -> Response:
+        """The text of a job while it is decoded."""
+        found: list[Read] = []
+
+        def look(request: Request) -> Response:
+            if self._sessions.are_needed and self._session(request) is None:
+                return Response(status_code=204)  # after which a browser does not ask again
+            found.append(jobs.follow_job(self._sources, request))
+            return Response()
+
+        refused = await run_in_threadpool(self._open(look), request)
+        return self._streams.answer(found[0]) if found else refused
+
     def _doing(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
         """Carry an action out, for a form that was made for the session of whoever sends it."""
 
@@ -113,7 +140,7 @@ class Console:
             fields = {name: value for name, value in form.items() if isinstance(value, str)}
             session = self._sessions.of_cookie(request.cookies.get(COOKIE))
             if session is None or not is_token_of(session, fields.get("token", "")):
-                return self._error(request, 403, "sign in, and send the form again", None)
+                return self._sign_in_first(request)
             signed_in = session
 
             def answer(request: Request) -> Response:
@@ -122,6 +149,27 @@ class Console:
             return await run_in_threadpool(self._open(answer), request)
 
         return do
+
+    async def _upload(self, request: Request) -> Response:
+        """Take a batch file. Nothing of it is read before it is known who sends it and how large it is."""
+        session = self._sessions.of_cookie(request.cookies.get(COOKIE))
+        if session is None:
+            return self._sign_in_first(request)
+        try:
+            uploading.check_size(request, self._settings.max_batch_mb)
+            async with uploading.received(request, session) as upload:
+                if upload is None:
+                    return self._sign_in_first(request)
+
+                def answer(request: Request) -> Response:
+                    return RedirectResponse(uploading.submit(self._sources, session, upload), 303)
+
+                return await run_in_threadpool(self._open(answer), request)
+        except WrongRequest as error:
+            return self._error(request, 400, error.message, error.hint)
+
+    def _sign_in_first(self, request: Request) -> Response:
+        return self._error(request, 403, "sign in, and send the form again", None)
 
     def _open(self, answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
         """`answer` for everybody, with our errors in words."""
@@ -185,7 +233,7 @@ class Console:
         """What stands around every page."""
         return {
             "places": PLACES,
-            "here": next((path for path, *_ in PLACES[1:] if request.url.path.startswith(path[:-1])), "/"),
+            "here": next((path for path, *_ in PLACES[1:] if request.url.path.startswith(_BELOW.get(path, path))), "/"),
             "session": session,
             "is_open": not self._sessions.are_needed,
             "version": alphaloop.__version__,

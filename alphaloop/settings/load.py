@@ -92,6 +92,11 @@ class Settings(BaseSettings):
         """Where reports are written."""
         return self.scheduler.report_folder or self.data_dir / "reports"
 
+    @property
+    def console_batches(self) -> Path:
+        """Where the console keeps batch files."""
+        return self.data_dir / "console" / "batches"
+
 
 def load_settings(
     configs: Path | None = None, *, profile: str | None = None, overrides: Mapping[str, Any] | None = None

@@ -31,6 +31,7 @@ async function readAnew() {
     main().replaceChildren(...fresh.childNodes);
     if (focused) main().querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     if (at >= 0) markRow(at, false);
+    openStream();
     say("on", `read at ${new Date().toISOString().slice(11, 19)}`);
     if (page.body.dataset.refreshS === undefined) clearInterval(timer);
   } catch {
@@ -47,6 +48,54 @@ function pause() {
   say(isPaused ? "off" : "on", isPaused ? "paused: p goes on" : "reading anew");
   if (!isPaused) readAnew();
 }
+
+// The text of a job while it is decoded. A page that nobody sees holds no stream open.
+let stream = null;
+
+function closeStream() {
+  stream?.close();
+  stream = null;
+}
+
+function openStream() {
+  const text = main().querySelector("[data-stream]");
+  if (!text || stream || document.hidden) return;
+  const state = document.getElementById("stream-state");
+  stream = new EventSource(text.dataset.stream);
+  stream.addEventListener("waits", (event) => {
+    state.textContent = JSON.parse(event.data).is_claimed
+      ? "A worker has it. A job that is not streamed shows its text at its end."
+      : "No worker has claimed it.";
+  });
+  stream.addEventListener("text", (event) => {
+    const news = JSON.parse(event.data);
+    if (news.add === undefined) text.textContent = news.text;
+    else text.append(news.add);
+    state.textContent = "It is being decoded.";
+  });
+  stream.addEventListener("end", (event) => {
+    closeStream();
+    delete text.dataset.stream;
+    state.textContent = `It ended: ${JSON.parse(event.data).status}.`;
+    readAnew();
+  });
+  stream.addEventListener("refused", (event) => {
+    closeStream();
+    state.textContent = `No stream: ${JSON.parse(event.data).reason}.`;
+  });
+}
+
+openStream();
+document.addEventListener("visibilitychange", () => { if (document.hidden) closeStream(); else openStream(); });
+
+// A file that is too large is refused before it is sent.
+document.addEventListener("change", (event) => {
+  const most = Number(event.target.dataset.maxMb || 0);
+  if (!most) return;
+  const isTooLarge = [...event.target.files].some((file) => file.size > most * 1e6);
+  event.target.setCustomValidity(isTooLarge ? `Expected a file of at most ${most} MB.` : "");
+  event.target.reportValidity();
+});
 
 // Rows by keys.
 let rowIndex = -1;

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from alphaloop.console.page import NotFound, Page
+from alphaloop.console.page import NotFound, Page, WrongRequest
 from alphaloop.console.sources import Sources
+from alphaloop.console.streaming import LONGEST_S, Read
 from alphaloop.console.views.asked import moment, text
 from alphaloop.messages import Result
+from alphaloop.outcomes.following import Event, TextSoFar, follow, text_so_far
 from alphaloop.store.job_pages import JobPages, ListedJob, Place
 from alphaloop.store.known_jobs import known_jobs
 
 PAGE_SIZE: Final = 50
+#: Longest reading of the text so far.
+SO_FAR_S: Final = 10.0
 
 
 def jobs(sources: Sources, request: Request) -> Page:
@@ -39,12 +44,16 @@ def jobs(sources: Sources, request: Request) -> Page:
 
 
 def job(sources: Sources, request: Request) -> Page:
-    """The job `id`. One that no worker has claimed waits in Kafka, or was never sent."""
-    job_id = text(request, "id")
-    if not job_id:
-        raise NotFound("name a job: /job?id=…")
+    """The job `id`; of one that runs with `show=text` the text so far, where somebody has to sign in to see it.
+
+    One that no worker has claimed waits in Kafka, or was never sent.
+    """
+    job_id = _job_id(request)
     found = JobPages(sources.database).find(job_id)
-    result = _result(sources, found) if found is not None and found.status != "running" else None
+    is_running = found is not None and found.status == "running"
+    result = _result(sources, found) if found is not None and not is_running else None
+    is_text_asked_for = is_running and sources.shows_texts and text(request, "show") == "text"
+    so_far = _so_far(sources, job_id) if is_text_asked_for else None
     return Page(
         "job.html.j2",
         "Job",
@@ -52,11 +61,44 @@ def job(sources: Sources, request: Request) -> Page:
             "job_id": job_id,
             "job": found,
             "result": result and result.model_dump(mode="json", exclude_none=True),
+            "text_so_far": so_far,
         },
-        {"result": result, "asked": text(request, "asked")},
+        {
+            "result": result,
+            "asked": text(request, "asked"),
+            "is_followed": is_running and sources.shows_texts,
+            "is_text_shown": is_text_asked_for,
+        },
         status=200 if found is not None else 404,
-        is_live=found is None or found.status == "running",
+        is_live=found is None or is_running,
     )
+
+
+def follow_job(sources: Sources, request: Request) -> Read:
+    """Reads the job `id` as `alphaloop tail` does. Raises NotFound without one, WrongRequest where texts are hidden."""
+    job_id = _job_id(request)
+    if not sources.shows_texts:
+        raise WrongRequest("texts of jobs are shown to those who sign in", hint="set console.password")
+
+    def read(is_watched: Callable[[], bool]) -> Iterable[Event]:
+        kafka, database = sources.settings.kafka, sources.database
+        return follow(
+            kafka, lambda ids: known_jobs(database, ids), [job_id], timeout_s=LONGEST_S, is_watched=is_watched
+        )
+
+    return read
+
+
+def _job_id(request: Request) -> str:
+    job_id = text(request, "id")
+    if not job_id:
+        raise NotFound("name a job: /job?id=…")
+    return job_id
+
+
+def _so_far(sources: Sources, job_id: str) -> TextSoFar | None:
+    known = known_jobs(sources.database, [job_id]).get(job_id)
+    return None if known is None else text_so_far(sources.settings.kafka, known, timeout_s=SO_FAR_S)
 
 
 def _result(sources: Sources, found: ListedJob) -> Result | None:

@@ -1,0 +1,138 @@
+"""Batches: those that were uploaded, one with its counts and wrong lines, and its output and error files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from alphaloop.batches.kept import KeptBatches
+from alphaloop.batches.progress import Part, Progress, Row, counted, rows_of
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.console.page import NotFound, Page, WrongRequest
+from alphaloop.console.sources import Sources
+from alphaloop.console.views.asked import text
+
+#: Requests without a text that the page of a batch shows; its error file has them all.
+MAX_ERRORS: Final = 100
+_FILES: Final[dict[str, Part]] = {"output": "output", "error": "error"}
+_CHUNK_CHARS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNow:
+    """What became of a batch."""
+
+    progress: Progress
+    errors: list[dict[str, Any]]  #: the first requests without a text: their rows of the error file
+
+
+def batches(sources: Sources, request: Request) -> Page:
+    """The files that were uploaded here, the newest first."""
+    kept = KeptBatches(sources.settings.console_batches).all()
+    return Page(
+        "batches.html.j2",
+        "Batches",
+        {"batches": kept, "max_mb": sources.settings.console.max_batch_mb},
+        {"tasks": list(sources.settings.tasks)},
+        is_live=False,
+    )
+
+
+def batch(sources: Sources, request: Request) -> Page:
+    """The batch `id`: its requests by what became of them, as `alphaloop batch status` counts them."""
+    batch_id = _batch_id(request)
+    kept = KeptBatches(sources.settings.console_batches)
+    found = kept.find(batch_id)
+    reading = sources.remembered.get(("batch", batch_id), lambda: _read(sources, kept, batch_id))
+    now = reading.value
+    if found is None and now is not None and not now.progress.by_status:
+        raise NotFound(
+            f"no batch {batch_id[:100]!r}: no file of it is kept here, and no worker has claimed a job of it"
+        )
+    status = None if now is None else now.progress.as_json(batch_id)
+    return Page(
+        "batch.html.j2",
+        "Batch",
+        {
+            "batch_id": batch_id,
+            "file": found,
+            "batch": status,
+            "wrong": [] if now is None else now.errors,
+            "max_wrong": MAX_ERRORS,
+            "read_at": reading.read_at,
+            "errors": {"batch": reading.error} if reading.error else {},
+        },
+        {"asked": text(request, "asked"), "num_sent": text(request, "sent"), "may_act": sources.shows_texts},
+        is_live=status is None or status["status"] == "in_progress",
+    )
+
+
+def file(sources: Sources, request: Request) -> Response:
+    """The output or error file so far of the batch `id`, as `alphaloop batch output` and `errors` write them."""
+    if not sources.shows_texts:
+        raise WrongRequest("texts of jobs are given to those who sign in", hint="set console.password")
+    batch_id, part = _batch_id(request), _FILES.get(text(request, "part"))
+    if part is None:
+        raise WrongRequest("part: expected output or error")
+    rows = _rows(sources, KeptBatches(sources.settings.console_batches), batch_id, with_texts=True)
+    parts = _chunks(rows, part)
+    first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
+    name = "".join(one if one.isalnum() or one in "-_" else "_" for one in batch_id)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{part}.jsonl"'}
+    return StreamingResponse(chain([first], parts), media_type="application/jsonl", headers=headers)
+
+
+def open_jobs(sources: Sources, batch_id: str) -> list[str]:
+    """The jobs of a batch that have not ended."""
+    rows = _rows(sources, KeptBatches(sources.settings.console_batches), batch_id)
+    return [row.job_id for row in rows if row.part == "open" and row.job_id]
+
+
+def _read(sources: Sources, kept: KeptBatches, batch_id: str) -> BatchNow:
+    errors: list[dict[str, Any]] = []
+
+    def noted() -> Iterator[Row]:
+        for row in _rows(sources, kept, batch_id):
+            if row.part == "error" and row.row is not None and len(errors) < MAX_ERRORS:
+                told = {name: row.row.get(name) for name in ("line", "custom_id", "error")}
+                errors.append({**told, "status": row.status, "job_id": row.job_id, "field": _field(row.row)})
+            yield row
+
+    return BatchNow(counted(noted()), errors)
+
+
+def _field(row: dict[str, Any]) -> str | None:
+    """The field that is wrong, where the row names one."""
+    found = ((row.get("response") or {}).get("body") or {}).get("error") or {}
+    return found.get("param")
+
+
+def _rows(sources: Sources, kept: KeptBatches, batch_id: str, *, with_texts: bool = False) -> Iterator[Row]:
+    contents = ContentStore.of(sources.settings.claim_check) if with_texts else None
+    return rows_of(kept.batch(batch_id), sources.settings, sources.database, contents)
+
+
+def _chunks(rows: Iterator[Row], part: Part) -> Iterator[str]:
+    lines: list[str] = []
+    size = 0
+    for row in rows:
+        if row.part == part:
+            lines.append(json.dumps(row.row) + "\n")
+            size += len(lines[-1])
+        if size >= _CHUNK_CHARS:
+            yield "".join(lines)
+            lines, size = [], 0
+    yield "".join(lines)
+
+
+def _batch_id(request: Request) -> str:
+    batch_id = text(request, "id")
+    if not batch_id:
+        raise NotFound("name a batch: /batch?id=…")
+    return batch_id

@@ -1,0 +1,120 @@
+"""Batches in the console: uploaded, watched, cancelled, their files taken; on a real broker and database."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.messages import Status
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.runs import claim_request, outcome
+from tests.integration.test_console_actions import cancelled
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+SECRET = "the prompt of a line"
+
+
+def line(custom_id: str, **body: object) -> str:
+    """A request of a batch file."""
+    chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 3, **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": chat})
+
+
+@pytest.fixture
+def content() -> bytes:
+    """Three good lines and three wrong ones, which no other test has sent."""
+    unique = uuid.uuid4().hex
+    good = [line(f"{name}-{unique}") for name in ("a", "b", "c")]
+    return "\n".join([*good, "{half a line", good[0], line("hot", temperature=9), ""]).encode()
+
+
+@pytest.fixture
+def person(database_url: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
+    """Somebody who signed in."""
+    with console(database_url, kafka=kafka_settings, password=SecretStr(PASSWORD), max_batch_mb=1) as visitor:
+        assert visitor.sign_in().status == 303
+        yield visitor
+
+
+def test_a_file_is_uploaded_watched_taken_and_cancelled(
+    person: Visitor, content: bytes, database: Database, kafka_settings: KafkaSettings
+) -> None:
+    form = {"token": person.token("/batches"), "task": "code"}
+    answer = person.upload(content, form)
+    assert answer.status == 303
+    assert "3 requests sent" in person.get(answer.headers["location"]).text
+    (kept,) = person.get("/batches.json").data["batches"]
+    batch_id = kept["batch_id"]
+    assert (kept["name"], kept["task"], kept["by"], kept["num_bytes"]) == (
+        "requests.jsonl",
+        "code",
+        "alphaloop",
+        len(content),
+    )
+    found = person.read(f"/batch.json?id={batch_id}")
+    assert found["batch"]["request_counts"] == {"total": 6, "completed": 0, "failed": 3}
+    assert [(one["line"], one["error"]["code"]) for one in found["wrong"]] == [
+        (4, "malformed_message"),
+        (5, "invalid_field"),
+        (6, "invalid_field"),
+    ]
+    assert found["wrong"][2]["field"] == "body.temperature"
+    page = person.get(f"/batch?id={batch_id}").text
+    assert "an earlier line has this custom_id" in page
+    assert SECRET not in page
+    open_rows = _open_jobs(content, batch_id)
+    JobStore(database).claim(
+        [claim_request(job_id, batch_id=batch_id) for job_id in open_rows[:2]],
+        owner="w1",
+        lease_s=60,
+        max_attempts=3,
+    )
+    OutcomeStore(database).record([outcome(open_rows[0], text="an answer", status=Status.SUCCEEDED)], owner="w1")
+    (row,) = map(json.loads, person.get(f"/batch/file?id={batch_id}&part=output").text.splitlines())
+    assert row["response"]["body"]["choices"][0]["message"]["content"] == "an answer"
+    errors = person.get(f"/batch/file?id={batch_id}&part=error")
+    assert len(errors.text.splitlines()) == 3
+    assert errors.headers["content-disposition"] == f'attachment; filename="{batch_id}.error.jsonl"'
+    assert person.get(f"/batch/file?id={batch_id}&part=open").status == 400
+    answer = person.post("/batch/cancel", {"token": form["token"], "id": batch_id})
+    assert "asked to cancel" in person.get(answer.headers["location"]).text
+    assert set(open_rows[1:]) <= cancelled(kafka_settings, open_rows[2]), "what has ended is not cancelled"
+    again = person.upload(content, form)
+    assert again.headers["location"].endswith("sent=1"), "two were seen by a worker"
+
+
+def _open_jobs(content: bytes, batch_id: str) -> list[str]:
+    """The job ids of the good lines, as every submission of the file makes them."""
+    names = [json.loads(one)["custom_id"] for one in content.splitlines()[:3]]
+    return [f"{batch_id}.{hashlib.sha256(name.encode()).hexdigest()[:24]}" for name in names]
+
+
+def test_files_that_cannot_be_a_batch_are_refused_in_words(person: Visitor, content: bytes) -> None:
+    form = {"token": person.token("/batches"), "task": "code"}
+    assert person.upload(content, {**form, "token": "guessed"}).status == 403
+    assert person.upload(content, {**form, "task": "nothing"}).status == 400
+    empty = person.upload(b"\n\n", form)
+    assert (empty.status, "found no line with text" in empty.text) == (400, True)
+    large = person.upload(b"x" * 1_200_000, form)
+    assert (large.status, "at most 1 MB" in large.text) == (400, True)
+    assert person.get("/batches.json").data["batches"] == []
+
+
+def test_without_a_password_nobody_uploads_and_nobody_takes_texts(
+    database_url: SecretStr, kafka_settings: KafkaSettings, content: bytes
+) -> None:
+    with console(database_url, kafka=kafka_settings) as visitor:
+        assert 'type="file"' not in visitor.get("/batches").text
+        assert visitor.upload(content, {"token": "", "task": "code"}).status == 403
+        assert visitor.get("/batch/file?id=x&part=output").status == 400
+        assert visitor.post("/batch/cancel", {"id": "x", "token": ""}).status == 403
