@@ -24,6 +24,7 @@ from pydantic import SecretStr
 from sqlalchemy import make_url
 
 from alphaloop.embedded.postgres import binaries
+from alphaloop.settings import ConsoleSettings
 from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import until
 
@@ -165,6 +166,21 @@ def test_only_the_migrations_connect_as_owner() -> None:
     assert users == {"migrate": "alphaloop", "worker": "worker", "scheduler": "scheduler"}
 
 
+def test_the_console_is_reached_from_this_machine_with_a_password_and_its_own_login() -> None:
+    scheduler = SERVICES["scheduler"]
+    said = scheduler["environment"]
+    assert scheduler["ports"] == ["127.0.0.1:${CONSOLE_PORT:-9466}:9466"]
+    assert "CONSOLE_PASSWORD:?" in said["ALPHALOOP_CONSOLE__PASSWORD"]
+    assert make_url(said["ALPHALOOP_CONSOLE__DATABASE_URL"]).username == "console"
+    values = {
+        name.removeprefix("ALPHALOOP_CONSOLE__").lower(): VARIABLE.sub(r"\2", text) for name, text in said.items()
+    }
+    console = ConsoleSettings.model_validate({name: values[name] for name in ("http_host", "public_url", "password")})
+    assert console.http_port == 9466
+    assert console.hosts is not None
+    assert "localhost" in console.hosts
+
+
 @pytest.mark.postgres
 def test_the_logins_are_made_with_their_roles_and_made_again(
     database_url: SecretStr,
@@ -175,7 +191,7 @@ def test_the_logins_are_made_with_their_roles_and_made_again(
     program, *arguments = (part.replace(target, str(ROOT / mount)) for part in service["command"])
     for password in ("first", "second"):
         passwords = {name: password for name in service["environment"] if name.endswith("_DB_PASSWORD")}
-        assert len(passwords) == 3
+        assert len(passwords) == 4
         place = {
             "PGHOST": str(url.host),
             "PGPORT": str(url.port),
@@ -188,14 +204,15 @@ def test_the_logins_are_made_with_their_roles_and_made_again(
             [binaries() / program, *arguments], env=place | passwords, capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, done.stderr) == (0, "")
-        for login in ("worker", "scheduler", "reader"):
+        for login in ("worker", "scheduler", "reader", "console"):
             own = url.set(username=login, password=password).render_as_string(hide_password=False)
             with psycopg.connect(own) as connection:
                 roles = connection.execute(
                     "SELECT name FROM unnest(%s::text[]) AS name WHERE pg_has_role(name, 'MEMBER')",
                     (["alphaloop_worker", "alphaloop_scheduler", "alphaloop_reader"],),
                 ).fetchall()
-            assert roles == [(f"alphaloop_{login}",)]
+            expected = ["worker", "scheduler"] if login == "console" else [login]
+            assert roles == [(f"alphaloop_{role}",) for role in expected]
 
 
 @pytest.fixture
@@ -220,6 +237,11 @@ def service_environment(
         f"ALPHALOOP_{service.upper()}__HTTP_HOST": "127.0.0.1",
         f"ALPHALOOP_{service.upper()}__HTTP_PORT": str(unused_port),
     }
+    if service == "scheduler":
+        changes["ALPHALOOP_CONSOLE__HTTP_HOST"] = "127.0.0.1"
+        changes["ALPHALOOP_CONSOLE__HTTP_PORT"] = "0"
+        changes["ALPHALOOP_CONSOLE__PUBLIC_URL"] = "http://localhost:9466"
+        changes["ALPHALOOP_CONSOLE__DATABASE_URL"] = login.get_secret_value()
     if service == "worker":
         changes["ALPHALOOP_MODELS__TARGET__SOURCE"] = str(request.getfixturevalue("tiny_models")["llama"])
         changes["ALPHALOOP_MODELS__TARGET__DTYPE"] = "float32"

@@ -16,6 +16,7 @@ from alphaloop.console.sources import Sources
 from alphaloop.console.views import batches, letters
 from alphaloop.kafka.cancelling import request_cancellation
 from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.incidents import IncidentStore
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +28,18 @@ _MAX_NOTE_CHARS: Final = 2000
 
 def acknowledge(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Take note of an open drift event, as `alphaloop drift ack` does. Raises NoSuchEvent."""
-    event_id, by, note = request.path_params["event"], fields.get("by", "").strip(), fields.get("note", "").strip()
-    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
-        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
+    event_id, (by, note) = request.path_params["event"], _acknowledgement(fields)
     DriftEventStore(sources.database).acknowledge(min(event_id, 2**63 - 1), by, note, datetime.now(UTC))
     _log(session, "drift_acknowledged", f"drift event {event_id}")
     return f"/drift/{event_id}"
+
+
+def acknowledge_incident(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Take note of an open incident. Raises NoSuchIncident."""
+    incident_id, (by, note) = request.path_params["incident"], _acknowledgement(fields)
+    IncidentStore(sources.database).acknowledge(min(incident_id, 2**63 - 1), by, note, datetime.now(UTC))
+    _log(session, "incident_acknowledged", f"incident {incident_id}")
+    return "/drift"
 
 
 def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
@@ -72,10 +79,19 @@ def redrive(sources: Sources, session: Session, request: Request, fields: Fields
 
 ACTIONS: Final[Mapping[str, Action]] = {
     "/drift/{event:int}/acknowledge": acknowledge,
+    "/incidents/{incident:int}/acknowledge": acknowledge_incident,
     "/job/cancel": cancel,
     "/batch/cancel": cancel_batch,
     "/dead-letters/redrive": redrive,
 }
+
+
+def _acknowledgement(fields: Fields) -> tuple[str, str]:
+    """Who takes note of something, and what they do about it. Raises WrongRequest."""
+    by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
+    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
+        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
+    return by, note
 
 
 def _log(session: Session, action: str, about: str) -> None:

@@ -27,6 +27,7 @@ from alphaloop.console.streaming import Read, Streams
 from alphaloop.console.views import batches, drafts, drift, jobs, letters, now, reports, task, tasks
 from alphaloop.errors import AlphaloopError, BrokerError, StoreUnavailable
 from alphaloop.store.drift_events import NoSuchEvent
+from alphaloop.store.incidents import NoSuchIncident
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ _BELOW: Final = {"/jobs": "/job", "/batches": "/batch", "/reports": "/report", "
 _STATUS: Final[tuple[tuple[type[AlphaloopError], int], ...]] = (
     (NotFound, 404),
     (NoSuchEvent, 404),
+    (NoSuchIncident, 404),
     (WrongRequest, 400),
     (TooManyFailures, 429),
     (StoreUnavailable, 503),

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from alphaloop.errors import AlphaloopError
 from alphaloop.store.database import Database
 from alphaloop.tables import incidents
 
@@ -39,12 +40,22 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """That somebody took note of an incident, and what they do about it."""
+
+    by: str
+    note: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class OpenIncident:
     """An incident that is not over."""
 
     id: int
     found: Incident
     opened_at: datetime
+    acknowledged: Acknowledgement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,13 @@ class ClosedIncident:
     found: Incident
     opened_at: datetime
     closed_at: datetime
+    acknowledged: Acknowledgement | None = None
+
+
+class NoSuchIncident(AlphaloopError, LookupError):
+    """No open incident has this number."""
+
+    code = "no_such_incident"
 
 
 class IncidentStore:
@@ -84,16 +102,30 @@ class IncidentStore:
         """Incidents that are not over, oldest first."""
         query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
         with self._database.begin() as connection:
-            return [OpenIncident(row.id, incident_of(row), row.opened_at) for row in connection.execute(query)]
+            return [_open(row) for row in connection.execute(query)]
 
     def closed_since(self, moment: datetime) -> list[ClosedIncident]:
         """Incidents that were closed after `moment`, oldest first."""
         query = select(incidents).where(incidents.c.closed_at > moment).order_by(incidents.c.closed_at, incidents.c.id)
         with self._database.begin() as connection:
             return [
-                ClosedIncident(row.id, incident_of(row), row.opened_at, row.closed_at)
+                ClosedIncident(row.id, incident_of(row), row.opened_at, row.closed_at, _acknowledged(row))
                 for row in connection.execute(query)
             ]
+
+    def acknowledge(self, incident_id: int, by: str, note: str, now: datetime) -> OpenIncident:
+        """Record that somebody took note of an open incident; again replaces who and what. Raises NoSuchIncident."""
+        statement = (
+            update(incidents)
+            .where(incidents.c.id == incident_id, incidents.c.closed_at.is_(None))
+            .values(acknowledged_at=now, acknowledged_by=by, note=note)
+            .returning(incidents)
+        )
+        with self._database.begin() as connection:
+            row = connection.execute(statement).first()
+        if row is None:
+            raise NoSuchIncident(f"no open incident {incident_id}", hint="the console shows the open ones under Drift")
+        return _open(row)
 
     def close(self, incident_ids: Collection[int], now: datetime) -> None:
         """Close incidents."""
@@ -105,6 +137,14 @@ class IncidentStore:
             )
             with self._database.begin() as connection:
                 connection.execute(statement)
+
+
+def _open(row: Row[Any]) -> OpenIncident:
+    return OpenIncident(row.id, incident_of(row), row.opened_at, _acknowledged(row))
+
+
+def _acknowledged(row: Row[Any]) -> Acknowledgement | None:
+    return Acknowledgement(row.acknowledged_by, row.note, row.acknowledged_at) if row.acknowledged_at else None
 
 
 def incident_of(row: Row[Any]) -> Incident:

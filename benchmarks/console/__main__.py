@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -23,19 +26,29 @@ from typing import Any, Final
 
 import psycopg
 from playwright.sync_api import Browser
+from pydantic import SecretStr
 from rich.console import Console
 from rich.table import Table
 
+from alphaloop.batches.kept import KeptBatches
 from alphaloop.console.server import ConsoleServer
 from alphaloop.embedded.stack import EmbeddedStack
+from alphaloop.letters.choosing import Choice
+from alphaloop.letters.listing import newest_letters
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
-from benchmarks.console.filling import fill, plans
+from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.job_pages import JobPages
+from benchmarks.console.filling import drift, fill, plans
+from benchmarks.console.messages import RUNNING_JOB, send_messages
 from benchmarks.console.pictures import chromium, settle, take
 from benchmarks.ended_jobs import filling as ended_jobs
 
-PATHS: Final = ("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/jobs", "/drift", "/drafts", "/reports")
+PATHS: Final = (
+    *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/jobs", "/batches", "/dead-letters", "/drift"),
+    *("/drafts", "/reports"),
+)
 console = Console(stderr=True)
 
 
@@ -50,16 +63,64 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         asked = load_settings(profile="local", overrides={"data_dir": folder, "embedded": {"broker": "auto"}})
         with EmbeddedStack(asked, on_event=console.print) as settings:
+            if options.pictures is not None:
+                pictures(settings, options.tasks, options.pictures)
+                return
             _fill(settings, options.tasks, options.jobs)
             with ConsoleServer(settings) as server, chromium() as browser:
-                if options.pictures is not None:
-                    for path in take(browser, server.url, options.pictures):
-                        console.print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
-                    return
                 found = [measured(browser, server.url, path, options.repeats) for path in PATHS]
     show(found)
     conditions = {"tasks": options.tasks, "jobs": options.jobs, "load": os.getloadavg()[0], "cores": os.cpu_count()}
     print(json.dumps({"conditions": conditions, "pages": found}))
+
+
+def pictures(settings: Settings, num_tasks: int, folder: Path) -> None:
+    """Fill the servers, let a scheduler measure once and report, and take pictures of every page."""
+    url, brokers = settings.postgres.url, settings.kafka.bootstrap_servers
+    assert url is not None
+    assert brokers is not None
+    schema.upgrade(url)
+    password = secrets.token_urlsafe()
+    signed = settings.console.model_copy(update={"password": SecretStr(password), "http_port": 0})
+    settings = settings.model_copy(update={"console": signed})
+    once = [sys.executable, "-m", "scheduler", "--profile", "local", "--data-dir", str(settings.data_dir), "once"]
+    servers = {"DATABASE_URL": url.get_secret_value(), "KAFKA_BOOTSTRAP_SERVERS": brokers}
+    with Database(url) as database:
+        now = datetime.now(UTC)
+        fill(database, plans(num_tasks), now=now, has_drift=False)
+        subprocess.run(once, check=True, timeout=300, env={**os.environ, **servers})
+        drift(database, now)  # made up: a scheduler finds its own over many runs
+        send_messages(settings, database, plans(1)[0])
+        addresses = pages_of(settings, database)
+    with ConsoleServer(settings) as server, chromium() as browser:
+        for path in take(browser, server.listens_at, folder, addresses, password):
+            console.print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def pages_of(settings: Settings, database: Database) -> dict[str, str]:
+    """Every page, by the name of its picture."""
+    event = DriftEventStore(database).open_events()[-1]
+    ended = next(job for job in JobPages(database).newest(100) if job.status == "succeeded")
+    (batch,) = KeptBatches(settings.console_batches).all()
+    letter = newest_letters(settings.kafka, Choice(), 1)[0].told["at"]
+    return {
+        "now": "/",
+        "tasks": "/tasks",
+        "task": "/tasks/code",
+        "jobs": "/jobs",
+        "job": f"/job?id={ended.job_id}",
+        "job-running": f"/job?id={RUNNING_JOB}",
+        "batches": "/batches",
+        "batch": f"/batch?id={batch.batch_id}",
+        "dead-letters": "/dead-letters",
+        "dead-letter": f"/dead-letter?at={letter}",
+        "redrive": "/dead-letters/redrive?task=code",
+        "drift": "/drift",
+        "drift-event": f"/drift/{event.id}",
+        "drafts": "/drafts",
+        "reports": "/reports",
+        "report": "/report",
+    }
 
 
 def measured(browser: Browser, url: str, path: str, repeats: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from alphaloop.switchback.slices import Phase, Slice, Treatment
 from alphaloop.switchback.task_speedup import Subject
 
 HOST, DEVICE, ENGINE = "gpu-node-1", "NVIDIA H100 80GB HBM3", "transformers-5.23.0/bfloat16"
+TARGET_NAME: Final = "SmolLM2-1.7B-Instruct"
 DRAFTER: Final = "lookup"
 TARGET, DRAFT = (hashlib.sha256(name).hexdigest()[:40] for name in (b"target", b"draft"))
 WORKERS: Final = ("gpu-node-1-4711-9f1c22ab", "gpu-node-2-4712-03be91d0")
@@ -69,7 +70,9 @@ def plans(num_tasks: int) -> list[TaskPlan]:
     return (named + others)[:num_tasks]
 
 
-def fill(database: Database, tasks: Sequence[TaskPlan], *, now: datetime, seed: int = 1) -> None:
+def fill(
+    database: Database, tasks: Sequence[TaskPlan], *, now: datetime, seed: int = 1, has_drift: bool = True
+) -> None:
     """Write the day before `now`, and what runs at this moment."""
     rng = random.Random(seed)
     _measured_engine(database)
@@ -79,7 +82,8 @@ def fill(database: Database, tasks: Sequence[TaskPlan], *, now: datetime, seed: 
     SwitchbackStore(database).refresh(now)
     _choices(database, tasks, now)
     _jobs(database, tasks[:6], now, rng)
-    _drift(database, now)
+    if has_drift:
+        drift(database, now)
 
 
 def _measured_engine(database: Database) -> None:
@@ -211,15 +215,18 @@ def _jobs(database: Database, tasks: Sequence[TaskPlan], now: datetime, rng: ran
         ]
         claims = {claim.job_id: claim for claim in store.claim(requests, owner=owner, lease_s=3600, max_attempts=3)}
         done = names[: 35 - rng.randint(5, 10)]
-        ended = [_outcome(name, plan, claims[name].attempt, now, rng) for name, plan in done]
+        ended = [ended_job(name, plan, claims[name].attempt, now, rng) for name, plan in done]
         outcomes.record(ended, owner=owner)
         running = [name for name, _ in names[len(done) :]][:_RUNNING]
         tokens = {name: rng.randint(5, 150) for name in running}
-        load = WorkerLoad(owner, DEVICE, "SmolLM2-1.7B-Instruct", 8, 12, 35 - len(done), tokens, rng.uniform(600, 900))
+        load = WorkerLoad(owner, DEVICE, TARGET_NAME, 8, 12, 35 - len(done), tokens, rng.uniform(600, 900))
         WorkerStore(database).say(load)
 
 
-def _outcome(job_id: str, plan: TaskPlan, attempt: int, now: datetime, rng: random.Random) -> Outcome:
+def ended_job(
+    job_id: str, plan: TaskPlan, attempt: int, now: datetime, rng: random.Random, batch_id: str = _BATCH
+) -> Outcome:
+    """What a worker records of a job; a few have failed."""
     run = _run(plan, now - timedelta(seconds=rng.uniform(0, 50)), rng)
     has_failed = rng.random() < 0.08
     counts = run.counts
@@ -227,7 +234,7 @@ def _outcome(job_id: str, plan: TaskPlan, attempt: int, now: datetime, rng: rand
         job_id=job_id,
         status=Status.FAILED if has_failed else Status.SUCCEEDED,
         task=plan.task,
-        batch_id=_BATCH,
+        batch_id=batch_id,
         text=None if has_failed else "The river keeps its own slow time.",
         finish_reason=None if has_failed else "stop",
         usage=Usage(
@@ -260,7 +267,8 @@ def _outcome(job_id: str, plan: TaskPlan, attempt: int, now: datetime, rng: rand
     return Outcome(job_id, attempt, result.status, result.encode(), "results", {}, run)
 
 
-def _drift(database: Database, now: datetime) -> None:
+def drift(database: Database, now: datetime) -> None:
+    """An open event, one that is over, and an incident."""
     store = DriftEventStore(database)
     fallen = EventContent(
         DriftSubject("code", DRAFTER, DRAFT, TARGET),

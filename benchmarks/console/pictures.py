@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
 from alphaloop.errors import StartFailed
 
 #: Programs under which a system's Chromium is found.
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
-_SCREEN: Final = (1280, 860)
-_PHONE: Final = (390, 844)
-_COLOURS: Final = 128  # of a picture, which keeps it small
+_COLOURS: Final = 64  # of a picture, which keeps it small
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
-    """One picture: of which page, in which light, on a screen or a phone."""
+class Look:
+    """How a page is looked at: what its picture's name ends with, the window, and the light."""
 
-    name: str
-    path: str
-    is_dark: bool = False
-    is_phone: bool = False
+    suffix: str
+    width: int
+    height: int
+    is_dark: bool
 
 
-SHOTS: Final = (
-    Shot("now", "/"),
-    Shot("tasks-dark", "/tasks", is_dark=True),
-    Shot("task", "/tasks/code"),
-    Shot("tasks-phone", "/tasks", is_phone=True),
-    Shot("drift-dark-phone", "/drift", is_dark=True, is_phone=True),
+LOOKS: Final = (
+    Look("", 1280, 860, is_dark=False),
+    Look("-dark", 1280, 860, is_dark=True),
+    Look("-phone", 390, 844, is_dark=False),
 )
 
 
@@ -61,27 +58,36 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def take(browser: Browser, url: str, folder: Path, shots: Sequence[Shot] = SHOTS) -> list[Path]:
-    """Take the pictures into a folder; returns their paths."""
+def take(browser: Browser, url: str, folder: Path, pages: Mapping[str, str], password: str) -> Iterator[Path]:
+    """Take pictures of these pages, by name their addresses, into a folder; the paths, as they are written.
+
+    Raises RuntimeError where the browser complains about a page.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for shot in shots:
-        width, height = _PHONE if shot.is_phone else _SCREEN
-        page = browser.new_page(
-            viewport={"width": width, "height": height}, color_scheme="dark" if shot.is_dark else "light"
+    for look in LOOKS:
+        context = browser.new_context(
+            viewport={"width": look.width, "height": look.height}, color_scheme="dark" if look.is_dark else "light"
         )
-        settle(page, url + shot.path)
-        picture = Image.open(io.BytesIO(page.screenshot()))
-        path = folder / f"{shot.name}.png"
-        picture.convert("RGB").quantize(_COLOURS).save(path, optimize=True)
-        found.append(path)
-        page.close()
-    return found
+        complaints: list[str] = []
+        context.on("console", partial(_note, complaints))
+        page = _signed_in(context, url, folder / f"sign-in{look.suffix}.png", password)
+        yield folder / f"sign-in{look.suffix}.png"
+        for name, path in pages.items():
+            settle(page, url + path)
+            if page.locator("[data-stream]").count():
+                page.wait_for_function("() => document.querySelector('[data-stream]').textContent.length > 100")
+            _save(page, found := folder / f"{name}{look.suffix}.png")
+            if complaints:
+                raise RuntimeError(f"{path}: {complaints}")
+            yield found
+        context.close()
 
 
 def settle(page: Page, address: str) -> None:
     """Open a page once its figures were read, which happens in the background."""
     page.goto(address)
+    if page.locator("script[src]").count() == 0:
+        return  # a report, which has no twin and no script
     page.wait_for_function(
         """async () => {
             const answer = await fetch(document.querySelector('footer a').href)
@@ -90,3 +96,23 @@ def settle(page: Page, address: str) -> None:
         }"""
     )
     page.goto(address)
+
+
+def _signed_in(context: BrowserContext, url: str, picture: Path, password: str) -> Page:
+    page = context.new_page()
+    page.goto(f"{url}/sign-in")
+    _save(page, picture)
+    page.get_by_label("Name").fill("alphaloop")
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{url}/")
+    return page
+
+
+def _note(complaints: list[str], message: ConsoleMessage) -> None:
+    complaints.append(message.text)
+
+
+def _save(page: Page, path: Path) -> None:
+    picture = Image.open(io.BytesIO(page.screenshot()))
+    picture.convert("RGB").quantize(_COLOURS).save(path, optimize=True)

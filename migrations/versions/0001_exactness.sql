@@ -35,6 +35,9 @@ CREATE TABLE incidents (
     evidence JSONB NOT NULL,
     sentence TEXT NOT NULL,
     opened_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    acknowledged_at TIMESTAMP WITH TIME ZONE,
+    acknowledged_by TEXT,
+    note TEXT,
     closed_at TIMESTAMP WITH TIME ZONE,
     CONSTRAINT pk_incidents PRIMARY KEY (id),
     CONSTRAINT ck_incidents_kind CHECK (kind IN ('wrong_text','cut_short','wrong_counts')),
@@ -55,4 +58,7 @@ COMMENT ON COLUMN incidents.job_ids IS 'The jobs that show it';
 COMMENT ON COLUMN incidents.evidence IS 'Where the first of them went wrong';
 COMMENT ON COLUMN incidents.sentence IS 'One sentence for the owner';
 COMMENT ON COLUMN incidents.opened_at IS 'When it was found';
+COMMENT ON COLUMN incidents.acknowledged_at IS 'When somebody took note of it';
+COMMENT ON COLUMN incidents.acknowledged_by IS 'Who took note of it';
+COMMENT ON COLUMN incidents.note IS 'What they do about it';
 COMMENT ON COLUMN incidents.closed_at IS 'When later probes were right; null while open';

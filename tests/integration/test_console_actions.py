@@ -16,12 +16,15 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift_events import content
 from tests.fixtures.runs import claim_request
 
 pytestmark = pytest.mark.postgres
+
+NOW = datetime(2026, 11, 23, 7, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -56,6 +59,27 @@ def test_a_drift_event_is_acknowledged(person: Visitor, database: Database, even
     assert "Ada took note of it" in person.get(f"/drift/{event_id}").text
     assert person.post("/drift/99/acknowledge", form).status == 404
     assert person.post(f"/drift/{event_id}/acknowledge", {**form, "by": " "}).status == 400
+
+
+def test_an_incident_is_acknowledged_and_stays_open(person: Visitor, database: Database) -> None:
+    store = IncidentStore(database)
+    store.open([Incident(IncidentKind.WRONG_TEXT, "code", "lookup", "r", "t", "e", ("j-1",), "Wrong.", {})], NOW)
+    (incident,) = store.open_incidents()
+    form = {"token": token_of(person.get("/drift").text), "by": "Ada", "note": "the kernel is being looked at"}
+    address = f"/incidents/{incident.id}/acknowledge"
+    assert person.post(address, {**form, "token": "guessed"}).status == 403
+    assert person.post(address, {**form, "by": ""}).status == 400
+    assert person.post("/incidents/99/acknowledge", form).status == 404
+    answer = person.post(address, form)
+    assert (answer.status, answer.headers["location"]) == (303, "/drift")
+    (found,) = person.get("/drift.json").data["open_incidents"]
+    assert (found["acknowledged"]["by"], found["acknowledged"]["note"]) == ("Ada", form["note"])
+    assert "Ada took note of it" in person.get("/drift").text
+    store.open([incident.found], datetime.now(UTC))
+    assert person.get("/drift.json").data["open_incidents"][0]["acknowledged"], "further jobs are the same incident"
+    store.close([incident.id], datetime.now(UTC))
+    assert person.post(address, form).status == 404, "it is over"
+    assert "Ada took note of it" in person.get("/drift").text
 
 
 def test_a_form_without_the_sessions_token_does_nothing(person: Visitor, database: Database, event_id: int) -> None:

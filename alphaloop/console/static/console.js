@@ -15,7 +15,7 @@ function say(state, text) {
 
 function isInUse() {
   const selected = getSelection();
-  return isTyping() || document.querySelector("dialog[open]") || main().querySelector("[data-stream]")
+  return isTyping() || document.querySelector("dialog[open]") || main().querySelector("[data-stream], details[open]")
     || (selected && !selected.isCollapsed);
 }
 
