@@ -128,19 +128,20 @@ def test_a_job_is_cancelled(database: Database, database_url: SecretStr, kafka_s
         answer = visitor.post("/job/cancel", form)
         assert answer.status == 303
         assert "The workers were asked to cancel it" in visitor.get(answer.headers["location"]).text
-    assert job_id in cancelled(kafka_settings, job_id)
+    assert job_id in cancelled(kafka_settings, {job_id})
 
 
-def cancelled(kafka: KafkaSettings, wanted: str) -> set[str]:
-    """The jobs that the control topic asks to cancel, read until the wanted one."""
+def cancelled(kafka: KafkaSettings, wanted: set[str]) -> set[str]:
+    """The jobs that the control topic asks to cancel, read until all of the wanted ones were found."""
+    group = f"cancelled-{time.time_ns()}"
     consumer = ForeignConsumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": wanted, "auto.offset.reset": "earliest"}
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
     )
     found: set[str] = set()
     deadline = time.monotonic() + WAIT_S
     try:
         consumer.subscribe(["control"])
-        while wanted not in found and time.monotonic() < deadline:
+        while not wanted <= found and time.monotonic() < deadline:
             message = consumer.poll(0.5)
             if message is not None and message.error() is None:
                 found.add(json.loads(message.value() or b"{}").get("job_id"))
