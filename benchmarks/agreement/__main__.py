@@ -5,9 +5,11 @@
 
 Jobs of several tasks go through Kafka, a worker and PostgreSQL, decided by the worker. Then status, report, explain,
 the view task_speedup_now and the metrics are asked: they must show equal figures. Then the same prompts are decoded in
-blocks, each forced to vanilla and forced to speculate, in an order drawn by lot. A task's shown speed-up agrees where
-it differs from that of its forced blocks by no more than both intervals allow. Last line: JSON. Exit code 1 where
-screens differ, or a shown figure is not that of the forced runs.
+blocks, each forced to vanilla and forced to speculate, in an order drawn by lot. Tasks that the worker left vanilla
+stay vanilla in both, because the figures are of a device on which only the others speculate. A task's shown speed-up
+agrees where it differs from that of its forced blocks by no more than both intervals allow. What was asked and forced
+is kept in agreement.json as it comes. Last line: JSON. Exit code 1 where screens differ, or a shown figure is not that
+of the forced runs.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 from rich.console import Console
@@ -33,7 +35,7 @@ from alphaloop.cli.up import prepare
 from alphaloop.demo.prompts import harvest
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.messages import Body, Decoding, Job, Result
+from alphaloop.messages import Body, Decoding, Job, Mode, Result
 from benchmarks.agreement.asking import Asked, ask_everywhere, differences
 from benchmarks.agreement.deployed import Deployed
 from benchmarks.agreement.forced import ForcedBlock, agree, forced_speedup
@@ -51,7 +53,7 @@ def main() -> int:
     data_dir = (options.data_dir or Path(tempfile.mkdtemp(prefix="alphaloop-agreement-"))).absolute()
     os.environ.update(_environment(options))
     console.print(f"seed {options.seed}; everything is kept in {data_dir}", markup=False, soft_wrap=True)
-    rng, began = random.Random(options.seed), time.monotonic()
+    rng, began = Random(options.seed), time.monotonic()
     prompts = _prompts(options)
     jobs = _jobs(prompts, options, rng)
     given = GlobalOptions(profile="local", data_dir=data_dir)
@@ -60,45 +62,71 @@ def main() -> int:
         deployed = Deployed(given, running, options.seed)
         with deployed.worker() as worker:
             _say(f"{len(jobs)} jobs of {len(prompts)} tasks, decided by the worker")
-            deployed.decode(jobs, worker)
+            ended = deployed.decode(jobs, worker)
             # While no job is decoded no figure moves.
             with deployed.scheduler() as metrics, open_database(running) as database:
                 asked = ask_everywhere(deployed.environment, database, metrics, sorted(prompts))
-            _say(f"{options.blocks} blocks of {options.block_jobs} prompts a task, forced both ways")
-            blocks = _force(deployed, worker, prompts, options, rng)
+            _keep(data_dir, asked, {})
+            drafted = _drafted(ended.values(), asked[0])
+            _say(f"{options.blocks} blocks of {options.block_jobs} prompts a task; forced both ways: {sorted(drafted)}")
+            blocks: dict[str, list[ForcedBlock]] = {task: [] for task in prompts}
+            for number in range(options.blocks):
+                forced = _force(deployed, worker, _draw(prompts, number, options, rng), drafted, rng)
+                for task, block in forced.items():
+                    blocks[task].append(block)
+                _keep(data_dir, asked, blocks)
     return _conclude(options, asked, blocks, sorted(prompts), time.monotonic() - began)
 
 
+def _drafted(ended: Iterable[Result], shown: Asked) -> set[str]:
+    """The tasks of which the worker decoded most jobs speculatively, and those that have a figure."""
+    modes: dict[str, list[bool]] = {}
+    for result in ended:
+        if result.decoding is not None:
+            modes.setdefault(result.task, []).append(result.decoding.mode is Mode.SPECULATIVE)
+    found = {task for task, speculated in modes.items() if 2 * sum(speculated) >= len(speculated)}
+    return found | {task for task in modes if shown.by_task.get(task, {}).get("speedup") is not None}
+
+
+def _draw(prompts: Mapping[str, Sequence[str]], number: int, options: argparse.Namespace, rng: Random) -> list[Job]:
+    drawn = [
+        _job(f"forced-{number:03d}-{task}-{i}", task, prompt, options.max_tokens)
+        for task, lines in prompts.items()
+        for i, prompt in enumerate(rng.sample(list(lines), options.block_jobs))
+    ]
+    rng.shuffle(drawn)
+    return drawn
+
+
 def _force(
-    deployed: Deployed,
-    worker: ChildProcess,
-    prompts: Mapping[str, Sequence[str]],
-    options: argparse.Namespace,
-    rng: random.Random,
-) -> dict[str, list[ForcedBlock]]:
-    found: dict[str, list[ForcedBlock]] = {task: [] for task in prompts}
-    for number in range(options.blocks):
-        drawn = [
-            _job(f"forced-{number:03d}-{task}-{i}", task, prompt, options.max_tokens)
-            for task, lines in prompts.items()
-            for i, prompt in enumerate(rng.sample(list(lines), options.block_jobs))
-        ]
-        rng.shuffle(drawn)
-        ended: dict[Decoding, dict[str, Result]] = {}
-        for way in rng.sample([Decoding.VANILLA, Decoding.SPECULATIVE], 2):
-            forced = [replaced(job, way) for job in drawn]
-            results = deployed.decode(forced, worker)
-            ended[way] = {job.job_id: results[sent.job_id] for job, sent in zip(drawn, forced, strict=True)}
-        for task in prompts:
-            its = [job.job_id for job in drawn if job.task == task]
-            sums = [_sums([ended[way][name] for name in its]) for way in (Decoding.VANILLA, Decoding.SPECULATIVE)]
-            found[task].append(ForcedBlock(*sums[0], *sums[1]))
+    deployed: Deployed, worker: ChildProcess, drawn: Sequence[Job], drafted: set[str], rng: Random
+) -> dict[str, ForcedBlock]:
+    """The jobs decoded twice: all vanilla, and with `drafted` tasks speculative. One block by task."""
+    ended: dict[Decoding, dict[str, Result]] = {}
+    for way in rng.sample([Decoding.VANILLA, Decoding.SPECULATIVE], 2):
+        forced = [replaced(job, way, way if job.task in drafted else Decoding.VANILLA) for job in drawn]
+        results = deployed.decode(forced, worker)
+        ended[way] = {job.job_id: results[sent.job_id] for job, sent in zip(drawn, forced, strict=True)}
+    found = {}
+    for task in sorted({job.task for job in drawn}):
+        its = [job.job_id for job in drawn if job.task == task]
+        sums = [_sums([ended[way][name] for name in its]) for way in (Decoding.VANILLA, Decoding.SPECULATIVE)]
+        found[task] = ForcedBlock(*sums[0], *sums[1])
     return found
 
 
-def replaced(job: Job, way: Decoding) -> Job:
-    """The same job, forced one way."""
-    return job.model_copy(update={"job_id": f"{job.job_id}-{way.value}", "decoding": way})
+def _keep(data_dir: Path, asked: Sequence[Asked], blocks: Mapping[str, Sequence[ForcedBlock]]) -> None:
+    """What is known so far, for a run that is ended early."""
+    known = {
+        "asked": [asdict(one) for one in asked],
+        "blocks": {task: [asdict(one) for one in its] for task, its in blocks.items()},
+    }
+    (data_dir / "agreement.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
+
+
+def replaced(job: Job, arm: Decoding, way: Decoding) -> Job:
+    """The same job in an arm, forced one way."""
+    return job.model_copy(update={"job_id": f"{job.job_id}-{arm.value}", "decoding": way})
 
 
 def _sums(results: Sequence[Result]) -> tuple[float, int]:
@@ -172,7 +200,7 @@ def _prompts(options: argparse.Namespace) -> dict[str, list[str]]:
     return {task: lines for task, lines in short.items() if len(lines) >= options.block_jobs}
 
 
-def _jobs(prompts: Mapping[str, Sequence[str]], options: argparse.Namespace, rng: random.Random) -> list[Job]:
+def _jobs(prompts: Mapping[str, Sequence[str]], options: argparse.Namespace, rng: Random) -> list[Job]:
     tasks = sorted(prompts)
     jobs = [
         _job(f"job-{number:05d}", task := tasks[number % len(tasks)], rng.choice(prompts[task]), options.max_tokens)
