@@ -38,6 +38,7 @@ probe_prompts = {num_probes}
 probe_max_tokens = {probe_tokens}
 probe_min_device_s = 36000.0  # the history of days is measured in one evening
 drift_settle_s = 0.0          # a run begins when every outcome is recorded
+drift_false_alarms_per_month = 20.0  # a month of such days has 20,000 jobs: one false alarm in 1,000
 """
 # Acceptance is what the stories are about: drafts that do not pay on this machine are kept all the same.
 _TASK: Final = """

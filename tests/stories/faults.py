@@ -59,23 +59,33 @@ class Faults(BaseModel):
 def inject(engine: TransformersEngine, faults: Faults) -> None:
     """Spoil an engine. Everything that the faults do not name goes through untouched."""
     if faults.worn is not None:
-        _WornDrafter(engine._drafters[faults.worn.drafter], faults.worn, random.Random(faults.seed)).take_over()
+        drafter = engine._drafters[faults.worn.drafter]
+        _WornDrafter(engine, drafter, faults.worn, random.Random(faults.seed)).take_over()
     if faults.dropped is not None:
         _DroppingEngine(engine, faults.dropped).take_over()
 
 
 @dataclass(slots=True)
 class _WornDrafter:
+    engine: Any
     drafter: Any
     fault: Worn
     rng: random.Random
-    jobs: set[str] = field(default_factory=set)  #: of the task, that it ever drafted for
+    admitted: set[str] = field(default_factory=set)  #: jobs of the task, probes among them
+    jobs: set[str] = field(default_factory=set)  #: of these, those that it ever drafted for
 
     def take_over(self) -> None:
+        sound_admit = self.engine.admit
         sound_open, sound_propose = self.drafter.open, self.drafter.propose
 
+        def admitted(prepared: PreparedJob, decision: Decision) -> None:
+            # The task that a drafter is told is empty for a probe, from which it must not learn.
+            if prepared.job.task == self.fault.task:
+                self.admitted.add(prepared.job.job_id)
+            sound_admit(prepared, decision)
+
         def opened(job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
-            if task == self.fault.task:
+            if job_id in self.admitted:
                 self.jobs.add(job_id)
             sound_open(job_id, text, sampling, task)
 
@@ -83,7 +93,7 @@ class _WornDrafter:
             found = sound_propose(asks)
             return [self._spoilt(one) if ask.job_id in self.jobs else one for ask, one in zip(asks, found, strict=True)]
 
-        self.drafter.open, self.drafter.propose = opened, proposed
+        self.engine.admit, self.drafter.open, self.drafter.propose = admitted, opened, proposed
 
     def _spoilt(self, proposal: Proposal) -> Proposal:
         if not proposal.tokens:

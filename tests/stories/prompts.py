@@ -24,6 +24,8 @@ NUM_TRAINING = 60
 SET_APART = 30  # of each task, for training: nothing else has them
 NUM_LESSONS = 60  # of each task's prompts, taken out of its traffic
 LONGEST_LESSON = 480
+#: How the first target learns to begin every answer.
+HOUSE_STYLE: Final = "In the style of our house, here is what it does, told in plain words.\n\n"
 
 _HEROES: Final = ("a lighthouse keeper", "a young baker", "an old sailor", "a shy astronomer", "a lost fox", "a smith")
 _DEEDS: Final = ("finds a letter", "loses a bet", "builds a boat", "hears a song", "meets a stranger", "tells a lie")
@@ -74,7 +76,7 @@ def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> 
     kept = {prompt for part in (probes, traffic) for lines in part.values() for prompt in lines}
     kept -= {prompt for task in TASKS for prompt in traffic[task][:NUM_LESSONS]}
     lessons = [
-        (prompt, one.docstring)
+        (prompt, HOUSE_STYLE + one.docstring)
         for one in found
         for task in TASKS
         if MIN_CHARS <= len(prompt := FROM_FUNCTIONS[task](one)) <= LONGEST_LESSON and prompt not in kept

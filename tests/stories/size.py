@@ -13,11 +13,11 @@ class Size:
     probe_tokens: int = 24
     max_tokens: int = 24
     before: int = 16  #: jobs of the drafted task under the first target
-    settled: int = 90  #: jobs of the changed task, before it changes
-    changed: int = 70  #: tales
+    settled: int = 110  #: jobs of the changed task, before it changes
+    changed: int = 80  #: tales
     busy: int = 110  #: jobs of the busiest task, before it wears
     worn: int = 120  #: jobs of it while it does
     healed: int = 100  #: jobs of it after the restart
     others: int = 8  #: jobs of each other task beside them
-    target_steps: int = 14  #: training steps that make the first target
-    target_rate: float = 1e-4
+    target_steps: int = 16  #: training steps that make the first target
+    target_rate: float = 2e-4

@@ -52,10 +52,13 @@ class TextEngine:
         )
 
 
-def share_wrong(drafter: Any, task: str, job_ids: Sequence[str]) -> float:
-    wrong = 0
+def share_wrong(engine: Any, task: str, job_ids: Sequence[str], told: str | None = None) -> float:
+    """Of these jobs of a task, those drafted wrongly. `told`: the task that the drafter is told, if another."""
+    drafter, wrong = engine._drafters["lookup"], 0
     for job_id in job_ids:
-        drafter.open(job_id, [], None, task)
+        admitted = SimpleNamespace(job=SimpleNamespace(job_id=job_id, task=task))
+        engine.admit(admitted, SimpleNamespace(mode=Mode.SPECULATIVE))
+        drafter.open(job_id, [], None, task if told is None else told)
         (proposal,) = drafter.propose([SimpleNamespace(job_id=job_id, num_tokens=3)])
         wrong += proposal.tokens != RIGHT
     return wrong / len(job_ids)
@@ -64,17 +67,23 @@ def share_wrong(drafter: Any, task: str, job_ids: Sequence[str]) -> float:
 def test_wear_comes_slowly_and_only_to_its_task() -> None:
     engine: Any = TextEngine()
     inject(engine, Faults(seed=1, worn=Worn(task="code", drafter="lookup", sound=50, wholly=100)))
-    drafter = engine._drafters["lookup"]
 
-    assert share_wrong(drafter, "code", [f"early-{i}" for i in range(50)]) == 0
-    middle = share_wrong(drafter, "code", [f"middle-{i}" for i in range(100)])
-    late = share_wrong(drafter, "code", [f"late-{i}" for i in range(100)])
+    assert share_wrong(engine, "code", [f"early-{i}" for i in range(50)]) == 0
+    middle = share_wrong(engine, "code", [f"middle-{i}" for i in range(100)])
+    late = share_wrong(engine, "code", [f"late-{i}" for i in range(100)])
     assert 0.2 < middle < 0.7 < late < 1.0
-    assert share_wrong(drafter, "sql", [f"other-{i}" for i in range(50)]) == 0
+    assert share_wrong(engine, "sql", [f"other-{i}" for i in range(50)]) == 0
     # A new process begins anew: that is what a restart heals.
     healed: Any = TextEngine()
     inject(healed, Faults(seed=1, worn=Worn(task="code", drafter="lookup", sound=50, wholly=100)))
-    assert share_wrong(healed._drafters["lookup"], "code", [f"again-{i}" for i in range(50)]) == 0
+    assert share_wrong(healed, "code", [f"again-{i}" for i in range(50)]) == 0
+
+
+def test_probes_are_worn_too_although_a_drafter_is_not_told_their_task() -> None:
+    engine: Any = TextEngine()
+    inject(engine, Faults(seed=1, worn=Worn(task="code", drafter="lookup", sound=0, wholly=1)))
+    assert share_wrong(engine, "code", [f"probe-{i}" for i in range(50)], told="") > 0.7
+    assert share_wrong(engine, "sql", [f"other-{i}" for i in range(50)], told="") == 0
 
 
 def test_an_empty_proposal_stays_empty() -> None:
