@@ -11,11 +11,11 @@ from typing import Final
 from alphaloop.cli.children import LogFollower, await_event, child_environment, field_of, scheduler_process
 from alphaloop.cli.children import worker_process as started_worker
 from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.outcomes import OutcomeReader
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, Result, encode_job
 from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 
 _FLUSH_S: Final = 60.0

@@ -18,12 +18,12 @@ from alphaloop.cli.children import (
     scheduler_process,
 )
 from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.outcomes import OutcomeReader, is_success
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, encode_job
 from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import OutcomeReader, is_success
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.progress import probe_progress
