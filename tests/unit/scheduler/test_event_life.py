@@ -104,6 +104,16 @@ def test_a_cause_is_not_given_up_for_too_little_evidence() -> None:
     assert ledger.events[0].cause == "traffic_changed"
 
 
+def test_a_fault_that_healed_is_not_blamed_on_the_jobs() -> None:
+    ledger = Ledger()
+    ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 9, LOW)), day(9.1))
+    assert ledger.events[0].cause == "fault"
+    for number in range(1, 5):  # the jobs' event lasts until they are shown to be steady
+        ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 9, LOW, *[HIGH] * number)), day(9.1 + number))
+    assert [event.cause for event in ledger.events] == ["fault"]
+    assert ledger.run(evidence(steady(), probes=probed(*[HIGH] * 9, LOW, *[HIGH] * 4)), day(14)) == [EventState.CLOSED]
+
+
 def test_traffic_closes_its_event_when_it_is_steady_not_when_it_is_silent() -> None:
     ledger = Ledger()
     ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 11)), day(10.1))

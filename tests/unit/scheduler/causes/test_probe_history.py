@@ -86,6 +86,13 @@ def test_across_needs_a_measurement_on_both_sides() -> None:
     assert (verdict.state, verdict.trials_before, verdict.trials_after) == (State.FELL, 240, 120)
 
 
+def test_across_finds_a_fall_that_healed_since() -> None:
+    """A restart heals a fault; the measurements behind it must not hide that the fall of traffic was the fault's."""
+    verdict = history(*(measured(n, LOW if n == 9 else HIGH) for n in range(14))).across(day(8), day(8.5))
+    assert verdict is not None
+    assert (verdict.state, verdict.measured_after) == (State.FELL, day(9))
+
+
 def test_nothing_tested_is_no_measurement() -> None:
     silent = [replace(result, trials=(), accepts=()) for result in measured(3, HIGH)]
     assert len(history(measured(0, HIGH), silent).measurements) == 1
