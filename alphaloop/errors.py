@@ -35,6 +35,16 @@
     │   ├── IncompatiblePair      a draft model that cannot or should not draft for this target
     │   ├── DecodeFailed          the engine could not decode a job; a self-test says whose fault that is
     │   └── EngineSick            the engine fails whatever it decodes: the process exits, its jobs are given back
+    ├── ServerError               an inference server that a worker sends jobs to
+    │   ├── ServerUnavailable     the server is away, or cannot take this request now: the same one works later
+    │   │   ├── ServerBusy        the server asks to be asked again later, and may say when
+    │   │   ├── ServerSilent      the server took the request, and then said nothing for too long
+    │   │   └── ServerLoginRefused the server answers, but refuses the credentials or the TLS connection
+    │   ├── ServerFailed          the server reports an error of its own about this request
+    │   ├── ReplyCut              the connection ended before the whole reply had come
+    │   ├── ReplyInvalid          a reply in another form than documented, too large, or at odds with itself
+    │   ├── RequestRefused        the server refuses this one request, however often it is sent
+    │   └── ModelNotServed        the server does not serve the model that was asked for
     ├── EmbeddedError             the broker or database that alphaloop starts itself
     │   ├── InstallFailed         a download was refused, interrupted, or differs from its checksum
     │   └── StartFailed           a child process did not start
@@ -288,6 +298,72 @@ class EngineSick(ModelError):
     """The engine fails whatever it decodes, so the process exits and gives its jobs back."""
 
     code = "engine_sick"
+
+
+class ServerError(AlphaloopError):
+    """An inference server could not decode a job."""
+
+    code = "server"
+
+
+class ServerUnavailable(ServerError):
+    """The inference server is away or cannot take this request now: the same request works later."""
+
+    code = "server_unavailable"
+
+
+class ServerBusy(ServerUnavailable):
+    """The inference server asks to be asked again later; `retry_after_s` is None where it does not say when."""
+
+    code = "server_busy"
+
+    def __init__(
+        self, message: str | None = None, *, hint: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class ServerSilent(ServerUnavailable):
+    """The inference server took a request and then said nothing for too long."""
+
+    code = "server_silent"
+
+
+class ServerLoginRefused(ServerUnavailable):
+    """The inference server answers, but refuses the credentials or the TLS connection."""
+
+    code = "server_login_refused"
+
+
+class ServerFailed(ServerError):
+    """The inference server reports an error of its own about a request."""
+
+    code = "server_failed"
+
+
+class ReplyCut(ServerError):
+    """The connection to the inference server ended before the whole reply had come."""
+
+    code = "reply_cut"
+
+
+class ReplyInvalid(ServerError):
+    """A reply has another form than the documented one, is too large, or contradicts itself."""
+
+    code = "reply_invalid"
+
+
+class RequestRefused(ServerError):
+    """The inference server refuses this one request, however often it is sent."""
+
+    code = "request_refused"
+
+
+class ModelNotServed(ServerError):
+    """The inference server does not serve the model that was asked for."""
+
+    code = "model_not_served"
 
 
 class EmbeddedError(AlphaloopError):

@@ -27,6 +27,7 @@ OWNERS: Final = {
     "typer": ("alphaloop.cli",),
     "starlette": ("alphaloop.console",),
     "uvicorn": ("alphaloop.console",),
+    "aiohttp": ("worker.servers",),
 }
 
 #: The one module that asks for the time of day, because APScheduler's next run is by the machine's clock.

@@ -1,0 +1,429 @@
+"""What the client promises of every kind of server, over real connections to a server that speaks its form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar, get_args
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.errors import (
+    AlphaloopError,
+    ModelNotServed,
+    PromptTooLong,
+    ReplyCut,
+    ReplyInvalid,
+    RequestRefused,
+    ServerBusy,
+    ServerFailed,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+)
+from alphaloop.messages import Job, Origin, parse_job
+from alphaloop.server_kind import ServerKind
+from tests.fixtures import server_replies
+from tests.fixtures.inference_server import Answer, Asked, Connection, head, listening, stream, whole
+from tests.fixtures.models import make_job
+from tests.fixtures.server_replies import MAX_TOKENS, PROMPT, TEXT, openai, streamed
+from worker.engine import Sampling
+from worker.servers.client import ServerClient
+from worker.servers.endpoint import Endpoint, Limits
+from worker.servers.reading import Reply
+
+KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
+GREEDY: Final = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
+SECRET: Final = "hunter2"
+#: Five rounds accepted 4 of 4 behind the pass that read the prompt, and the last was cut at the limit.
+ROUNDS: Final = AcceptanceCounts(6, 1, 1, (5, 5, 5, 4), (5, 5, 5, 4), (5, 5, 5, 4))
+LENGTHS: Final = AcceptanceCounts(6, 1, 2, (5, 5, 5, 5), (5, 5, 5, 5), (5, 5, 5, 5))
+TOLD: Final = {
+    "vllm": ("rounds", 20, 20, ROUNDS),
+    "sglang": ("lengths", 20, 20, LENGTHS),
+    "tensorrt_llm": ("lengths", 20, 20, LENGTHS),
+    "llama_cpp": ("sums", 15, 15, None),
+    "openai": ("nothing", 0, 0, None),
+}
+Result = TypeVar("Result")
+Ask = Callable[[ServerClient], Coroutine[Any, Any, Result]]
+
+
+def asked(
+    answer: Answer, ask: Ask[Result], *, kind: ServerKind = "openai", limits: Limits | None = None
+) -> tuple[Result, list[Asked]]:
+    """What `ask` returns of a client of such a server, and the requests that came."""
+
+    async def run() -> tuple[Result, list[Asked]]:
+        async with listening(answer) as server:
+            endpoint = Endpoint(server.url, kind, "smollm2", SecretStr(SECRET), limits or Limits())
+            async with ServerClient(endpoint) as client:
+                return await ask(client), server.asked
+
+    return asyncio.run(run())
+
+
+def completed(job: Job | None = None, sampling: Sampling = GREEDY) -> Ask[Reply]:
+    return lambda client: client.complete(job or make_job(PROMPT), sampling)
+
+
+def heard(texts: list[str]) -> Ask[Reply]:
+    return lambda client: client.complete(make_job(PROMPT), GREEDY, on_text=texts.append)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_reply_is_read(kind: ServerKind) -> None:
+    sent = server_replies.of(kind)
+    reply, (request,) = asked(whole(sent), completed(), kind=kind)
+    assert (reply.text, reply.finish_reason) == (sent["choices"][0]["text"], "length")
+    assert (reply.num_prompt_tokens, reply.num_tokens) == (13, 24)
+    assert (reply.told.granularity, reply.told.num_proposed, reply.told.num_accepted, reply.told.counts) == TOLD[kind]
+    assert (reply.first_text_s, reply.told.doubt) == (None, None)
+    assert reply.wall_s > 0
+    assert (request.method, request.path) == ("POST", "/v1/completions")
+    assert request.body["prompt"] == PROMPT
+    assert request.headers["authorization"] == f"Bearer {SECRET}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_gives_the_same_and_its_pieces_as_they_come(kind: ServerKind) -> None:
+    sent = server_replies.of(kind)
+    pieces = server_replies.vllm_stream() if kind == "vllm" else streamed(sent)
+    texts: list[str] = []
+    reply, (request,) = asked(stream(pieces), heard(texts), kind=kind)
+    assert "".join(texts) == reply.text == sent["choices"][0]["text"]
+    assert len(texts) > 1
+    assert (reply.told.granularity, reply.told.num_proposed, reply.told.num_accepted, reply.told.counts) == TOLD[kind]
+    assert reply.first_text_s is not None
+    assert 0 < reply.first_text_s <= reply.wall_s
+    assert request.body["stream"] is True
+
+
+def test_messages_are_a_chat() -> None:
+    value = b'{"task": "code", "body": {"messages": [{"role": "user", "content": "Say hi"}]}}'
+    job = parse_job(value, Origin("test", "jobs.code", 0, 1), task="code")
+    sent = openai(text=None, message={"role": "assistant", "content": "hi"}, finish_reason="stop")
+    reply, (request,) = asked(whole(sent), completed(job))
+    assert (reply.text, reply.finish_reason) == ("hi", "stop")
+    assert request.path == "/v1/chat/completions"
+    deltas = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": reason}]}
+        for text, reason in (("h", None), ("i", "stop"))
+    ]
+    end = {"choices": [], "usage": sent["usage"]}
+    texts: list[str] = []
+    reply, _ = asked(stream([*deltas, end]), lambda client: client.complete(job, GREEDY, on_text=texts.append))
+    assert (reply.text, texts) == ("hi", ["h", "i"])
+
+
+def test_times_and_token_ids_are_read_where_a_server_tells_them() -> None:
+    reply, _ = asked(whole(server_replies.vllm()), completed(), kind="vllm")
+    assert len(reply.token_ids) == 24
+    assert reply.times.queue_s == pytest.approx(6.7e-5, rel=0.01)
+    assert reply.times.prefill_s == pytest.approx(4.110, rel=0.001)
+    assert reply.times.decode_s == pytest.approx(52.770, rel=0.001)
+    reply, _ = asked(whole(server_replies.llama_cpp()), completed(), kind="llama_cpp")
+    assert (reply.token_ids, reply.times.queue_s, reply.times.decode_s) == ((), None, pytest.approx(0.370, rel=0.01))
+
+
+def test_requests_are_on_their_way_together() -> None:
+    many = asyncio.Barrier(8)
+
+    async def answer(connection: Connection) -> None:
+        await many.wait()  # until all have come
+        await whole(openai())(connection)
+
+    async def all_at_once(client: ServerClient) -> list[Reply]:
+        return await asyncio.gather(*(client.complete(make_job(PROMPT, i), GREEDY) for i in range(8)))
+
+    replies, _ = asked(answer, all_at_once)
+    assert [reply.text for reply in replies] == [TEXT] * 8
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_cancelled_request_is_aborted_at_the_server(is_streamed: bool) -> None:
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def answer(connection: Connection) -> None:
+        if is_streamed:
+            await connection.send(head(content_type="text/event-stream") + b'data: {"choices": []}\n\n')
+        begun.set()
+        await connection.left()
+        left.set()
+
+    async def ask(client: ServerClient) -> bool:
+        on_text = [].append if is_streamed else None
+        task = asyncio.create_task(client.complete(make_job(PROMPT), GREEDY, on_text=on_text))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(20):
+            await left.wait()
+        return True
+
+    assert asked(answer, ask)[0]
+
+
+async def _reset(connection: Connection) -> None:
+    connection.reset()
+
+
+async def _reset_inside(connection: Connection) -> None:
+    await connection.send(head(Content_Length="5000") + b'{"choices": [')
+    connection.reset()
+
+
+async def _end_inside(connection: Connection) -> None:
+    await connection.send(head(Content_Length="5000") + b'{"choices": [')
+
+
+async def _no_http(connection: Connection) -> None:
+    await connection.send(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+
+
+def refused(status: int, **error: Any) -> Answer:
+    return whole({"error": {"message": f"a text that quotes {PROMPT}", **error}}, status)
+
+
+VLLM_TOO_LONG = (
+    f"This model's maximum context length is 2048 tokens. However, your prompt {PROMPT} contains at least 2049"
+)
+SGLANG_TOO_LONG = "The input (6001 tokens) is longer than the model's context length (2048 tokens)."
+FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
+    "reset before a word": (_reset, ReplyCut),
+    "reset inside the reply": (_reset_inside, ReplyCut),
+    "ended inside the reply": (_end_inside, ReplyCut),
+    "no HTTP": (_no_http, ReplyInvalid),
+    "429": (refused(429), ServerBusy),
+    "503 that says when": (whole({}, 503, Retry_After="3"), ServerBusy),
+    "503 while a model is loaded (llama.cpp)": (refused(503, type="unavailable_error", code=503), ServerUnavailable),
+    "502 of a proxy": (whole(b"<html>Bad Gateway</html>", 502), ServerUnavailable),
+    "504 of a proxy": (whole(b"", 504), ServerUnavailable),
+    "500 (vLLM)": (refused(500, type="InternalServerError", code=500), ServerFailed),
+    "401 (vLLM)": (whole({"error": "Unauthorized"}, 401), ServerLoginRefused),
+    "403": (whole(b"", 403), ServerLoginRefused),
+    "redirect": (whole(b"", 307, Location="http://127.0.0.1:9/"), RequestRefused),
+    "too long (vLLM)": (whole({"error": {"message": VLLM_TOO_LONG, "code": 400}}, 400), PromptTooLong),
+    "too long (llama.cpp)": (
+        refused(400, type="exceed_context_size_error", code=400, n_prompt_tokens=6001, n_ctx=2048),
+        PromptTooLong,
+    ),
+    "too long (SGLang)": (whole({"object": "error", "message": SGLANG_TOO_LONG, "code": 400}, 400), PromptTooLong),
+    "too long (OpenAI)": (refused(400, code="context_length_exceeded"), PromptTooLong),
+    "too long (TensorRT-LLM)": (
+        whole({"object": "error", "message": "prompt length 6001 exceeds max_seq_len 2048"}, 400),
+        PromptTooLong,
+    ),
+    "no such model (vLLM)": (
+        whole({"error": {"message": "The model `nope` does not exist.", "type": "NotFoundError", "code": 404}}, 404),
+        ModelNotServed,
+    ),
+    "no such model (OpenAI)": (refused(404, code="model_not_found"), ModelNotServed),
+    "wrong address": (whole({"detail": "Not Found"}, 404), RequestRefused),
+    "a setting (vLLM)": (refused(400, type="BadRequestError", param="temperature", code=400), RequestRefused),
+    "validation (FastAPI)": (whole({"detail": [{"loc": ["body"], "input": PROMPT}]}, 422), RequestRefused),
+    "an error with status 200": (whole({"error": {"message": PROMPT, "code": 500}}), ServerFailed),
+    "aborted": (whole(openai(finish_reason="abort")), ServerFailed),
+    "no JSON": (whole(b"<html>" + PROMPT.encode()), ReplyInvalid),
+    "another form": (whole({**openai(), "usage": {"prompt_tokens": PROMPT, "completion_tokens": 1}}), ReplyInvalid),
+    "no usage": (whole({**openai(), "usage": None}), ReplyInvalid),
+    "two texts": (whole({**openai(), "choices": openai()["choices"] * 2}), ReplyInvalid),
+    "an end of another kind": (whole(openai(finish_reason="tool_calls")), ReplyInvalid),
+    "no end": (whole(openai(finish_reason=None)), ReplyCut),
+    "cut silently": (
+        whole({**openai(), "usage": {"prompt_tokens": 13, "completion_tokens": 20}}),
+        ReplyInvalid,
+    ),
+    "more than was asked for": (
+        whole({**openai(), "usage": {"prompt_tokens": 13, "completion_tokens": 25}}),
+        ReplyInvalid,
+    ),
+    "a text of no tokens": (
+        whole({**openai(finish_reason="stop"), "usage": {"prompt_tokens": 13, "completion_tokens": 0}}),
+        ReplyInvalid,
+    ),
+    "other token ids than tokens": (whole(openai(token_ids=[1, 2])), ReplyInvalid),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_one_of_ours_and_never_quotes_the_prompt(name: str) -> None:
+    answer, expected = FAILURES[name]
+    with pytest.raises(AlphaloopError) as caught:
+        asked(answer, completed())
+    assert type(caught.value) is expected
+    for secret in (PROMPT, SECRET):
+        assert secret not in f"{caught.value} {caught.value!r}"
+
+
+HALVES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
+    "ended without [DONE]": (stream(streamed(openai())[:2], done=False), ReplyCut),
+    "ended with [DONE] alone": (stream(streamed(openai())[:2]), ReplyCut),
+    "an error inside (vLLM)": (
+        stream([streamed(openai())[0], {"error": {"message": PROMPT, "type": "InternalServerError", "code": 500}}]),
+        ServerFailed,
+    ),
+    "an error in words": (stream([{"error": PROMPT}]), ServerFailed),
+    "too long, told inside (llama.cpp)": (
+        stream([{"error": {"code": 400, "type": "exceed_context_size_error", "message": PROMPT}}]),
+        PromptTooLong,
+    ),
+    "an event that is no JSON": (stream([[1]]), ReplyInvalid),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_a_stream_is_no_text(name: str) -> None:
+    answer, expected = HALVES[name]
+    with pytest.raises(AlphaloopError) as caught:
+        asked(answer, heard([]))
+    assert type(caught.value) is expected
+    assert PROMPT not in str(caught.value)
+
+
+def test_a_connection_that_breaks_inside_a_stream_is_a_reply_cut() -> None:
+    texts: list[str] = []
+
+    async def answer(connection: Connection) -> None:
+        await connection.send(head(content_type="text/event-stream", Transfer_Encoding="chunked"))
+        event = b'data: {"choices": [{"index": 0, "text": " four"}]}\n\n'
+        await connection.send(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+
+    with pytest.raises(ReplyCut):
+        asked(answer, heard(texts))
+    assert texts == [" four"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry_After": "7"}, 7.0),
+        ({"Retry_After": "Mon, 23 Nov 2026 12:00:30 GMT", "Date": "Mon, 23 Nov 2026 12:00:00 GMT"}, 30.0),
+        ({"Retry_After": "Mon, 23 Nov 2026 11:00:00 GMT", "Date": "Mon, 23 Nov 2026 12:00:00 GMT"}, 0.0),
+        ({"Retry_After": "soon"}, None),
+        ({"Retry_After": "-3"}, None),
+        ({}, None),
+    ],
+)
+def test_a_busy_server_says_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:
+    with pytest.raises(ServerBusy) as caught:
+        asked(whole({}, 429, **headers), completed())
+    assert caught.value.retry_after_s == seconds
+
+
+def test_the_sizes_of_a_prompt_that_is_too_long_are_told() -> None:
+    with pytest.raises(PromptTooLong, match="expected at most 2048 tokens, found a prompt of 6001"):
+        asked(FAILURES["too long (llama.cpp)"][0], completed())
+
+
+def test_a_refusal_names_the_field_where_the_server_does() -> None:
+    with pytest.raises(RequestRefused, match=r"^the server answered 400 \(BadRequestError: temperature\)"):
+        asked(FAILURES["a setting (vLLM)"][0], completed())
+
+
+def test_another_model_is_not_the_one_that_was_asked_for() -> None:
+    sent = {**openai(), "model": "smollm2-2026-11-23"}
+    with pytest.raises(ModelNotServed):
+        asked(whole(sent), completed(), kind="llama_cpp")  # it answers with its one model, whatever is asked for
+    assert asked(whole(sent), completed(), kind="openai")[0].text == TEXT  # there a name stands for its newest date
+
+
+def test_nobody_at_the_address_is_unavailable() -> None:
+    async def run() -> None:
+        async with listening(_reset) as server:
+            url = server.url  # nobody listens there when the block has ended
+        async with ServerClient(Endpoint(url, "vllm", "smollm2")) as client:
+            await client.complete(make_job(PROMPT), GREEDY)
+
+    with pytest.raises(ServerUnavailable, match="no connection to the server"):
+        asyncio.run(run())
+
+
+def test_plain_http_where_tls_is_expected_is_a_refused_login() -> None:
+    async def run() -> None:
+        async with listening(_no_http, waits=False) as server:
+            endpoint = Endpoint(server.url.replace("http:", "https:"), "vllm", "smollm2")
+            async with ServerClient(endpoint) as client:
+                await client.models()
+
+    with pytest.raises(ServerLoginRefused):
+        asyncio.run(run())
+
+
+async def _say_nothing(connection: Connection) -> None:
+    await connection.left()
+
+
+async def _stop_inside(connection: Connection) -> None:
+    await connection.send(head(content_type="text/event-stream") + b'data: {"choices": []}\n\n')
+    await connection.left()
+
+
+@pytest.mark.parametrize(
+    ("answer", "limits"), [(_say_nothing, Limits(answer_s=0.2)), (_stop_inside, Limits(silence_s=0.2))]
+)
+def test_a_server_that_hangs_is_silent(answer: Answer, limits: Limits) -> None:
+    with pytest.raises(ServerSilent, match=r"0\.2 s"):
+        asked(answer, heard([]), limits=limits)
+
+
+async def _endless(connection: Connection) -> None:
+    await connection.send(head(content_type="text/event-stream"))
+    while True:
+        await connection.send(b'data: {"choices": []}\n\n' * 100)
+
+
+@pytest.mark.parametrize(
+    ("answer", "limits"),
+    [
+        (whole(openai()), Limits(max_reply_bytes=100)),
+        (_endless, Limits(max_reply_bytes=50_000)),
+        (stream([openai(text="x" * 5000)]), Limits(max_event_bytes=1000)),
+    ],
+)
+def test_no_more_is_read_than_the_limits_allow(answer: Answer, limits: Limits) -> None:
+    with pytest.raises(ReplyInvalid, match="at most"):
+        asked(answer, heard([]), limits=limits)
+
+
+def test_the_body_of_a_refusal_is_limited_too() -> None:
+    with pytest.raises(ServerUnavailable):
+        asked(whole(b"x" * (2 << 20), 502), completed())
+
+
+def test_the_models_of_a_server_are_listed() -> None:
+    sent = {
+        "object": "list",
+        "data": [
+            {"id": "smollm2", "object": "model", "root": "/models/smollm2", "max_model_len": 2048},
+            {"id": "other", "meta": {"n_ctx": 4096}},
+            {"id": "third"},
+        ],
+    }
+    found, (request,) = asked(whole(sent), lambda client: client.models())
+    assert [(card.id, card.context_length) for card in found] == [("smollm2", 2048), ("other", 4096), ("third", None)]
+    assert (request.method, request.path) == ("GET", "/v1/models")
+
+
+def test_a_text_that_ends_with_the_context_is_no_cut() -> None:
+    sent = {**openai(), "usage": {"prompt_tokens": 2038, "completion_tokens": 10}}
+
+    async def run() -> Reply:
+        async with (
+            listening(whole(sent)) as server,
+            ServerClient(Endpoint(server.url, "openai", "smollm2"), context_length=2048) as client,
+        ):
+            return await client.complete(make_job(PROMPT), GREEDY)
+
+    assert asyncio.run(run()).num_tokens == 10
+
+
+def test_counts_that_contradict_the_text_leave_the_text() -> None:
+    sent = server_replies.vllm()
+    sent["metrics"]["speculative_decoding"]["per_step_accepted"] = [4, 4, 4, 4, 3]
+    reply, _ = asked(whole(sent), completed(), kind="vllm")
+    assert (reply.num_tokens, reply.told.counts, reply.told.num_proposed) == (24, None, 0)
+    assert reply.told.doubt == "the rounds do not add up to 20 of 20 tokens"

@@ -1,0 +1,7 @@
+"""Talking to inference servers in OpenAI's form: vLLM, SGLang, llama.cpp, TensorRT-LLM and others.
+
+    job, sampling → asking.body_of → client.ServerClient.complete → reading.ReplyReader → Reply with Told counts
+
+`forms` are the servers' own words, `told` what they say of drafts, and `refusals` makes their failures alphaloop's
+errors.
+"""

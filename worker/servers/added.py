@@ -1,0 +1,110 @@
+"""What each kind of server adds to OpenAI's form: counts of drafts, and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from alphaloop.server_kind import ServerKind
+from worker.servers import told
+from worker.servers.forms import LlamaTimings, Piece, SglangMeta, TensorrtSpeculation, VllmMetrics
+from worker.servers.told import Told
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """Times that the server measured itself, in seconds; None where it does not tell."""
+
+    queue_s: float | None = None
+    prefill_s: float | None = None  #: from the start of work to the first token
+    decode_s: float | None = None  #: from the first token to the last
+
+
+@dataclass(slots=True)
+class Added:
+    """What the pieces of one reply had beside text and usage, the last of each."""
+
+    metrics: VllmMetrics | None = None
+    timings: LlamaTimings | None = None
+    meta_info: SglangMeta | None = None
+    speculative_decoding: TensorrtSpeculation | None = None
+
+    def take(self, piece: Piece) -> None:
+        """Keep what a piece has."""
+        self.metrics = piece.metrics or self.metrics
+        self.timings = piece.timings or self.timings
+        for choice in piece.choices:
+            self.meta_info = choice.meta_info or self.meta_info
+            self.speculative_decoding = choice.speculative_decoding or self.speculative_decoding
+
+
+def told_of(kind: ServerKind, added: Added, num_tokens: int) -> Told:
+    """What that kind of server told about the drafts of a text of `num_tokens`."""
+    return _TOLD[kind](added, num_tokens)
+
+
+def _vllm(added: Added, num_tokens: int) -> Told:
+    found = added.metrics.speculative_decoding if added.metrics else None
+    if found is None:
+        return told.NOTHING
+    if not found.num_spec_steps:  # then there are no arrays, whether they were asked for or not
+        return told.of_vanilla("rounds", num_tokens)
+    if found.per_step_drafted is not None and found.per_step_accepted is not None:
+        rounds = told.from_rounds(found.per_step_drafted, found.per_step_accepted, num_tokens)
+        sums = (found.num_draft_tokens, found.num_accepted_draft_tokens)
+        if rounds.doubt is None and (rounds.num_proposed, rounds.num_accepted) != sums:
+            return told.doubtful("rounds", f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
+        return rounds
+    if found.acceptance_histogram is not None:
+        return told.from_lengths(found.acceptance_histogram, found.num_draft_tokens, num_tokens, found.num_spec_steps)
+    return told.from_sums(found.num_draft_tokens, found.num_accepted_draft_tokens, num_tokens)
+
+
+def _sglang(added: Added, num_tokens: int) -> Told:
+    found = added.meta_info
+    if found is None:
+        return told.NOTHING
+    proposed, accepted = found.spec_num_proposed or 0, found.spec_num_accepted or 0
+    if found.spec_histogram is not None and found.spec_verify_ct is not None:
+        return told.from_lengths(found.spec_histogram, proposed, num_tokens, found.spec_verify_ct)
+    return told.from_sums(proposed, accepted, num_tokens)
+
+
+def _llama_cpp(added: Added, num_tokens: int) -> Told:
+    if added.timings is None:
+        return told.NOTHING
+    return told.from_sums(added.timings.draft_n or 0, added.timings.draft_n_accepted or 0, num_tokens)
+
+
+def _tensorrt_llm(added: Added, num_tokens: int) -> Told:
+    found = added.speculative_decoding
+    if found is None:
+        return told.NOTHING
+    if found.acceptance_histogram is not None:
+        return told.from_lengths(found.acceptance_histogram, found.total_draft_tokens, num_tokens, found.num_spec_steps)
+    return told.from_sums(found.total_draft_tokens, found.total_accepted_draft_tokens, num_tokens)
+
+
+_TOLD: Final[Mapping[ServerKind, Callable[[Added, int], Told]]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "llama_cpp": _llama_cpp,
+    "tensorrt_llm": _tensorrt_llm,
+    "openai": lambda added, num_tokens: told.NOTHING,
+}
+
+
+def times_of(added: Added) -> ServerTimes:
+    if added.metrics is not None:
+        found = added.metrics
+        return ServerTimes(
+            *map(_seconds, (found.queue_time_ms, found.time_to_first_token_ms, found.generation_time_ms))
+        )
+    if added.timings is not None:
+        return ServerTimes(None, _seconds(added.timings.prompt_ms), _seconds(added.timings.predicted_ms))
+    return ServerTimes()
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

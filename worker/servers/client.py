@@ -1,0 +1,177 @@
+"""The client of one inference server: requests go out concurrently, on one event loop.
+
+Cancelling the task that waits for a reply closes its connection, and servers abort a request whose connection closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+
+from alphaloop.errors import (
+    AlphaloopError,
+    ReplyCut,
+    ReplyInvalid,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+)
+from alphaloop.messages import Job
+from worker.engine import Sampling
+from worker.servers.asking import Body, body_of, path_of
+from worker.servers.endpoint import Endpoint
+from worker.servers.events import events
+from worker.servers.forms import Form, ModelCard, ModelList, Piece
+from worker.servers.reading import Reply, ReplyReader
+from worker.servers.refusals import of_piece, refusal
+
+#: Servers close a connection without requests after five seconds. A request that is sent at that moment would be lost
+#: without a word whether the server began with it, so connections are given up earlier on this side.
+_KEEP_ALIVE_S: Final = 2.0
+_MAX_REFUSAL_BYTES: Final = 1 << 20  #: read of the body of a refusal
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+class ServerClient:
+    """Asks one endpoint. An asynchronous context manager; every method raises errors of alphaloop's tree only."""
+
+    def __init__(self, endpoint: Endpoint, *, context_length: int | None = None) -> None:
+        self._endpoint, self._context_length = endpoint, context_length
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # Nothing is compressed, so that a limit on bytes is a limit on memory; cookies have no place here.
+        headers = {"Accept-Encoding": "identity"}
+        if (key := self._endpoint.api_key) is not None:
+            headers["Authorization"] = f"Bearer {key.get_secret_value()}"
+        limits = self._endpoint.limits
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=limits.max_connections, keepalive_timeout=_KEEP_ALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None] | None = None) -> Reply:
+        """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
+
+        Raises PromptTooLong, InvalidField, or a ServerError.
+        """
+        endpoint = self._endpoint
+        body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=on_text is not None)
+        reader = ReplyReader(endpoint.kind, endpoint.model, sampling.max_tokens, self._context_length)
+        began = time.perf_counter()
+        async with self._asked("POST", f"{endpoint.api}{path_of(job)}", body) as response:
+            if on_text is None:
+                reader.add(_taken(await self._whole(response)))
+            else:
+                await self._stream(response, reader, on_text, began)
+        return reader.reply(time.perf_counter() - began)
+
+    async def models(self) -> tuple[ModelCard, ...]:
+        """What the server lists at /models."""
+        async with self._asked("GET", f"{self._endpoint.api}/models") as response:
+            return _sound(ModelList, await self._whole(response)).data
+
+    async def _stream(
+        self, response: aiohttp.ClientResponse, reader: ReplyReader, on_text: Callable[[str], None], began: float
+    ) -> None:
+        found = events(self._chunks(response), max_event_bytes=self._endpoint.limits.max_event_bytes)
+        async with aclosing(found):
+            async for data in found:
+                if text := reader.add(_taken(data)):
+                    if reader.first_text_s is None:
+                        reader.first_text_s = time.perf_counter() - began
+                    on_text(text)
+
+    async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
+        return b"".join([chunk async for chunk in self._chunks(response)])
+
+    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """The content as it comes, within the limits on its size and on silence."""
+        limits, num_bytes = self._endpoint.limits, 0
+        while True:
+            try:
+                async with asyncio.timeout(limits.silence_s):
+                    chunk = await response.content.readany()
+            except TimeoutError:
+                raise ServerSilent(f"the server stopped inside a reply: nothing for {limits.silence_s:g} s") from None
+            if not chunk:
+                return
+            num_bytes += len(chunk)
+            if num_bytes > limits.max_reply_bytes:
+                raise ReplyInvalid(f"expected a reply of at most {limits.max_reply_bytes} bytes, found a larger one")
+            yield chunk
+
+    @asynccontextmanager
+    async def _asked(self, method: str, url: str, body: Body | None = None) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A reply with status 200, whose content is still to be read. Raises errors of alphaloop's for all others."""
+        if self._session is None:
+            raise RuntimeError("a ServerClient is used as an asynchronous context manager")
+        limits = self._endpoint.limits
+        try:
+            try:
+                async with asyncio.timeout(limits.answer_s):
+                    response = await self._session.request(method, url, json=body, allow_redirects=False)
+            except aiohttp.ConnectionTimeoutError:
+                raise ServerUnavailable(f"no connection to the server within {limits.connect_s:g} s") from None
+            except TimeoutError:
+                raise ServerSilent(f"the server did not answer within {limits.answer_s:g} s") from None
+            async with response:
+                if response.status != 200:
+                    raise refusal(response.status, response.headers, await self._refusal_of(response))
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            raise _lost(error) from None
+
+    async def _refusal_of(self, response: aiohttp.ClientResponse) -> bytes:
+        found = b""
+        async for chunk in self._chunks(response):
+            found += chunk
+            if len(found) > _MAX_REFUSAL_BYTES:
+                return b""
+        return found
+
+
+def _sound(form: type[AnyForm], content: bytes) -> AnyForm:
+    """The content in its form. Raises ReplyInvalid, which names the field and not what stood there."""
+    try:
+        return form.model_validate_json(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in found["loc"]) or "the reply"
+        raise ReplyInvalid(f"{path}: {found['type']}", hint="is the server of the kind that was named?") from None
+
+
+def _taken(content: bytes) -> Piece:
+    """A piece of a reply; raises what it reports in place of a text."""
+    piece = _sound(Piece, content)
+    if piece.error is not None:
+        raise of_piece(piece.error)
+    return piece
+
+
+def _lost(error: aiohttp.ClientError | OSError) -> AlphaloopError:
+    """The error of a connection that could not be made, or that broke."""
+    if isinstance(error, aiohttp.ClientSSLError):
+        return ServerLoginRefused("no TLS connection to the server", hint="check the address and its certificate")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return ServerUnavailable(f"no connection to the server: {error.strerror or type(error.os_error).__name__}")
+    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | ConnectionError):
+        return ReplyCut("the server closed the connection before the whole reply had come")
+    return ReplyInvalid(f"expected a reply of HTTP, found none that can be read: {type(error).__name__}")
