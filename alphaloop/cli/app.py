@@ -16,6 +16,7 @@ from alphaloop.cli import (
     calibrate,
     cancel,
     check_pair,
+    check_server,
     demo,
     dlq,
     draft,
@@ -103,6 +104,7 @@ _add(cancel.cancel, cancel.EXAMPLE)
 _add(calibrate.calibrate, calibrate.EXAMPLE)
 _add(measure.measure, measure.EXAMPLE)
 _add(check_pair.check_pair, check_pair.EXAMPLE, name="check-pair")
+_add(check_server.check_server, check_server.EXAMPLE, name="check-server")
 _add(migrate.migrate, migrate.EXAMPLE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final
 
@@ -10,7 +11,7 @@ import typer
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import note, out, print_json, table
 from alphaloop.commands.orders import CheckPairOrder
-from alphaloop.commands.reports import PairCheck
+from alphaloop.commands.reports import Finding, PairCheck
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
 
 EXAMPLE: Final = """\
@@ -48,10 +49,15 @@ def check_pair(
 
 
 def show(found: PairCheck) -> None:
+    """A row for every finding, and what comes of them."""
+    show_findings(found.findings)
+    note("the draft is refused" if found.is_refused else "the draft can serve")
+
+
+def show_findings(findings: Iterable[Finding]) -> None:
     """A row for every finding."""
     shown = table("check", "verdict", "found")
-    for finding in found.findings:
+    for finding in findings:
         style = _STYLES[finding.verdict]
         shown.add_row(finding.check, f"[{style}]{finding.verdict}[/]", finding.sentence.replace("[", r"\["))
     out().print(shown)
-    note("the draft is refused" if found.is_refused else "the draft can serve")

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from alphaloop.server_kind import ServerKind
 from alphaloop.settings.models import Dtype
 
 
@@ -56,6 +57,17 @@ class CheckPairOrder(_Order):
     max_draft_tokens: int
 
 
+class CheckServerOrder(_Order):
+    """`alphaloop check-server`."""
+
+    command: Literal["check-server"] = "check-server"
+    url: str
+    kind: ServerKind
+    model: str | None  #: None: the server's only one
+    api_key_env: str | None  #: the name of a variable, since an order may be logged
+    timeout: float  #: seconds
+
+
 class TrainOrder(_Order):
     """`alphaloop draft train`."""
 
@@ -77,5 +89,5 @@ class RegisterOrder(_Order):
     name: str | None
 
 
-Order = MeasureOrder | CalibrateOrder | CheckPairOrder | TrainOrder | RegisterOrder
+Order = MeasureOrder | CalibrateOrder | CheckPairOrder | CheckServerOrder | TrainOrder | RegisterOrder
 ORDER: Final[TypeAdapter[Order]] = TypeAdapter(Annotated[Order, Field(discriminator="command")])

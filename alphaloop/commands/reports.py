@@ -1,4 +1,4 @@
-"""The data that `alphaloop calibrate` and `alphaloop check-pair` ask for."""
+"""The data that `alphaloop calibrate`, `alphaloop check-pair` and `alphaloop check-server` ask for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Literal
 
 from alphaloop.cost import CostPoint
 from alphaloop.engine_identity import EngineIdentity
+from alphaloop.server_kind import Granularity, ServerKind
 
-PairVerdict = Literal["ok", "warning", "refused"]
+Verdict = Literal["ok", "warning", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,10 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check of a draft against its target, and what it found."""
+    """One check, of a draft against its target or of a server, and what it found."""
 
     check: str
-    verdict: PairVerdict
+    verdict: Verdict
     sentence: str
 
 
@@ -42,3 +43,14 @@ class PairCheck:
     def is_refused(self) -> bool:
         """Whether a worker would refuse the draft."""
         return any(finding.verdict == "refused" for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCheck:
+    """What an inference server can tell."""
+
+    url: str
+    kind: ServerKind
+    model: str
+    granularity: Granularity  #: of the counts of a text that ended at its limit
+    findings: tuple[Finding, ...]

@@ -9,7 +9,15 @@ from typing import Final
 
 from alphaloop import logs
 from alphaloop.commands.events import Event, Failed, Note, Tell
-from alphaloop.commands.orders import ORDER, CalibrateOrder, CheckPairOrder, MeasureOrder, Order, RegisterOrder
+from alphaloop.commands.orders import (
+    ORDER,
+    CalibrateOrder,
+    CheckPairOrder,
+    CheckServerOrder,
+    MeasureOrder,
+    Order,
+    RegisterOrder,
+)
 from alphaloop.errors import AlphaloopError, MessageError
 from alphaloop.settings import Settings, load_settings
 from worker.commands.stopping import INTERRUPTED
@@ -64,6 +72,10 @@ def _carry_out(order: Order, settings: Settings, tell: Tell) -> int:
         from worker.commands.check_pair import check
 
         return check(order, settings, tell)
+    if isinstance(order, CheckServerOrder):
+        from worker.commands import check_server
+
+        return check_server.check(order, tell)
     from worker.commands.draft import register, train
 
     return register(order, settings, tell) if isinstance(order, RegisterOrder) else train(order, settings, tell)

@@ -43,6 +43,7 @@ NAMES = {
     "cancel",
     "calibrate",
     "check-pair",
+    "check-server",
     "measure",
     "migrate",
     "draft train",

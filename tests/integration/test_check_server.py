@@ -1,0 +1,154 @@
+"""`alphaloop check-server` over a server that speaks each kind's form: what it finds, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from alphaloop.cli.check_pair import show_findings
+from alphaloop.commands.orders import CheckServerOrder
+from alphaloop.commands.reports import ServerCheck
+from alphaloop.server_kind import ServerKind
+from tests.fixtures import server_replies
+from tests.fixtures.cli import Cli
+from tests.fixtures.inference_server import Answer, Connection, listening_beside, stream, whole
+from tests.fixtures.orders import CarriedOut
+from tests.fixtures.server_replies import openai, streamed
+
+MODELS = {"object": "list", "data": [{"id": "smollm2", "max_model_len": 2048}]}
+
+
+def speaking(reply: dict[str, Any], models: dict[str, Any] = MODELS, *, tells_when_stopped: bool = True) -> Answer:
+    """A server that lists its models, and gives one text: whole, in events, or up to a stop string."""
+
+    async def answer(connection: Connection) -> None:
+        body = connection.asked.body
+        if connection.asked.path == "/v1/models":
+            await whole(models)(connection)
+        elif body["stream"]:
+            await stream(streamed(reply))(connection)
+        elif "stop" in body:
+            (choice,) = reply["choices"]
+            text = choice["text"][: choice["text"].index(body["stop"][0])]
+            told = reply if tells_when_stopped else openai()
+            usage = {"prompt_tokens": 13, "completion_tokens": 24}
+            cut = {**told, "choices": [{**told["choices"][0], "text": text, "finish_reason": "stop"}], "usage": usage}
+            if "token_ids" in choice:
+                cut["choices"][0]["token_ids"] = choice["token_ids"]
+            await whole(cut)(connection)
+        else:
+            await whole(reply)(connection)
+
+    return answer
+
+
+def order(url: str, kind: ServerKind, **given: Any) -> CheckServerOrder:
+    options = {"model": None, "api_key_env": None, "timeout": 30.0}
+    return CheckServerOrder(url=url, kind=kind, **options | given)
+
+
+def check(answer: Answer, kind: ServerKind, **given: Any) -> CarriedOut:
+    with listening_beside(answer) as server:
+        return CarriedOut(order(server.url, kind, **given))
+
+
+def found(done: CarriedOut) -> dict[str, tuple[str, str]]:
+    (data,) = done.reports
+    checked = TypeAdapter(ServerCheck).validate_python(data)
+    return {one.check: (one.verdict, one.sentence) for one in checked.findings}
+
+
+@pytest.mark.parametrize(
+    ("kind", "granularity", "verdict", "sentence"),
+    [
+        ("vllm", "rounds", "ok", "20 of 20 drafted tokens accepted, at which positions is told"),
+        ("sglang", "lengths", "ok", "20 of 20 drafted tokens accepted, at which positions is told"),
+        ("tensorrt_llm", "lengths", "ok", "20 of 20 drafted tokens accepted, at which positions is told"),
+        ("llama_cpp", "sums", "warning", "15 of 15 drafted tokens accepted, and at which positions is not told"),
+        ("openai", "nothing", "warning", "the server tells nothing of drafts; a server of a known kind tells more"),
+    ],
+)
+def test_it_says_how_finely_a_server_tells(kind: ServerKind, granularity: str, verdict: str, sentence: str) -> None:
+    done = check(speaking(server_replies.of(kind)), kind)
+    assert done.code == 0
+    assert done.reports[0]["granularity"] == granularity
+    findings = found(done)
+    assert (findings["counts"][0], findings["counts"][1].startswith(sentence)) == (verdict, True)
+    assert findings["model"] == ("ok", "smollm2, 2048 tokens of context")
+    assert findings["stream"] == ("ok", "the same text in 2 pieces")
+    assert findings["stop"] == ("ok", "a stop string ends the text")
+    assert findings["text"][1].startswith("24 tokens in ")
+
+
+def test_it_says_which_options_make_vllm_tell() -> None:
+    findings = found(check(speaking(openai()), "vllm"))
+    assert "--per-request-spec-decode-metrics detailed" in findings["counts"][1]
+
+
+def test_it_says_what_a_stop_string_takes_away() -> None:
+    findings = found(check(speaking(server_replies.vllm(), tells_when_stopped=False), "vllm"))
+    assert findings["stop"] == (
+        "warning",
+        "of a text that a stop string ended, the server tells nothing of drafts",
+    )
+
+
+def test_a_server_of_two_models_needs_a_name() -> None:
+    models = {"data": [{"id": "other"}, {"id": "smollm2"}]}
+    done = check(speaking(openai(), models), "openai")
+    assert done.error.message == "expected --model, because the server lists 2 models"
+    findings = found(check(speaking(openai(), models), "openai", model="smollm2"))
+    assert findings["model"] == ("warning", "smollm2; the server does not say how long its context is")
+    done = check(speaking(openai(), models), "openai", model="third")
+    assert done.error.message == "expected the model 'third' at /v1/models, found other, smollm2"
+
+
+def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATE_KEY", "hunter2")
+    with listening_beside(speaking(openai())) as server:
+        assert CarriedOut(order(server.url, "openai", api_key_env="GATE_KEY")).code == 0
+        assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer hunter2"}
+        done = CarriedOut(order(server.url, "openai", api_key_env="NO_KEY"))
+    assert (done.code, done.error.message) == (
+        1,
+        "expected the server's key in the environment variable NO_KEY, found none",
+    )
+
+
+def test_a_server_that_refuses_is_an_error_in_words() -> None:
+    done = check(whole({"error": "Unauthorized"}, 401), "vllm")
+    assert (done.code, done.error.message) == (1, "the server answered 401")
+
+
+def test_the_command_starts_the_check() -> None:
+    with listening_beside(speaking(server_replies.sglang())) as server:
+        command = [sys.executable, "-m", "alphaloop.cli", "check-server", server.url, "--kind", "sglang", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["granularity"] == "lengths"
+
+
+def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (data,) = check(speaking(server_replies.vllm()), "vllm").reports
+    show_findings(TypeAdapter(ServerCheck).validate_python(data).findings)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line[0] != " "] == [
+        ["check", "verdict"],
+        ["model", "ok"],
+        ["text", "ok"],
+        ["stream", "ok"],
+        ["counts", "ok"],
+        ["stop", "ok"],
+    ]
+
+
+def test_a_kind_nobody_knows_is_named(cli: Cli) -> None:
+    ran = cli("check-server", "http://gpu:8000/v1", "--kind", "triton")
+    assert ran.code == 2
+    assert "'triton' is not one of 'vllm', 'sglang', 'llama_cpp', 'tensorrt_llm', 'openai'" in ran.err

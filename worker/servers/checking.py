@@ -1,0 +1,107 @@
+"""What a server can tell alphaloop: three short texts are asked for, and what came is put into words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from alphaloop.commands.reports import Finding, ServerCheck
+from alphaloop.errors import ConfigError, ModelNotServed
+from alphaloop.messages import Body, Job, Purpose
+from alphaloop.server_kind import ServerKind
+from worker.engine import Sampling
+from worker.servers.client import ServerClient
+from worker.servers.endpoint import Endpoint
+from worker.servers.forms import ModelCard
+from worker.servers.reading import Reply
+
+#: It repeats itself, so that a drafter that looks texts up has something to draft.
+_PROMPT: Final = "one two three four one two three four one two three four one two"
+_NAME: Final = "check-server"
+_JOB: Final = Job(job_id=_NAME, task=_NAME, body=Body(prompt=_PROMPT), purpose=Purpose.CONTROL)
+_GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
+#: How a server is made to tell more.
+_HINTS: Final[dict[ServerKind, str]] = {
+    "vllm": "start vLLM with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
+    "sglang": "no meta_info came: is the server an SGLang that knows return_meta_info?",
+    "llama_cpp": "no timings came: is the server a llama.cpp?",
+    "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
+    "openai": "a server of a known kind tells more: name its kind",
+}
+
+
+async def check_server(endpoint: Endpoint) -> ServerCheck:
+    """Ask the endpoint; where it names no model, the server's only one. Raises ConfigError and ServerError."""
+    async with ServerClient(endpoint) as client:
+        card = _card(await client.models(), endpoint.model)
+    asked = replace(endpoint, model=card.id)
+    pieces: list[str] = []
+    async with ServerClient(asked, context_length=card.context_length) as client:
+        whole = await client.complete(_JOB, _GREEDY)
+        streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
+        ending = _ending(whole)
+        stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
+    findings = [_model(card), _text(streamed), _stream(whole, streamed, len(pieces)), _counts(endpoint.kind, whole)]
+    if stopped is not None:
+        findings.append(_stop(whole, stopped, ending))
+    return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.told.granularity, tuple(findings))
+
+
+def _card(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
+    if not model and len(cards) != 1:
+        raise ConfigError(
+            f"expected --model, because the server lists {len(cards)} models",
+            hint=f"one of {', '.join(card.id for card in cards[:8])}" if cards else None,
+        )
+    for card in cards:
+        if model in ("", card.id):
+            return card
+    raise ModelNotServed(
+        f"expected the model {model!r} at /v1/models, found {', '.join(card.id for card in cards[:8]) or 'none'}"
+    )
+
+
+def _model(card: ModelCard) -> Finding:
+    if card.context_length is None:
+        return Finding("model", "warning", f"{card.id}; the server does not say how long its context is")
+    return Finding("model", "ok", f"{card.id}, {card.context_length} tokens of context")
+
+
+def _text(reply: Reply) -> Finding:
+    first = "" if reply.first_text_s is None else f", the first after {reply.first_text_s:.2f} s"
+    return Finding("text", "ok", f"{reply.num_tokens} tokens in {reply.wall_s:.2f} s{first}")
+
+
+def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> Finding:
+    if streamed.text != whole.text:
+        return Finding("stream", "warning", "the same greedy request gave another text: this server's texts differ")
+    return Finding("stream", "ok", f"the same text in {num_pieces} pieces")
+
+
+def _counts(kind: ServerKind, reply: Reply) -> Finding:
+    told = reply.told
+    if told.doubt is not None:
+        return Finding("counts", "warning", f"not to be believed: {told.doubt}")
+    if told.granularity == "nothing":
+        return Finding("counts", "warning", f"the server tells nothing of drafts; {_HINTS[kind]}")
+    if not told.num_proposed:
+        return Finding("counts", "ok", "nothing was drafted: the server does not speculate, or found nothing to draft")
+    found = f"{told.num_accepted} of {told.num_proposed} drafted tokens accepted"
+    if told.counts is None:
+        hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
+        return Finding("counts", "warning", f"{found}, and at which positions is not told{hint}")
+    return Finding("counts", "ok", f"{found}, at which positions is told")
+
+
+def _ending(reply: Reply) -> str:
+    """A word inside the text that can end it; empty where there is none."""
+    words = reply.text.split()
+    return words[len(words) // 2] if len(words) > 2 else ""
+
+
+def _stop(whole: Reply, stopped: Reply, ending: str) -> Finding:
+    if stopped.finish_reason != "stop" or stopped.text != whole.text[: whole.text.index(ending)]:
+        return Finding("stop", "warning", "a stop string does not end the text where it stands")
+    if stopped.told.granularity != whole.told.granularity:
+        return Finding("stop", "warning", "of a text that a stop string ended, the server tells nothing of drafts")
+    return Finding("stop", "ok", "a stop string ends the text")
