@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, get_args
 
@@ -33,6 +34,7 @@ from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.endpoint import Endpoint, Limits
 from worker.servers.reading import Reply
+from worker.servers.told import NOTHING
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
 GREEDY: Final = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
@@ -47,6 +49,11 @@ TOLD: Final = {
     "llama_cpp": ("sums", 15, 15, None),
     "openai": ("nothing", 0, 0, None),
 }
+CHAT: Final = parse_job(
+    json.dumps({"task": "code", "body": {"messages": [{"role": "user", "content": PROMPT}]}}).encode(),
+    Origin("test", "jobs.code", 0, 1),
+    task="code",
+)
 Result = TypeVar("Result")
 Ask = Callable[[ServerClient], Coroutine[Any, Any, Result]]
 
@@ -69,21 +76,34 @@ def completed(job: Job | None = None, sampling: Sampling = GREEDY) -> Ask[Reply]
     return lambda client: client.complete(job or make_job(PROMPT), sampling)
 
 
-def heard(texts: list[str]) -> Ask[Reply]:
-    return lambda client: client.complete(make_job(PROMPT), GREEDY, on_text=texts.append)
+def heard(texts: list[str], job: Job | None = None) -> Ask[Reply]:
+    return lambda client: client.complete(job or make_job(PROMPT), GREEDY, on_text=texts.append)
+
+
+def facts(reply: Reply) -> tuple[object, ...]:
+    told = reply.told
+    return told.granularity, told.num_proposed, told.num_accepted, told.counts
+
+
+def job_of(kind: ServerKind) -> Job:
+    """SGLang tells of chats alone."""
+    return CHAT if kind == "sglang" else make_job(PROMPT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_reply_is_read(kind: ServerKind) -> None:
     sent = server_replies.of(kind)
-    reply, (request,) = asked(whole(sent), completed(), kind=kind)
-    assert (reply.text, reply.finish_reason) == (sent["choices"][0]["text"], "length")
+    reply, (request,) = asked(whole(sent), completed(job_of(kind)), kind=kind)
+    assert (reply.text, reply.finish_reason) == (server_replies.text_of(sent), "length")
     assert (reply.num_prompt_tokens, reply.num_tokens) == (13, 24)
-    assert (reply.told.granularity, reply.told.num_proposed, reply.told.num_accepted, reply.told.counts) == TOLD[kind]
+    assert facts(reply) == TOLD[kind]
     assert (reply.first_text_s, reply.told.doubt) == (None, None)
     assert reply.wall_s > 0
-    assert (request.method, request.path) == ("POST", "/v1/completions")
-    assert request.body["prompt"] == PROMPT
+    assert request.method == "POST"
+    if kind == "sglang":
+        assert (request.path, request.body["messages"][0]["content"]) == ("/v1/chat/completions", PROMPT)
+    else:
+        assert (request.path, request.body["prompt"]) == ("/v1/completions", PROMPT)
     assert request.headers["authorization"] == f"Bearer {SECRET}"
 
 
@@ -92,20 +112,21 @@ def test_a_stream_gives_the_same_and_its_pieces_as_they_come(kind: ServerKind) -
     sent = server_replies.of(kind)
     pieces = server_replies.vllm_stream() if kind == "vllm" else streamed(sent)
     texts: list[str] = []
-    reply, (request,) = asked(stream(pieces), heard(texts), kind=kind)
-    assert "".join(texts) == reply.text == sent["choices"][0]["text"]
+    reply, (request,) = asked(stream(pieces), heard(texts, job_of(kind)), kind=kind)
+    assert "".join(texts) == reply.text == server_replies.text_of(sent)
     assert len(texts) > 1
-    assert (reply.told.granularity, reply.told.num_proposed, reply.told.num_accepted, reply.told.counts) == TOLD[kind]
+    if kind == "sglang":
+        assert reply.told == NOTHING
+    else:
+        assert facts(reply) == TOLD[kind]
     assert reply.first_text_s is not None
     assert 0 < reply.first_text_s <= reply.wall_s
     assert request.body["stream"] is True
 
 
 def test_messages_are_a_chat() -> None:
-    value = b'{"task": "code", "body": {"messages": [{"role": "user", "content": "Say hi"}]}}'
-    job = parse_job(value, Origin("test", "jobs.code", 0, 1), task="code")
     sent = openai(text=None, message={"role": "assistant", "content": "hi"}, finish_reason="stop")
-    reply, (request,) = asked(whole(sent), completed(job))
+    reply, (request,) = asked(whole(sent), completed(CHAT))
     assert (reply.text, reply.finish_reason) == ("hi", "stop")
     assert request.path == "/v1/chat/completions"
     deltas = [
@@ -114,7 +135,7 @@ def test_messages_are_a_chat() -> None:
     ]
     end = {"choices": [], "usage": sent["usage"]}
     texts: list[str] = []
-    reply, _ = asked(stream([*deltas, end]), lambda client: client.complete(job, GREEDY, on_text=texts.append))
+    reply, _ = asked(stream([*deltas, end]), lambda client: client.complete(CHAT, GREEDY, on_text=texts.append))
     assert (reply.text, texts) == ("hi", ["h", "i"])
 
 

@@ -33,14 +33,10 @@ def speaking(reply: dict[str, Any], models: dict[str, Any] = MODELS, *, tells_wh
         elif body["stream"]:
             await stream(streamed(reply))(connection)
         elif "stop" in body:
-            (choice,) = reply["choices"]
-            text = choice["text"][: choice["text"].index(body["stop"][0])]
+            text = server_replies.text_of(reply)
             told = reply if tells_when_stopped else openai()
-            usage = {"prompt_tokens": 13, "completion_tokens": 24}
-            cut = {**told, "choices": [{**told["choices"][0], "text": text, "finish_reason": "stop"}], "usage": usage}
-            if "token_ids" in choice:
-                cut["choices"][0]["token_ids"] = choice["token_ids"]
-            await whole(cut)(connection)
+            end = {"text": text[: text.index(body["stop"][0])], "finish_reason": "stop", "message": None}
+            await whole({**told, "choices": [{**told["choices"][0], **end}]})(connection)
         else:
             await whole(reply)(connection)
 

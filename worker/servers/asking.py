@@ -49,16 +49,25 @@ def body_of(kind: ServerKind, model: str, job: Job, sampling: Sampling, *, strea
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    return body | _ADDED[kind](sampling)
+    return body | _ADDED[kind](sampling) | _asking_for_counts(kind, job, stream=stream)
+
+
+def _asking_for_counts(kind: ServerKind, job: Job, *, stream: bool) -> Body:
+    """What must be asked for, where a server's options alone do not make it tell."""
+    if kind == "vllm":
+        return {"return_token_ids": True}
+    # SGLang refuses it in a stream, and does not know it where a prompt is continued.
+    if kind == "sglang" and job.body.messages is not None and not stream:
+        return {"return_meta_info": True}
+    return {}
 
 
 def _vllm(sampling: Sampling) -> Body:
-    # Its 0 and SGLang's -1 both stand for all tokens.
-    return {"top_k": sampling.top_k, "return_token_ids": True} | _of_both(sampling)
+    return {"top_k": sampling.top_k} | _of_both(sampling)
 
 
 def _sglang(sampling: Sampling) -> Body:
-    return {"top_k": sampling.top_k or -1, "return_meta_info": True} | _of_both(sampling)
+    return {"top_k": sampling.top_k or -1} | _of_both(sampling)
 
 
 def _of_both(sampling: Sampling) -> Body:

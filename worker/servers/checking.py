@@ -7,7 +7,7 @@ from typing import Final
 
 from alphaloop.commands.reports import Finding, ServerCheck
 from alphaloop.errors import ConfigError, ModelNotServed
-from alphaloop.messages import Body, Job, Purpose
+from alphaloop.messages import Body, ChatMessage, Job, Purpose
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
@@ -18,11 +18,17 @@ from worker.servers.reading import Reply
 #: It repeats itself, so that a drafter that looks texts up has something to draft.
 _PROMPT: Final = "one two three four one two three four one two three four one two"
 _NAME: Final = "check-server"
-_JOB: Final = Job(job_id=_NAME, task=_NAME, body=Body(prompt=_PROMPT), purpose=Purpose.CONTROL)
+_PLAIN: Final = Job(job_id=_NAME, task=_NAME, body=Body(prompt=_PROMPT), purpose=Purpose.CONTROL)
+_CHAT: Final = Job(
+    job_id=_NAME,
+    task=_NAME,
+    body=Body(messages=(ChatMessage(role="user", content=_PROMPT),)),
+    purpose=Purpose.CONTROL,
+)
 _GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 #: How a server is made to tell more.
 _HINTS: Final[dict[ServerKind, str]] = {
-    "vllm": "start vLLM with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
+    "vllm": "if it speculates, start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
     "sglang": "no meta_info came: is the server an SGLang that knows return_meta_info?",
     "llama_cpp": "no timings came: is the server a llama.cpp?",
     "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
@@ -35,12 +41,14 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
     async with ServerClient(endpoint) as client:
         card = _card(await client.models(), endpoint.model)
     asked = replace(endpoint, model=card.id)
+    # SGLang tells of chats alone; a model without a chat template could not answer one elsewhere.
+    job = _CHAT if endpoint.kind == "sglang" else _PLAIN
     pieces: list[str] = []
     async with ServerClient(asked, context_length=card.context_length) as client:
-        whole = await client.complete(_JOB, _GREEDY)
-        streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
+        whole = await client.complete(job, _GREEDY)
+        streamed = await client.complete(job, _GREEDY, on_text=pieces.append)
         ending = _ending(whole)
-        stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
+        stopped = await client.complete(job, replace(_GREEDY, stop=(ending,))) if ending else None
     findings = [_model(card), _text(streamed), _stream(whole, streamed, len(pieces)), _counts(endpoint.kind, whole)]
     if stopped is not None:
         findings.append(_stop(whole, stopped, ending))

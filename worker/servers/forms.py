@@ -27,7 +27,7 @@ class Said(Form):
 
 
 class SglangMeta(Form):
-    """SGLang's `meta_info` of a choice, asked for with `return_meta_info`; absent counts: nothing was drafted."""
+    """SGLang's `meta_info` of a choice, in a chat that is not streamed; absent counts: nothing was drafted."""
 
     spec_verify_ct: Count | None = None
     spec_num_accepted: Count | None = Field(

@@ -27,16 +27,23 @@ CUT = Sampling(
 )
 
 
-def asked(kind: ServerKind, sampling: Sampling = PLAIN, *, stream: bool = False) -> dict[str, Any]:
-    return body_of(kind, "m", make_job("one two"), sampling, stream=stream)
+CHAT = parse_job(
+    b'{"task": "code", "body": {"messages": [{"role": "system", "content": "Be brief."}]}}',
+    Origin("test", "jobs.code", 0, 1),
+    task="code",
+)
+
+
+def asked(
+    kind: ServerKind, sampling: Sampling = PLAIN, *, stream: bool = False, is_chat: bool = False
+) -> dict[str, Any]:
+    return body_of(kind, "m", CHAT if is_chat else make_job("one two"), sampling, stream=stream)
 
 
 def test_a_prompt_and_messages_go_to_their_own_paths() -> None:
-    value = b'{"task": "code", "body": {"messages": [{"role": "system", "content": "Be brief."}]}}'
-    chat = parse_job(value, Origin("test", "jobs.code", 0, 1), task="code")
-    assert (path_of(make_job("one")), path_of(chat)) == ("/completions", "/chat/completions")
+    assert (path_of(make_job("one")), path_of(CHAT)) == ("/completions", "/chat/completions")
     assert asked("openai")["prompt"] == "one two"
-    body = body_of("openai", "m", chat, PLAIN, stream=False)
+    body = asked("openai", is_chat=True)
     assert (body["messages"], "prompt" in body) == ([{"role": "system", "content": "Be brief."}], False)
 
 
@@ -74,7 +81,12 @@ def test_every_setting_is_passed_on(kind: ServerKind) -> None:
 
 def test_counts_are_asked_for_where_they_must_be() -> None:
     assert asked("vllm")["return_token_ids"] is True
-    assert asked("sglang")["return_meta_info"] is True
+    assert asked("sglang", is_chat=True)["return_meta_info"] is True
+
+
+@pytest.mark.parametrize(("stream", "is_chat"), [(True, True), (True, False), (False, False)])
+def test_sglang_is_asked_for_counts_only_where_it_takes_the_question(stream: bool, is_chat: bool) -> None:
+    assert "return_meta_info" not in asked("sglang", stream=stream, is_chat=is_chat)
 
 
 @pytest.mark.parametrize(
