@@ -16,16 +16,16 @@ from alphaloop.server_kind import ServerKind
 
 EXAMPLE: Final = """\
 alphaloop check-server http://gpu-1:8000/v1 --kind vllm
+alphaloop check-server plain
 alphaloop check-server https://gate/v1 --kind openai --model big --api-key-env GATE_KEY --json"""
 
 
 def check_server(
     context: typer.Context,
-    url: str = typer.Argument(help="The server's address, as OpenAI's clients take it: http://host:8000/v1."),
-    kind: ServerKind = typer.Option(..., help="What the server is; openai for any other."),
+    server: str = typer.Argument(help="A name under models.endpoints, or an address: http://host:8000/v1."),
+    kind: ServerKind | None = typer.Option(None, help="What the server at an address is; openai for any other."),
     model: str | None = typer.Option(None, help="The model to ask for; the server's only one if not given."),
-    api_key_env: str | None = typer.Option(None, help="The environment variable that holds the server's key."),
-    timeout: float = typer.Option(120.0, min=0.1, help="Seconds to wait for each of three short texts."),
+    api_key_env: str | None = typer.Option(None, help="The environment variable with the key for an address."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Say what an inference server can tell of the texts that it decodes.

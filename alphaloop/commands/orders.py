@@ -61,11 +61,10 @@ class CheckServerOrder(_Order):
     """`alphaloop check-server`."""
 
     command: Literal["check-server"] = "check-server"
-    url: str
-    kind: ServerKind
-    model: str | None  #: None: the server's only one
-    api_key_env: str | None  #: the name of a variable, since an order may be logged
-    timeout: float  #: seconds
+    server: str  #: the name of an endpoint of the settings, or an address
+    kind: ServerKind | None  #: of an address alone
+    model: str | None  #: None: the endpoint's, else the server's only one
+    api_key_env: str | None  #: of an address alone: the name of a variable, since an order may be logged
 
 
 class TrainOrder(_Order):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alphaloop.settings.claim_check import ClaimCheckSettings
 from alphaloop.settings.console import ConsoleSettings
+from alphaloop.settings.endpoint import EndpointSettings
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
     EmbeddedSettings,
@@ -33,6 +34,7 @@ __all__ = [
     "DraftModelDrafterSettings",
     "DrafterSettings",
     "EmbeddedSettings",
+    "EndpointSettings",
     "KafkaSettings",
     "LogSettings",
     "LookupDrafterSettings",

@@ -198,7 +198,7 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return ConfigError(f"{path}: no such setting", hint=nearest(parts[-1], set(section.model_fields)))
-    secret = any(word in path for word in ("password", "url"))
+    secret = any(word in path for word in ("password", "url", "api_key"))
     found = "a secret" if secret else repr(first["input"])[:80]
     return ConfigError(f"{path}: {first['msg']}; found {found}", hint="configs/ explains every setting")
 

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages.text import TaskName
+from alphaloop.settings.endpoint import EndpointSettings
 from alphaloop.settings.section import Section, Share
 
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
@@ -114,3 +115,4 @@ class ModelSettings(Section):
 
     target: TargetSettings = TargetSettings()
     drafters: dict[TaskName, DrafterSettings] = Field({"lookup": LookupDrafterSettings()})
+    endpoints: dict[TaskName, EndpointSettings] = Field(default_factory=dict)

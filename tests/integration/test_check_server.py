@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,9 +45,8 @@ def speaking(reply: dict[str, Any], models: dict[str, Any] = MODELS, *, tells_wh
     return answer
 
 
-def order(url: str, kind: ServerKind, **given: Any) -> CheckServerOrder:
-    options = {"model": None, "api_key_env": None, "timeout": 30.0}
-    return CheckServerOrder(url=url, kind=kind, **options | given)
+def order(server: str, kind: ServerKind | None = None, **given: Any) -> CheckServerOrder:
+    return CheckServerOrder(server=server, kind=kind, **{"model": None, "api_key_env": None} | given)
 
 
 def check(answer: Answer, kind: ServerKind, **given: Any) -> CarriedOut:
@@ -114,6 +115,41 @@ def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         1,
         "expected the server's key in the environment variable NO_KEY, found none",
     )
+
+
+@pytest.fixture
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes a models.toml with one endpoint, `plain`, at an address."""
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(tmp_path))
+
+    def write(url: str) -> None:
+        (tmp_path / "models.toml").write_text(
+            f'[models.endpoints.plain]\nkind = "openai"\nurl = "{url}"\nanswer_s = 30\n', encoding="utf-8"
+        )
+
+    return write
+
+
+def test_an_endpoint_of_the_settings_is_asked_with_its_key(
+    configs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALPHALOOP_MODELS__ENDPOINTS__PLAIN__API_KEY", "hunter2")
+    with listening_beside(speaking(openai())) as server:
+        configs(server.url)
+        done = CarriedOut(order("plain"))
+        assert (done.code, done.reports[0]["kind"]) == (0, "openai")
+        assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer hunter2"}
+
+
+def test_what_is_no_endpoint_is_named(configs: Callable[[str], None]) -> None:
+    configs("http://127.0.0.1:9/v1")
+    assert CarriedOut(order("fast")).error.message == (
+        "expected an address or an endpoint of the settings (plain), found 'fast'"
+    )
+    assert CarriedOut(order("plain", "vllm")).error.message == (
+        "expected --kind only for an address: an endpoint's is in the settings"
+    )
+    assert CarriedOut(order("http://127.0.0.1:9/v1")).error.message == "expected --kind for the server at an address"
 
 
 def test_a_server_that_refuses_is_an_error_in_words() -> None:

@@ -75,7 +75,7 @@ def _carry_out(order: Order, settings: Settings, tell: Tell) -> int:
     if isinstance(order, CheckServerOrder):
         from worker.commands import check_server
 
-        return check_server.check(order, tell)
+        return check_server.check(order, settings, tell)
     from worker.commands.draft import register, train
 
     return register(order, settings, tell) if isinstance(order, RegisterOrder) else train(order, settings, tell)

@@ -10,24 +10,37 @@ from pydantic import SecretStr
 from alphaloop.commands.events import Report, Tell
 from alphaloop.commands.orders import CheckServerOrder
 from alphaloop.errors import ConfigError
+from alphaloop.settings import Settings
+from worker.servers.endpoint import Endpoint
 
 
-def check(order: CheckServerOrder, tell: Tell) -> int:
+def check(order: CheckServerOrder, settings: Settings, tell: Tell) -> int:
     """Report every finding. Raises AlphaloopError where the server does not answer as its kind does."""
+    endpoint = _endpoint(order, settings)
     try:
         from worker.servers.checking import check_server
-        from worker.servers.endpoint import Endpoint, Limits
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
-    endpoint = Endpoint(
-        order.url,
-        order.kind,
-        order.model or "",
-        _key(order.api_key_env),
-        Limits(answer_s=order.timeout, silence_s=order.timeout),
-    )
     tell(Report(data=asyncio.run(check_server(endpoint))))
     return 0
+
+
+def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
+    if "://" in order.server:
+        if order.kind is None:
+            raise ConfigError("expected --kind for the server at an address")
+        return Endpoint(order.server, order.kind, order.model or "", _key(order.api_key_env))
+    for name, given in (("--kind", order.kind), ("--api-key-env", order.api_key_env)):
+        if given is not None:
+            raise ConfigError(f"expected {name} only for an address: an endpoint's is in the settings")
+    endpoints = settings.models.endpoints
+    if order.server not in endpoints:
+        raise ConfigError(
+            f"expected an address or an endpoint of the settings ({', '.join(sorted(endpoints)) or 'there are none'}), "
+            f"found {order.server!r}",
+            hint="endpoints are tables of configs/models.toml: [models.endpoints.NAME]",
+        )
+    return Endpoint.of(endpoints[order.server], model=order.model)
 
 
 def _key(name: str | None) -> SecretStr | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError
 from alphaloop.server_kind import ServerKind
+from alphaloop.settings.endpoint import EndpointSettings, refuse_address, refuse_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,19 @@ class Endpoint:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        _refuse_address(self.url)
-        key = self.api_key.get_secret_value() if self.api_key is not None else "none"
-        if not (key.isascii() and key.isprintable() and key.strip() == key and key):
-            raise ConfigError("api_key: expected printable ASCII without spaces around it, found something else")
+        field = "url"
+        try:
+            refuse_address(self.url)
+            field = "api_key"
+            refuse_key(self.api_key.get_secret_value() if self.api_key is not None else None)
+        except ValueError as error:
+            raise ConfigError(f"{field}: {error}") from None
+
+    @classmethod
+    def of(cls, settings: EndpointSettings, *, model: str | None = None) -> Endpoint:
+        """The endpoint that the settings describe; an empty model is the server's only one."""
+        limits = Limits(settings.connect_s, settings.answer_s, settings.silence_s)
+        return cls(settings.url, settings.kind, model or settings.model or "", settings.api_key, limits)
 
     @property
     def api(self) -> str:
@@ -55,21 +64,3 @@ class Endpoint:
     def root(self) -> str:
         """The address before /version, /props and other paths outside of OpenAI's form."""
         return self.api.removesuffix("/v1")
-
-
-_EXAMPLE: Final = "for example http://localhost:8000/v1"
-
-
-def _refuse_address(url: str) -> None:
-    """Raise ConfigError without quoting what may hold a password."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ConfigError("url: expected the address of a server, found none that can be read", hint=_EXAMPLE) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ConfigError(f"url: expected http:// or https:// and a host, found {parts.scheme!r}", hint=_EXAMPLE)
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError("url: expected no name or password in it", hint="give the key apart from the address")
-    if parts.query or parts.fragment:
-        raise ConfigError("url: expected nothing behind the path", hint=_EXAMPLE)

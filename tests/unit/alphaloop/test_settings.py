@@ -179,3 +179,41 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
     assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_mirror", "data_dir"} <= rows
     assert "a wait of this length counts as one step of priority" in page
     assert " | unset | unset: an embedded broker is started or found |" in page
+
+
+ENDPOINT = '[models.endpoints.plain]\nkind = "vllm"\nurl = "http://gpu-1:8000/v1"\n'
+
+
+def test_an_endpoint_has_a_name_and_its_key_may_come_from_a_variable(
+    configs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(configs, "models", ENDPOINT)
+    monkeypatch.setenv("ALPHALOOP_MODELS__ENDPOINTS__PLAIN__API_KEY", "hunter2")
+    settings = load_settings(configs)
+    found = settings.models.endpoints["plain"]
+    assert (found.kind, found.url, found.model) == ("vllm", "http://gpu-1:8000/v1", None)
+    assert found.api_key is not None
+    assert found.api_key.get_secret_value() == "hunter2"
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('kind = "vlm"', "models.endpoints.plain.kind: Input should be 'vllm', 'sglang'"),
+        ('url = "gpu-1:8000"', "models.endpoints.plain.url: Value error, expected http:// or https:// and a host"),
+        ('url = "http://me:hunter2@gpu"', "models.endpoints.plain.url: Value error, expected no name or password"),
+        ('api_key = "hunter2 "', "models.endpoints.plain.api_key: Value error, expected printable ASCII"),
+        ("api_key = 7", "models.endpoints.plain.api_key: Input should be a valid string"),
+        ("answer_s = 0", "models.endpoints.plain.answer_s: Input should be greater than 0; found 0"),
+        ("anser_s = 5", "models.endpoints.plain.anser_s: no such setting\nhint: did you mean answer_s"),
+    ],
+)
+def test_a_wrong_endpoint_is_refused_with_its_path_and_without_its_secrets(configs: Path, line: str, said: str) -> None:
+    name = line.split(" ")[0]
+    kept = "".join(f"{other}\n" for other in ENDPOINT.splitlines() if not other.startswith(f"{name} ="))
+    add(configs, "models", f"{kept}{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(configs)
+    assert str(caught.value).startswith(said)
+    assert "hunter2" not in str(caught.value)

@@ -6,6 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError
+from alphaloop.settings import EndpointSettings
 from worker.servers.endpoint import Endpoint, Limits
 
 
@@ -50,6 +51,13 @@ def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
 
 def test_the_key_is_never_shown() -> None:
     assert "hunter2" not in repr(Endpoint("http://gpu", "vllm", "m", SecretStr("hunter2")))
+
+
+def test_settings_become_an_endpoint() -> None:
+    settings = EndpointSettings(kind="sglang", url="http://gpu", api_key=SecretStr("k"), connect_s=1, answer_s=2)
+    endpoint = Endpoint.of(settings)
+    assert endpoint == Endpoint("http://gpu", "sglang", "", SecretStr("k"), Limits(1, 2, 60))
+    assert Endpoint.of(settings, model="m").model == "m"
 
 
 def test_limits_are_above_zero() -> None:

@@ -1,0 +1,52 @@
+"""The settings of inference servers, `[models.endpoints.<name>]` of configs/models.toml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from alphaloop.server_kind import ServerKind
+from alphaloop.settings.section import Section
+
+EXAMPLE: Final = "http://localhost:8000/v1"
+
+
+def refuse_address(url: str) -> str:
+    """The address as it is. Raises ValueError, which never quotes it, because it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError("expected the address of a server, found none that can be read") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"expected http:// or https:// and a host, as in {EXAMPLE}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("expected no name or password in the address: the key has a setting of its own")
+    if parts.query or parts.fragment:
+        raise ValueError(f"expected nothing behind the path, as in {EXAMPLE}")
+    return url
+
+
+def refuse_key(key: str | None) -> None:
+    """Raise ValueError for a key that no HTTP header can hold."""
+    if key is not None and not (key.isascii() and key.isprintable() and key and key.strip() == key):
+        raise ValueError("expected printable ASCII without spaces around it, found something else")
+
+
+def _sendable(key: SecretStr) -> SecretStr:
+    refuse_key(key.get_secret_value())
+    return key
+
+
+class EndpointSettings(Section):
+    """An inference server, which `alphaloop check-server <name>` asks. Jobs are not sent to servers yet."""
+
+    kind: ServerKind  #: what the server is; openai for any other with OpenAI's interface
+    url: Annotated[str, AfterValidator(refuse_address)]  #: as OpenAI's clients take it; without a path /v1 is added
+    model: str | None = Field(None, min_length=1)  #: unset: the server's only one
+    api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
+    connect_s: float = Field(10.0, gt=0)  #: wait for a connection
+    answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
+    silence_s: float = Field(60.0, gt=0)  #: between two pieces of a reply that has begun
