@@ -251,6 +251,14 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
     "no JSON": (whole(b"<html>" + PROMPT.encode()), ReplyInvalid),
     "another form": (whole({**openai(), "usage": {"prompt_tokens": PROMPT, "completion_tokens": 1}}), ReplyInvalid),
     "no usage": (whole({**openai(), "usage": None}), ReplyInvalid),
+    "reasoning taken out (vLLM)": (
+        whole(openai(text=None, message={"content": TEXT, "reasoning": PROMPT})),
+        ReplyInvalid,
+    ),
+    "reasoning taken out (SGLang)": (
+        whole(openai(text=None, message={"content": None, "reasoning_content": PROMPT})),
+        ReplyInvalid,
+    ),
     "two texts": (whole({**openai(), "choices": openai()["choices"] * 2}), ReplyInvalid),
     "an end of another kind": (whole(openai(finish_reason="tool_calls")), ReplyInvalid),
     "no end": (whole(openai(finish_reason=None)), ReplyCut),
@@ -427,6 +435,27 @@ def test_the_models_of_a_server_are_listed() -> None:
     found, (request,) = asked(whole(sent), lambda client: client.models())
     assert [(card.id, card.context_length) for card in found] == [("smollm2", 2048), ("other", 4096), ("third", None)]
     assert (request.method, request.path) == ("GET", "/v1/models")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "sent", "version"),
+    [
+        ("vllm", "/version", {"version": "0.32.0"}, "0.32.0"),
+        ("tensorrt_llm", "/version", {"version": "1.3.0"}, "1.3.0"),
+        ("sglang", "/server_info", {"version": "0.5.9", "model_path": "/models/smollm2"}, "0.5.9"),
+        ("llama_cpp", "/props", {"build_info": "b8681-Debian", "total_slots": 2}, "b8681-Debian"),
+        ("vllm", "/version", {"version": "\x1b[2J"}, None),
+        ("vllm", "/version", {}, None),
+    ],
+)
+def test_a_server_says_its_version(kind: ServerKind, path: str, sent: dict[str, Any], version: str | None) -> None:
+    found, (request,) = asked(whole(sent), lambda client: client.version(), kind=kind)
+    assert (found, request.path) == (version, path)
+
+
+def test_a_version_that_is_not_told_is_none() -> None:
+    assert asked(whole({"detail": "Not Found"}, 404), lambda client: client.version(), kind="vllm")[0] is None
+    assert asked(whole({}), lambda client: client.version(), kind="openai") == (None, [])
 
 
 def test_a_text_that_ends_with_the_context_is_no_cut() -> None:

@@ -32,6 +32,8 @@ def speaking(reply: dict[str, Any], models: dict[str, Any] = MODELS, *, tells_wh
         body = connection.asked.body
         if connection.asked.path == "/v1/models":
             await whole(models)(connection)
+        elif connection.asked.method == "GET":
+            await whole({"version": "0.32.0"})(connection)
         elif body["stream"]:
             await stream(streamed(reply))(connection)
         elif "stop" in body:
@@ -76,6 +78,11 @@ def test_it_says_how_finely_a_server_tells(kind: ServerKind, granularity: str, v
     assert done.reports[0]["granularity"] == granularity
     findings = found(done)
     assert (findings["counts"][0], findings["counts"][1].startswith(sentence)) == (verdict, True)
+    assert findings["server"] == (
+        ("warning", "openai; it does not say its version, so a change of it goes unseen")
+        if kind == "openai"
+        else ("ok", f"{kind} 0.32.0")
+    )
     assert findings["model"] == ("ok", "smollm2, 2048 tokens of context")
     assert findings["stream"] == ("ok", "the same text in 2 pieces")
     assert findings["stop"] == ("ok", "a stop string ends the text")
@@ -172,6 +179,7 @@ def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: p
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines if line[0] != " "] == [
         ["check", "verdict"],
+        ["server", "ok"],
         ["model", "ok"],
         ["text", "ok"],
         ["stream", "ok"],

@@ -40,6 +40,7 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
     """Ask the endpoint; where it names no model, the server's only one. Raises ConfigError and ServerError."""
     async with ServerClient(endpoint) as client:
         card = _card(await client.models(), endpoint.model)
+        version = await client.version()
     asked = replace(endpoint, model=card.id)
     # SGLang tells of chats alone; a model without a chat template could not answer one elsewhere.
     job = _CHAT if endpoint.kind == "sglang" else _PLAIN
@@ -49,7 +50,13 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
         streamed = await client.complete(job, _GREEDY, on_text=pieces.append)
         ending = _ending(whole)
         stopped = await client.complete(job, replace(_GREEDY, stop=(ending,))) if ending else None
-    findings = [_model(card), _text(streamed), _stream(whole, streamed, len(pieces)), _counts(endpoint.kind, whole)]
+    findings = [
+        _server(endpoint.kind, version),
+        _model(card),
+        _text(streamed),
+        _stream(whole, streamed, len(pieces)),
+        _counts(endpoint.kind, whole),
+    ]
     if stopped is not None:
         findings.append(_stop(whole, stopped, ending))
     return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.told.granularity, tuple(findings))
@@ -67,6 +74,12 @@ def _card(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
     raise ModelNotServed(
         f"expected the model {model!r} at /v1/models, found {', '.join(card.id for card in cards[:8]) or 'none'}"
     )
+
+
+def _server(kind: ServerKind, version: str | None) -> Finding:
+    if version is None:
+        return Finding("server", "warning", f"{kind}; it does not say its version, so a change of it goes unseen")
+    return Finding("server", "ok", f"{kind} {version}")
 
 
 def _model(card: ModelCard) -> Finding:

@@ -6,8 +6,9 @@ Cancelling the task that waits for a reply closes its connection, and servers ab
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -19,16 +20,18 @@ from alphaloop.errors import (
     AlphaloopError,
     ReplyCut,
     ReplyInvalid,
+    RequestRefused,
     ServerLoginRefused,
     ServerSilent,
     ServerUnavailable,
 )
 from alphaloop.messages import Job
+from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
 from worker.servers.asking import Body, body_of, path_of
 from worker.servers.endpoint import Endpoint
 from worker.servers.events import events
-from worker.servers.forms import Form, ModelCard, ModelList, Piece
+from worker.servers.forms import Form, ModelCard, ModelList, Piece, Version
 from worker.servers.reading import Reply, ReplyReader
 from worker.servers.refusals import of_piece, refusal
 
@@ -36,6 +39,14 @@ from worker.servers.refusals import of_piece, refusal
 #: without a word whether the server began with it, so connections are given up earlier on this side.
 _KEEP_ALIVE_S: Final = 2.0
 _MAX_REFUSAL_BYTES: Final = 1 << 20  #: read of the body of a refusal
+
+_VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
+    "vllm": "/version",
+    "sglang": "/server_info",
+    "tensorrt_llm": "/version",
+    "llama_cpp": "/props",
+}
+_VERSION: Final = re.compile(r"[\w.+-]{1,64}")
 
 AnyForm = TypeVar("AnyForm", bound=Form)
 
@@ -87,6 +98,19 @@ class ServerClient:
         """What the server lists at /models."""
         async with self._asked("GET", f"{self._endpoint.api}/models") as response:
             return _sound(ModelList, await self._whole(response)).data
+
+    async def version(self) -> str | None:
+        """The server's version or build; None where it does not say. Raises errors as of a server that is away."""
+        path = _VERSION_PATHS.get(self._endpoint.kind)
+        if path is None:
+            return None
+        try:
+            async with self._asked("GET", f"{self._endpoint.root}{path}") as response:
+                found = _sound(Version, await self._whole(response))
+        except RequestRefused:  # a proxy lets only OpenAI's paths through
+            return None
+        name = found.version or found.build_info or ""
+        return name if _VERSION.fullmatch(name) else None
 
     async def _stream(
         self, response: aiohttp.ClientResponse, reader: ReplyReader, on_text: Callable[[str], None], began: float

@@ -24,6 +24,9 @@ class Said(Form):
     """`message` of a whole chat reply, `delta` of an event."""
 
     content: str | None = None
+    #: What a parser of reasoning took out of the text: vLLM's name, and SGLang's, llama.cpp's and its own older one.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class SglangMeta(Form):
@@ -67,6 +70,12 @@ class Choice(Form):
         """The text in it."""
         said = self.message or self.delta
         return self.text or (said.content if said else None) or ""
+
+    @property
+    def lacks_reasoning(self) -> bool:
+        """Whether a part of the text was taken out of it."""
+        said = self.message or self.delta
+        return said is not None and bool(said.reasoning or said.reasoning_content)
 
 
 class Usage(Form):
@@ -154,6 +163,13 @@ class ModelCard(Form):
     def context_length(self) -> int | None:
         """Tokens of prompt and text together; None where the server does not say."""
         return self.max_model_len or (self.meta.n_ctx if self.meta else None) or None
+
+
+class Version(Form):
+    """`/version` of vLLM and TensorRT-LLM, `/server_info` of SGLang, `/props` of llama.cpp."""
+
+    version: str | None = None
+    build_info: str | None = None
 
 
 class ModelList(Form):

@@ -61,6 +61,11 @@ class ReplyReader:
         return self._choose(piece.choices[0]) if piece.choices else ""
 
     def _choose(self, choice: Choice) -> str:
+        if choice.lacks_reasoning:
+            raise ReplyInvalid(
+                "expected the whole text, found a part of it set apart as reasoning",
+                hint="start the server without a reasoning parser",
+            )
         self._texts.append(choice.words)
         self._token_ids += choice.token_ids or ()
         self.finish_reason = choice.finish_reason or self.finish_reason
