@@ -164,6 +164,32 @@ def test_requests_are_on_their_way_together() -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_connection_is_used_again(is_streamed: bool) -> None:
+    kept = {"Connection": "keep-alive"}
+    answer = stream(streamed(openai()), **kept) if is_streamed else whole(openai(), **kept)
+
+    async def run() -> int:
+        async with listening(answer, closes=False) as server:
+            async with ServerClient(Endpoint(server.url, "openai", "smollm2")) as client:
+                for number in range(3):
+                    on_text = [].append if is_streamed else None
+                    await client.complete(make_job(PROMPT, number), GREEDY, on_text=on_text)
+            return server.num_connections
+
+    assert asyncio.run(run()) == 1
+
+
+def test_a_stream_that_stays_open_behind_its_end_is_a_text() -> None:
+    async def answer(connection: Connection) -> None:
+        await connection.send(head(content_type="text/event-stream"))
+        for piece in [*map(json.dumps, streamed(openai())), "[DONE]"]:
+            await connection.send(f"data: {piece}\n\n".encode())
+        await connection.left()
+
+    assert asked(answer, heard([]))[0].text == TEXT
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_cancelled_request_is_aborted_at_the_server(is_streamed: bool) -> None:
     begun, left = asyncio.Event(), asyncio.Event()
 

@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -38,6 +38,7 @@ from worker.servers.refusals import of_piece, refusal
 #: Servers close a connection without requests after five seconds. A request that is sent at that moment would be lost
 #: without a word whether the server began with it, so connections are given up earlier on this side.
 _KEEP_ALIVE_S: Final = 2.0
+_END_S: Final = 1.0  #: wait for the end of a stream that has said it is done
 _MAX_REFUSAL_BYTES: Final = 1 << 20  #: read of the body of a refusal
 
 _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
@@ -122,6 +123,11 @@ class ServerClient:
                     if reader.first_text_s is None:
                         reader.first_text_s = time.perf_counter() - began
                     on_text(text)
+        # Behind [DONE] stands the end of the content, in a packet of its own; unread, the connection would be lost.
+        if not response.content.at_eof():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await response.content.readany()
 
     async def _whole(self, response: aiohttp.ClientResponse) -> bytes:
         return b"".join([chunk async for chunk in self._chunks(response)])
