@@ -23,7 +23,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.claims import RUNNING
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
-from alphaloop.store.overview import Overview, TaskNow, waits
+from alphaloop.store.overview import Overview, TaskNow, waits, with_waiting
 from alphaloop.store.task_figures import begin_of
 from alphaloop.store.workers import SeenWorker, WorkerStore
 from alphaloop.switchback.reliability import by_drafter, reliability
@@ -71,12 +71,11 @@ def status(
         ages = oldest(settings.kafka)
     except BrokerError as error:
         note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
-    known = {now.task for now in tasks}
-    tasks += [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
+    tasks = with_waiting(tasks, waiting)
     if as_json:
         told = [_incident_as_json(one) for one in incidents]
-        shown = [{**task_as_json(now, waiting), "oldest_s": ages.get(now.task)} for now in tasks]
-        seen = [_worker_as_json(one) for one in workers]
+        shown = [{**now.as_json(waiting), "oldest_s": ages.get(now.task)} for now in tasks]
+        seen = [one.as_json() for one in workers]
         expected = [asdict(one) for one in compared]
         print_json({"tasks": shown, "workers": seen, "incidents": told, "expectations": expected, **addresses})
         return
@@ -178,32 +177,9 @@ def _worker_line(one: SeenWorker) -> str:
     )
 
 
-def _worker_as_json(one: SeenWorker) -> dict[str, Any]:
-    return {
-        **{name: value for name, value in asdict(one.load).items() if name != "tokens"},
-        "num_running": len(one.load.tokens),
-        "started_at": one.started_at,
-        "seen_at": one.seen_at,
-        "silence_s": round(one.silence.total_seconds(), 1),
-    }
-
-
 def mode_of(now: TaskNow) -> str:
     """`vanilla`, the drafter's name, or `-`."""
     return now.drafter or now.mode or "-"
-
-
-def task_as_json(now: TaskNow, waiting: dict[str, int] | None) -> dict[str, Any]:
-    """A task as JSON: counts, and the rates that the table shows."""
-    return {
-        **asdict(now),
-        "num_jobs": now.num_jobs,
-        "num_probes": now.num_probes,
-        "num_controls": now.num_controls,
-        "waiting": None if waiting is None else waiting.get(now.task, 0),
-        "tokens_per_s": now.measured.tokens_per_s if now.measured else None,
-        "vanilla_tokens_per_s": now.measured.vanilla_tokens_per_s if now.measured else None,
-    }
 
 
 def _incident_as_json(one: OpenIncident) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Self
+from typing import Any, Self
 
 from sqlalchemy import text
 
@@ -48,6 +48,25 @@ class TaskNow(TaskFigures):
     def of(cls, figures: TaskFigures) -> Self:
         """The figures, before the choice and the speed-up are known."""
         return cls(**{its.name: getattr(figures, its.name) for its in fields(figures)})
+
+    def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
+        """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
+        return {
+            **asdict(self),
+            "num_jobs": self.num_jobs,
+            "num_probes": self.num_probes,
+            "num_controls": self.num_controls,
+            "waiting": None if waiting is None else waiting.get(self.task, 0),
+            "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
+            "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,
+        }
+
+
+def with_waiting(found: Sequence[TaskNow], waiting: Mapping[str, int] | None) -> list[TaskNow]:
+    """Also the tasks whose jobs only wait, by name."""
+    known = {now.task for now in found}
+    fresh = [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
+    return sorted([*found, *fresh], key=lambda now: now.task)
 
 
 def waits(tasks: Iterable[TaskNow], unfinished: Mapping[str, int]) -> dict[str, int]:

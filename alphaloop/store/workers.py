@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -54,6 +54,16 @@ class SeenWorker:
     started_at: datetime
     seen_at: datetime
     silence: timedelta
+
+    def as_json(self) -> dict[str, Any]:
+        """What it said last, and how long ago."""
+        return {
+            **{name: value for name, value in asdict(self.load).items() if name != "tokens"},
+            "num_running": len(self.load.tokens),
+            "started_at": self.started_at,
+            "seen_at": self.seen_at,
+            "silence_s": round(self.silence.total_seconds(), 1),
+        }
 
 
 class WorkerStore:

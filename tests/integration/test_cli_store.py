@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from rich.console import Console
 from sqlalchemy import text
 
-from alphaloop.cli.status import task_as_json, task_table
+from alphaloop.cli.status import task_table
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
@@ -323,7 +323,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, environment: N
     expected = dict(zip(("mean", "low", "high"), view, strict=True))
     explained = cli("explain", "code", "--json").json["measured"]["speedup"]
     (status,) = Overview(decoded).tasks_now()
-    assert explained["speedup"] == task_as_json(status, None)["measured"]["speedup"] == expected
+    assert explained["speedup"] == status.as_json(None)["measured"]["speedup"] == expected
     console = Console(width=110)
     with console.capture() as printed:
         console.print(task_table([status], None))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from starlette.requests import Request
 
@@ -17,7 +17,7 @@ from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.overview import TaskNow
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.store.workers import SeenWorker, WorkerStore
+from alphaloop.store.workers import WorkerStore
 
 #: Tasks that are listed: the busiest.
 MAX_TASKS: Final = 20
@@ -54,7 +54,7 @@ def now(sources: Sources, request: Request) -> Page:
             "num_running": sum(len(one.load.tokens) for one in workers),
             "num_slots": sum(one.load.num_slots for one in workers),
             "tokens_per_s": sum(speeds) if speeds else None,
-            "workers": [worker_document(one) for one in workers],
+            "workers": [one.as_json() for one in workers],
             "tasks": activity[:MAX_TASKS],
             "num_other_tasks": max(0, len(activity) - MAX_TASKS),
             "window_s": WINDOW.total_seconds(),
@@ -66,17 +66,6 @@ def now(sources: Sources, request: Request) -> Page:
             "errors": {name: error for name, error in wrong.items() if error},
         },
     )
-
-
-def worker_document(one: SeenWorker) -> dict[str, Any]:
-    """A worker as JSON: what it said last, and how long ago."""
-    return {
-        **{name: value for name, value in asdict(one.load).items() if name != "tokens"},
-        "num_running": len(one.load.tokens),
-        "started_at": one.started_at,
-        "seen_at": one.seen_at,
-        "silence_s": round(one.silence.total_seconds(), 1),
-    }
 
 
 def by_activity(

@@ -10,7 +10,6 @@ from starlette.requests import Request
 
 from alphaloop.console.page import NotFound, Page
 from alphaloop.console.sources import Sources
-from alphaloop.console.views.tasks import task_document
 from alphaloop.explaining.document import document
 from alphaloop.explaining.explanation import ExplainRequest, explain_task
 from alphaloop.explaining.opening import opening
@@ -39,7 +38,7 @@ def task(sources: Sources, request: Request) -> Page:
         name,
         {
             "task": name,
-            "now": None if now is None else task_document(now, waiting.value),
+            "now": None if now is None else now.as_json(waiting.value),
             "opening": None if found is None else " ".join(opening(found)),
             "explanation": None if found is None else document(found),
             "explained_at": explained.read_at,

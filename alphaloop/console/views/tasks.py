@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 
@@ -14,7 +12,7 @@ from alphaloop.console import drawing
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
 from alphaloop.console.views.asked import text
-from alphaloop.store.overview import TaskNow
+from alphaloop.store.overview import with_waiting
 from alphaloop.store.task_pages import TaskPages
 
 PAGE_SIZE: Final = 50
@@ -37,7 +35,7 @@ def tasks(sources: Sources, request: Request) -> Page:
         {
             "tasks": [
                 {
-                    **task_document(now, waiting.value),
+                    **now.as_json(waiting.value),
                     "last_change": changes.get(now.task),
                     "by_hour": hours.get(now.task, []),
                 }
@@ -52,23 +50,3 @@ def tasks(sources: Sources, request: Request) -> Page:
         },
         {"rows": [(now, changes.get(now.task), hours.get(now.task, [])) for now in shown], "waiting": waiting.value},
     )
-
-
-def with_waiting(found: Sequence[TaskNow], waiting: Mapping[str, int] | None) -> list[TaskNow]:
-    """Also the tasks whose jobs only wait, by name."""
-    known = {now.task for now in found}
-    fresh = [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
-    return sorted([*found, *fresh], key=lambda now: now.task)
-
-
-def task_document(now: TaskNow, waiting: Mapping[str, int] | None) -> dict[str, Any]:
-    """A task as JSON: its counts, and the rates that the page shows."""
-    return {
-        **asdict(now),
-        "num_jobs": now.num_jobs,
-        "num_probes": now.num_probes,
-        "num_controls": now.num_controls,
-        "waiting": None if waiting is None else waiting.get(now.task, 0),
-        "tokens_per_s": now.measured.tokens_per_s if now.measured else None,
-        "vanilla_tokens_per_s": now.measured.vanilla_tokens_per_s if now.measured else None,
-    }
