@@ -40,9 +40,11 @@ from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.job_pages import JobPages
-from benchmarks.console.filling import drift, fill, plans
+from benchmarks.console.filling import fill
+from benchmarks.console.findings import find
 from benchmarks.console.messages import RUNNING_JOB, send_messages
 from benchmarks.console.pictures import chromium, settle, take
+from benchmarks.console.plans import plans
 from benchmarks.ended_jobs import filling as ended_jobs
 
 PATHS: Final = (
@@ -89,7 +91,7 @@ def pictures(settings: Settings, num_tasks: int, folder: Path) -> None:
         now = datetime.now(UTC)
         fill(database, plans(num_tasks), now=now, has_drift=False)
         subprocess.run(once, check=True, timeout=300, env={**os.environ, **servers})
-        drift(database, now)  # made up: a scheduler finds its own over many runs
+        find(database, now)  # made up: a scheduler finds its own over many runs
         send_messages(settings, database, plans(1)[0])
         addresses = pages_of(settings, database)
     with ConsoleServer(settings) as server, chromium() as browser:

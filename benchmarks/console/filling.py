@@ -2,72 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Mode, Result, Status
-from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
+from alphaloop.messages import Mode
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.decode_runs import DecodeRun, JobCounts
+from alphaloop.store.decode_runs import JobCounts
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventContent, EventState
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
-from alphaloop.store.jobs import ClaimRequest, JobStore
-from alphaloop.store.outcomes import Outcome, OutcomeStore
 from alphaloop.store.recording import record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
-from alphaloop.store.workers import WorkerLoad, WorkerStore
 from alphaloop.switchback.slices import Phase, Slice, Treatment
 from alphaloop.switchback.task_speedup import Subject
+from benchmarks.console.findings import find
+from benchmarks.console.jobs import hold_jobs, run_of
+from benchmarks.console.plans import (
+    DEVICE,
+    DRAFT,
+    DRAFTER,
+    ENGINE,
+    HOST,
+    ROUND_S,
+    RUNNING,
+    TARGET,
+    WORKERS,
+    TaskPlan,
+)
 
-HOST, DEVICE, ENGINE = "gpu-node-1", "NVIDIA H100 80GB HBM3", "transformers-5.23.0/bfloat16"
-TARGET_NAME: Final = "SmolLM2-1.7B-Instruct"
-DRAFTER: Final = "lookup"
-TARGET, DRAFT = (hashlib.sha256(name).hexdigest()[:40] for name in (b"target", b"draft"))
-WORKERS: Final = ("gpu-node-1-4711-9f1c22ab", "gpu-node-2-4712-03be91d0")
 _HALF_LIFE: Final = timedelta(days=3)
-_ROUND_S: Final = 0.02
-_RUNNING: Final = 6
-_BATCH: Final = "batch-of-monday"
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPlan:
-    """A task: its acceptance, whether it speculates, and how many times faster that is."""
-
-    task: str
-    alpha: float
-    speculates: bool
-    tokens_per_round: float
-
-
-def plans(num_tasks: int) -> list[TaskPlan]:
-    """The tasks of the pictures, and as many others as are asked for."""
-    named = [
-        TaskPlan("code", 0.74, True, 2.6),
-        TaskPlan("summarization", 0.62, True, 2.1),
-        TaskPlan("sql", 0.81, True, 3.1),
-        TaskPlan("translation", 0.31, False, 1.3),
-        TaskPlan("question_answering", 0.44, True, 1.55),
-        TaskPlan("creative_writing", 0.18, False, 1.2),
-    ]
-    rng = random.Random(num_tasks)
-    others = [
-        TaskPlan(f"customer-{number:04d}", alpha := rng.uniform(0.1, 0.9), alpha > 0.4, 1 + 2 * alpha)
-        for number in range(num_tasks - len(named))
-    ]
-    return (named + others)[:num_tasks]
 
 
 def fill(
@@ -81,9 +49,9 @@ def fill(
     _slices(database, [plan for plan in tasks[:6] if plan.speculates or plan.task == "translation"], now)
     SwitchbackStore(database).refresh(now)
     _choices(database, tasks, now)
-    _jobs(database, tasks[:6], now, rng)
+    hold_jobs(database, tasks[:6], now, rng)
     if has_drift:
-        drift(database, now)
+        find(database, now)
 
 
 def _measured_engine(database: Database) -> None:
@@ -107,45 +75,11 @@ def _traffic(database: Database, plan: TaskPlan, now: datetime, rng: random.Rand
         moments = rng.sample(moments, 4)
     else:
         moments += [now - timedelta(seconds=rng.uniform(1, 55)) for _ in range(6)]
-    jobs = [JobCounts(f"{plan.task}-{number}", 1, _run(plan, at, rng)) for number, at in enumerate(sorted(moments))]
+    jobs = [
+        JobCounts(f"{plan.task}-{number}", 1, run_of(plan, at, now, rng)) for number, at in enumerate(sorted(moments))
+    ]
     with database.begin() as connection:
         record_counts(connection, jobs, _HALF_LIFE, recorded_at=now)
-
-
-def _run(plan: TaskPlan, at: datetime, rng: random.Random, k: int = 5) -> DecodeRun:
-    is_spoken = plan.speculates or rng.random() < 0.3
-    counts, alpha = AcceptanceCounts().with_round(0, 0, num_emitted=1), plan.alpha + 0.06 * rng.uniform(-1, 1)
-    while counts.num_tokens < 160:
-        accepted = 0
-        while is_spoken and accepted < k and rng.random() < alpha - 0.02 * accepted:
-            accepted += 1
-        counts = counts.with_round(k if is_spoken else 0, accepted, num_emitted=accepted + 1)
-    wall_s = counts.rounds * _ROUND_S * (1.1 if is_spoken else 1.0)
-    return DecodeRun(
-        key=EvidenceKey(
-            task=plan.task,
-            target_revision=TARGET,
-            engine=ENGINE,
-            sampling_bucket="greedy",
-            prompt_bucket="<=256",
-            drafter=DRAFTER if is_spoken else "",
-            draft_revision=DRAFT if is_spoken else "",
-        ),
-        purpose="traffic",
-        mode=Mode.SPECULATIVE if is_spoken else Mode.VANILLA,
-        num_draft_tokens=k if is_spoken else 0,
-        reason=Reason.FASTER if plan.speculates else Reason.EXPLORING if is_spoken else Reason.NOT_FASTER,
-        device=DEVICE,
-        counts=counts,
-        num_prompt_tokens=rng.randint(80, 240),
-        num_tokens=counts.num_tokens,
-        batch_size=_RUNNING,
-        queue_s=rng.uniform(0.05, 0.8),
-        time_to_first_token_s=0.05,
-        wall_s=wall_s,
-        device_s=wall_s / _RUNNING,
-        decoded_at=at,
-    )
 
 
 def _slices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> None:
@@ -157,7 +91,7 @@ def _slices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> Non
             for number, phase in enumerate((Phase.BETWEEN, Phase.BEFORE, Phase.CONTROL, Phase.AFTER)):
                 is_control = phase is Phase.CONTROL
                 num_rounds = 800 if phase is Phase.BETWEEN else 16
-                num = num_rounds * _RUNNING
+                num = num_rounds * RUNNING
                 cost = 1.0 if is_control else 1.25 * rng.uniform(0.94, 1.06)
                 one = Slice(
                     block_id=f"{plan.task}-{block}",
@@ -169,8 +103,8 @@ def _slices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> Non
                     num_sequence_rounds=num,
                     num_tokens=num if is_control else round(num * plan.tokens_per_round),
                     num_proposed=0 if is_control else num * 5,
-                    sequence_s=num * _ROUND_S * cost,
-                    sum_running=num_rounds * _RUNNING,
+                    sequence_s=num * ROUND_S * cost,
+                    sum_running=num_rounds * RUNNING,
                     sum_context=num_rounds * 180.0,
                 )
                 rows.append(SliceRow(subject, one, WORKERS[0]))
@@ -192,123 +126,11 @@ def _choices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> No
             "no job of this task yet",
             (vanilla, drafted),
         )
-        log.record_change(plan.task, TARGET, DEVICE, "greedy", _RUNNING, first, WORKERS[0])
+        log.record_change(plan.task, TARGET, DEVICE, "greedy", RUNNING, first, WORKERS[0])
         if plan.speculates:
             told = f"lookup, k=5 is expected at {gain:.2f}x vanilla ({gain * 0.9:.2f} to {gain * 1.12:.2f})"
             second = Decision(Mode.SPECULATIVE, DRAFTER, DRAFT, 5, Reason.FASTER, told, (drafted, vanilla))
         else:
             told = f"lookup, k=5 is expected at {gain:.2f}x vanilla, which is not faster beyond noise"
             second = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, told, (vanilla, drafted))
-        log.record_change(plan.task, TARGET, DEVICE, "greedy", _RUNNING, second, WORKERS[0])
-
-
-def _jobs(database: Database, tasks: Sequence[TaskPlan], now: datetime, rng: random.Random) -> None:
-    """Seventy claimed jobs of two workers; all but fifteen have ended."""
-    store, outcomes = JobStore(database), OutcomeStore(database)
-    for owner in WORKERS:
-        names = [(f"{rng.choice(tasks).task}-{rng.randrange(16**6):06x}", rng.choice(tasks)) for _ in range(35)]
-        requests = [
-            ClaimRequest(
-                name, hashlib.sha256(name.encode()).digest(), plan.task, "", f"row-{i}", "batch-of-monday", "traffic"
-            )
-            for i, (name, plan) in enumerate(names)
-        ]
-        claims = {claim.job_id: claim for claim in store.claim(requests, owner=owner, lease_s=3600, max_attempts=3)}
-        done = names[: 35 - rng.randint(5, 10)]
-        ended = [ended_job(name, plan, claims[name].attempt, now, rng) for name, plan in done]
-        outcomes.record(ended, owner=owner)
-        running = [name for name, _ in names[len(done) :]][:_RUNNING]
-        tokens = {name: rng.randint(5, 150) for name in running}
-        load = WorkerLoad(owner, DEVICE, TARGET_NAME, 8, 12, 35 - len(done), tokens, rng.uniform(600, 900))
-        WorkerStore(database).say(load)
-
-
-def ended_job(
-    job_id: str, plan: TaskPlan, attempt: int, now: datetime, rng: random.Random, batch_id: str = _BATCH
-) -> Outcome:
-    """What a worker records of a job; a few have failed."""
-    run = _run(plan, now - timedelta(seconds=rng.uniform(0, 50)), rng)
-    has_failed = rng.random() < 0.08
-    counts = run.counts
-    result = Result(
-        job_id=job_id,
-        status=Status.FAILED if has_failed else Status.SUCCEEDED,
-        task=plan.task,
-        batch_id=batch_id,
-        text=None if has_failed else "The river keeps its own slow time.",
-        finish_reason=None if has_failed else "stop",
-        usage=Usage(
-            prompt_tokens=run.num_prompt_tokens,
-            completion_tokens=run.num_tokens,
-            total_tokens=run.num_prompt_tokens + run.num_tokens,
-        ),
-        timings=Timings(queue_s=run.queue_s, time_to_first_token_s=0.05, wall_s=run.wall_s, device_s=run.device_s),
-        decoding=DecodingReport(
-            mode=Mode(run.mode),
-            drafter=run.key.drafter or None,
-            draft_revision=run.key.draft_revision or None,
-            target_revision=TARGET,
-            engine=ENGINE,
-            num_draft_tokens=run.num_draft_tokens,
-            reason=run.reason,
-            explanation="lookup, k=5 is expected to be faster" if run.key.drafter else "vanilla is not slower",
-            rounds=counts.rounds,
-            num_empty_rounds=counts.num_empty_rounds,
-            proposed=counts.proposed,
-            trials=counts.trials,
-            accepts=counts.accepts,
-            num_cropped=counts.num_cropped,
-            batch_size=_RUNNING,
-        ),
-        error=Failure(code="decode_failed", message="a step of the engine failed three times") if has_failed else None,
-        attempt=attempt,
-        recorded_at=now,
-    )
-    return Outcome(job_id, attempt, result.status, result.encode(), "results", {}, run)
-
-
-def drift(database: Database, now: datetime) -> None:
-    """An open event, one that is over, and an incident."""
-    store = DriftEventStore(database)
-    fallen = EventContent(
-        DriftSubject("code", DRAFTER, DRAFT, TARGET),
-        "traffic_changed",
-        "α₁ of code with lookup fell by .11 [.08 .14], from .74 to .63; its probes are steady (.75, within ±.05).",
-        "The jobs have changed, not the draft: look at what new producers send, or let the policy choose a smaller k.",
-        {"flagged_by": "traffic"},
-        41.5,
-        now - timedelta(hours=3),
-        now - timedelta(hours=2, minutes=20),
-    )
-    over = EventContent(
-        DriftSubject("summarization", DRAFTER, DRAFT, TARGET),
-        "setup_changed",
-        "α₁ of summarization with lookup fell by .07 [.04 .10] when the engine's dtype changed.",
-        "Nothing, if the change was meant.",
-        {"flagged_by": "probes"},
-        0.0,
-        None,
-        None,
-    )
-    store.write([EventChange(None, EventState.OPENED, fallen, fallen.verdict)], now - timedelta(hours=2))
-    (first,) = store.open_events()
-    store.write(
-        [EventChange(first.id, EventState.CONFIRMED, fallen, "Later jobs agree: .63 [.61 .66].")],
-        now - timedelta(hours=1),
-    )
-    store.write([EventChange(None, EventState.OPENED, over, over.verdict)], now - timedelta(days=2))
-    second = max(event.id for event in store.open_events())
-    closed = "Back within ±.05 of .62 for 64 jobs: an equivalence test says so."
-    store.write([EventChange(second, EventState.CLOSED, over, closed)], now - timedelta(days=1))
-    wrong = Incident(
-        IncidentKind.WRONG_TEXT,
-        "sql",
-        DRAFTER,
-        DRAFT,
-        TARGET,
-        ENGINE,
-        ("probe-5f0c6f9d", "control-5f0c6f9d"),
-        "A probe's text differs from its control's at token 17, by 3.1 nats: more than a near-tie.",
-        {},
-    )
-    IncidentStore(database).open([wrong], now - timedelta(minutes=40))
+        log.record_change(plan.task, TARGET, DEVICE, "greedy", RUNNING, second, WORKERS[0])

@@ -22,7 +22,8 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import ClaimRequest, JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from benchmarks.console.filling import TARGET_NAME, WORKERS, TaskPlan, ended_job
+from benchmarks.console.jobs import ended_job
+from benchmarks.console.plans import TARGET_NAME, WORKERS, TaskPlan
 
 RUNNING_JOB: Final = "order-4711"
 _FLUSH_S: Final = 60.0

@@ -84,17 +84,24 @@ def take(browser: Browser, url: str, folder: Path, pages: Mapping[str, str], pas
 
 
 def settle(page: Page, address: str) -> None:
-    """Open a page once its figures were read, which happens in the background."""
+    """Open a page once its figures were read, which happens in the background. Raises RuntimeError after a minute."""
     page.goto(address)
     if page.locator("script[src]").count() == 0:
         return  # a report, which has no twin and no script
-    page.wait_for_function(
+    # Not wait_for_function, which takes the promise of an answer for an answer.
+    is_read = page.evaluate(
         """async () => {
-            const answer = await fetch(document.querySelector('footer a').href)
-            const data = await answer.json()
-            return data.read_at !== null && data.explained_at !== null
+            for (const end = Date.now() + 60_000; Date.now() < end;) {
+                const answer = await fetch(document.querySelector('footer a').href)
+                const data = await answer.json()
+                if (data.read_at !== null && data.explained_at !== null) return true
+                await new Promise((go) => setTimeout(go, 100))
+            }
+            return false
         }"""
     )
+    if not is_read:
+        raise RuntimeError(f"{address}: its figures were not read within a minute")
     page.goto(address)
 
 

@@ -33,7 +33,8 @@ from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import WorkerStore
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
-from benchmarks.console.filling import fill, plans
+from benchmarks.console.filling import fill
+from benchmarks.console.plans import plans
 from scheduler.report import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console

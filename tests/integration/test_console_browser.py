@@ -14,8 +14,9 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from benchmarks.console.filling import fill, plans
+from benchmarks.console.filling import fill
 from benchmarks.console.pictures import chromium, find_chromium, settle
+from benchmarks.console.plans import plans
 from scheduler.report import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, Visitor, console
