@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement stories lock up down chaos fuzz first-hour clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console console-pictures stories lock up down chaos fuzz first-hour clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +27,7 @@ VLLM := .venv-vllm
 PEERS ?= ../shared/peers/parallel_consumer
 
 help: ## these lines
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to a drift report (5 minutes)
 	@$(BIN)/alphaloop demo $(ARGS)
@@ -104,6 +104,12 @@ bench-sql: $(INSTALLED) ## the documents' queries and the scheduler's reads with
 
 bench-agreement: $(INSTALLED) ## 2,000 real jobs: do all screens show one speed-up, and is it that of forced runs? (an hour)
 	@$(BIN)/python -m benchmarks.agreement $(ARGS)
+
+bench-console: $(INSTALLED) ## first paint of the console's pages with 1,000 tasks and 10 million jobs (20 GB of disk; needs Chromium; ARGS='--jobs 100000')
+	@$(BIN)/python -m benchmarks.console --jobs 10000000 $(ARGS)
+
+console-pictures: $(INSTALLED) ## the pictures of the console's pages in the guide, taken anew (2 minutes; needs Chromium)
+	@$(BIN)/python -m benchmarks.console --tasks 6 --pictures docs/guides/console $(ARGS)
 
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock

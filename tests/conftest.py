@@ -13,7 +13,17 @@ import pytest
 
 pytest_plugins = [
     f"tests.fixtures.{name}"
-    for name in ("broker", "cli", "postgres", "models", "worker", "dictionary_order", "pooler", "object_store")
+    for name in (
+        "broker",
+        "browser",
+        "cli",
+        "postgres",
+        "models",
+        "worker",
+        "dictionary_order",
+        "pooler",
+        "object_store",
+    )
 ]
 
 #: The seed of every run that asks for no other.

@@ -21,6 +21,7 @@ from alphaloop.console import assets, uploading
 from alphaloop.console.actions import ACTIONS, Action
 from alphaloop.console.headers import SafeHeaders
 from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
+from alphaloop.console.places import PLACES, place_of
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
 from alphaloop.console.sources import Sources
 from alphaloop.console.streaming import Read, Streams
@@ -49,19 +50,6 @@ VIEWS: Final[dict[str, View]] = {
     "/reports": reports.reports,
     "/report": reports.report,
 }
-#: What the head of every page links to, in order: address, name, key behind g.
-PLACES: Final = (
-    ("/", "Now", "n"),
-    ("/tasks", "Tasks", "t"),
-    ("/jobs", "Jobs", "j"),
-    ("/batches", "Batches", "b"),
-    ("/dead-letters", "Dead letters", "l"),
-    ("/drift", "Drift", "d"),
-    ("/drafts", "Drafts", "f"),
-    ("/reports", "Reports", "r"),
-)
-#: What the addresses below a place begin with, where that is not the place's own.
-_BELOW: Final = {"/jobs": "/job", "/batches": "/batch", "/reports": "/report", "/dead-letters": "/dead-letter"}
 _STATUS: Final[tuple[tuple[type[AlphaloopError], int], ...]] = (
     (NotFound, 404),
     (NoSuchEvent, 404),
@@ -203,8 +191,7 @@ class Console:
         return RedirectResponse(f"/sign-in?to={quote(wanted, safe='')}", 303)
 
     def _ask_to_sign_in(self, request: Request) -> Response:
-        page = Page("sign_in.html.j2", "Sign in", {"to": _inside(request.query_params.get("to")), "is_wrong": False})
-        return respond(page, request, self._frame(request, None))
+        return self._sign_in_page(request, _inside(request.query_params.get("to")), is_wrong=False)
 
     async def _sign_in(self, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=5, max_part_size=4096)
@@ -213,8 +200,7 @@ class Console:
         def answer(request: Request) -> Response:
             session = self._sessions.sign_in(name, password)
             if session is None:
-                page = Page("sign_in.html.j2", "Sign in", {"to": _inside(to), "is_wrong": True}, status=401)
-                return respond(page, request, self._frame(request, None))
+                return self._sign_in_page(request, _inside(to), is_wrong=True)
             welcome = RedirectResponse(_inside(to), 303)
             # Strict: a link on another site opens the console signed out, and no form there can act here.
             welcome.set_cookie(
@@ -223,6 +209,11 @@ class Console:
             return welcome
 
         return await run_in_threadpool(self._open(answer), request)
+
+    def _sign_in_page(self, request: Request, to: str, *, is_wrong: bool) -> Response:
+        data, status = {"to": to, "is_wrong": is_wrong}, 401 if is_wrong else 200
+        page = Page("sign_in.html.j2", "Sign in", data, status=status, is_live=False, has_twin=False)
+        return respond(page, request, self._frame(request, None))
 
     async def _sign_out(self, request: Request) -> Response:
         if (session := self._sessions.of_cookie(request.cookies.get(COOKIE))) is not None:
@@ -235,7 +226,7 @@ class Console:
         """What stands around every page."""
         return {
             "places": PLACES,
-            "here": next((path for path, *_ in PLACES[1:] if request.url.path.startswith(_BELOW.get(path, path))), "/"),
+            "here": place_of(request.url.path),
             "session": session,
             "is_open": not self._sessions.are_needed,
             "version": alphaloop.__version__,

@@ -28,6 +28,7 @@ class Page:
     shown: Mapping[str, Any] = field(default_factory=dict)  #: what the template needs beside the data
     status: int = 200
     is_live: bool = True  #: whether the page is fetched anew while somebody looks at it
+    has_twin: bool = True
 
 
 class NotFound(AlphaloopError, LookupError):
@@ -52,7 +53,12 @@ def respond(page: Page, request: Request, frame: Mapping[str, Any]) -> Response:
     if wants_json(request):
         return as_json(page.data, page.status)
     template = _environment().get_template(page.template)
-    around = {**frame, "title": page.title, "is_live": page.is_live, "json_url": _json_url(request)}
+    around = {
+        **frame,
+        "title": page.title,
+        "is_live": page.is_live,
+        "json_url": _json_url(request) if page.has_twin else None,
+    }
     return HTMLResponse(template.render({**page.data, **page.shown, **around}), page.status)
 
 

@@ -57,8 +57,11 @@ def how(task: TaskNow) -> str:
 
 
 def breaks(name: str) -> Markup:
-    """A name that may be broken behind its underscores and hyphens."""
-    return escape(name).replace("_", Markup("_<wbr>")).replace("-", Markup("-<wbr>"))
+    """A name that may be broken behind its underscores, hyphens and points."""
+    shown = escape(name)
+    for mark in ("_", "-", "."):
+        shown = shown.replace(mark, mark + Markup("<wbr>"))
+    return shown
 
 
 def _time(at: datetime, told: str) -> Markup:

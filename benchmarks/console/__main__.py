@@ -2,7 +2,7 @@
 
     python -m benchmarks.console                                       # 1,000 tasks and 100,000 jobs
     python -m benchmarks.console --jobs 10000000                       # 20 GB of disk
-    python -m benchmarks.console --tasks 6 --jobs 0 --pictures docs/guides/console    # the guide's pictures
+    python -m benchmarks.console --tasks 6 --pictures docs/guides/console    # the guide's pictures
 
 A broker and a database of its own are started in a temporary folder. Milliseconds are medians over the repeats, of the
 first contentful paint in Chromium and of the server's answer. Last line: JSON.
@@ -40,6 +40,7 @@ from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.job_pages import JobPages
+from alphaloop.store.workers import WorkerStore
 from benchmarks.console.filling import fill
 from benchmarks.console.findings import find
 from benchmarks.console.messages import RUNNING_JOB, send_messages
@@ -89,11 +90,13 @@ def pictures(settings: Settings, num_tasks: int, folder: Path) -> None:
     servers = {"DATABASE_URL": url.get_secret_value(), "KAFKA_BOOTSTRAP_SERVERS": brokers}
     with Database(url) as database:
         now = datetime.now(UTC)
-        fill(database, plans(num_tasks), now=now, has_drift=False)
+        loads = fill(database, plans(num_tasks), now=now, has_drift=False)
         subprocess.run(once, check=True, timeout=300, env={**os.environ, **servers})
         find(database, now)  # made up: a scheduler finds its own over many runs
         send_messages(settings, database, plans(1)[0])
         addresses = pages_of(settings, database)
+        for load in loads:
+            WorkerStore(database).say(load)
     with ConsoleServer(settings) as server, chromium() as browser:
         for path in take(browser, server.listens_at, folder, addresses, password):
             console.print(f"{path}: {path.stat().st_size / 1000:.0f} kB")

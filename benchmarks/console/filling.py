@@ -18,6 +18,7 @@ from alphaloop.store.decode_runs import JobCounts
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.recording import record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
+from alphaloop.store.workers import WorkerLoad
 from alphaloop.switchback.slices import Phase, Slice, Treatment
 from alphaloop.switchback.task_speedup import Subject
 from benchmarks.console.findings import find
@@ -40,8 +41,8 @@ _HALF_LIFE: Final = timedelta(days=3)
 
 def fill(
     database: Database, tasks: Sequence[TaskPlan], *, now: datetime, seed: int = 1, has_drift: bool = True
-) -> None:
-    """Write the day before `now`, and what runs at this moment."""
+) -> list[WorkerLoad]:
+    """Write the day before `now`, and what runs at this moment. Returns what the workers say of themselves."""
     rng = random.Random(seed)
     _measured_engine(database)
     for plan in tasks:
@@ -49,9 +50,9 @@ def fill(
     _slices(database, [plan for plan in tasks[:6] if plan.speculates or plan.task == "translation"], now)
     SwitchbackStore(database).refresh(now)
     _choices(database, tasks, now)
-    hold_jobs(database, tasks[:6], now, rng)
     if has_drift:
         find(database, now)
+    return hold_jobs(database, tasks[:6], now, rng)
 
 
 def _measured_engine(database: Database) -> None:

@@ -73,9 +73,9 @@ def run_of(plan: TaskPlan, at: datetime, now: datetime, rng: random.Random, k: i
     )
 
 
-def hold_jobs(database: Database, tasks: Sequence[TaskPlan], now: datetime, rng: random.Random) -> None:
-    """Seventy claimed jobs of two workers; all but fifteen have ended."""
-    store, outcomes = JobStore(database), OutcomeStore(database)
+def hold_jobs(database: Database, tasks: Sequence[TaskPlan], now: datetime, rng: random.Random) -> list[WorkerLoad]:
+    """Seventy claimed jobs of two workers; all but fifteen have ended. Returns what the workers say of themselves."""
+    store, outcomes, loads = JobStore(database), OutcomeStore(database), list[WorkerLoad]()
     for owner in WORKERS:
         names = [(f"{rng.choice(tasks).task}-{rng.randrange(16**6):06x}", rng.choice(tasks)) for _ in range(35)]
         requests = [
@@ -90,6 +90,8 @@ def hold_jobs(database: Database, tasks: Sequence[TaskPlan], now: datetime, rng:
         tokens = {name: rng.randint(5, 150) for name in running}
         load = WorkerLoad(owner, DEVICE, TARGET_NAME, 8, 12, 35 - len(done), tokens, rng.uniform(600, 900))
         WorkerStore(database).say(load)
+        loads.append(load)
+    return loads
 
 
 def ended_job(

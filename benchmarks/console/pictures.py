@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from PIL import Image
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, ViewportSize, sync_playwright
 
 from alphaloop.errors import StartFailed
 
@@ -64,15 +64,15 @@ def take(browser: Browser, url: str, folder: Path, pages: Mapping[str, str], pas
     Raises RuntimeError where the browser complains about a page.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    complaints: list[str] = []
+    opened: dict[Look, Page] = {}
     for look in LOOKS:
-        context = browser.new_context(
-            viewport={"width": look.width, "height": look.height}, color_scheme="dark" if look.is_dark else "light"
+        opened[look] = _signed_in(
+            browser, look, url, found := folder / f"sign-in{look.suffix}.png", password, complaints
         )
-        complaints: list[str] = []
-        context.on("console", partial(_note, complaints))
-        page = _signed_in(context, url, folder / f"sign-in{look.suffix}.png", password)
-        yield folder / f"sign-in{look.suffix}.png"
-        for name, path in pages.items():
+        yield found
+    for name, path in pages.items():
+        for look, page in opened.items():  # one behind the other, so that the three show the same moment
             settle(page, url + path)
             if page.locator("[data-stream]").count():
                 page.wait_for_function("() => document.querySelector('[data-stream]').textContent.length > 100")
@@ -80,7 +80,8 @@ def take(browser: Browser, url: str, folder: Path, pages: Mapping[str, str], pas
             if complaints:
                 raise RuntimeError(f"{path}: {complaints}")
             yield found
-        context.close()
+    for page in opened.values():
+        page.context.close()
 
 
 def settle(page: Page, address: str) -> None:
@@ -105,7 +106,10 @@ def settle(page: Page, address: str) -> None:
     page.goto(address)
 
 
-def _signed_in(context: BrowserContext, url: str, picture: Path, password: str) -> Page:
+def _signed_in(browser: Browser, look: Look, url: str, picture: Path, password: str, complaints: list[str]) -> Page:
+    size: ViewportSize = {"width": look.width, "height": look.height}
+    context = browser.new_context(viewport=size, color_scheme="dark" if look.is_dark else "light")
+    context.on("console", partial(_note, complaints))
     page = context.new_page()
     page.goto(f"{url}/sign-in")
     _save(page, picture)

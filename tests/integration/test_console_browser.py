@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 from pydantic import SecretStr
 
 from alphaloop.store.database import Database
@@ -15,48 +14,15 @@ from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from benchmarks.console.filling import fill
-from benchmarks.console.pictures import chromium, find_chromium, settle
+from benchmarks.console.pictures import settle
 from benchmarks.console.plans import plans
 from scheduler.report import render_page
 from tests.fixtures import reports
+from tests.fixtures.browser import WAIT_MS, opened, overhang
 from tests.fixtures.console import PASSWORD, Visitor, console
-from tests.fixtures.missing import missing
 from tests.fixtures.runs import claim_request
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
-
-WAIT_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if find_chromium() is None:
-        missing("Chromium", "apt install chromium")
-    with chromium() as found:
-        yield found
-
-
-@contextmanager
-def opened(
-    browser: Browser, *, is_phone: bool = False, is_dark: bool = False, has_script: bool = True
-) -> Iterator[Page]:
-    """A page that fails the test if the browser complains about anything."""
-    context = browser.new_context(
-        viewport={"width": 390 if is_phone else 1280, "height": 844},
-        color_scheme="dark" if is_dark else "light",
-        java_script_enabled=has_script,
-    )
-    context.set_default_timeout(WAIT_MS)
-    page, complaints = context.new_page(), list[str]()
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(error.message))
-    page.on("requestfailed", lambda request: complaints.append(f"{request.url}: {request.failure}"))
-    try:
-        yield page
-    finally:
-        context.close()
-    # A page that is left while it reads itself anew gives that request up.
-    assert [one for one in complaints if "ERR_ABORTED" not in one] == []
 
 
 @pytest.fixture
@@ -84,7 +50,7 @@ def test_no_page_complains_or_is_wider_than_the_window(
             *("/drafts", "/reports", "/report"),
         ):
             page.goto(visitor.url + path)
-            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, path
+            assert overhang(page) == 0, path
             paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert paper == ("rgb(20, 24, 29)" if is_dark else "rgb(255, 255, 255)"), path
         page.goto(visitor.url + "/tasks/code")
@@ -145,6 +111,11 @@ def test_a_person_signs_in_and_acknowledges(browser: Browser, database: Database
         page.get_by_label("What they do about it").fill("a new draft is in training")
         page.get_by_role("button", name="Acknowledge").click()
         expect(page.get_by_text("took note of it")).to_be_visible()
+        page.get_by_role("link", name="Drift", exact=True).click()
+        page.locator("summary").click()
+        page.get_by_label("What they do about it").fill("the kernel is being looked at")
+        page.get_by_role("button", name="Acknowledge").click()
+        expect(page.get_by_text("took note of it 0 s ago: the kernel is being looked at")).to_be_visible()
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
