@@ -36,9 +36,9 @@ def event_id(database: Database) -> int:
 
 
 @pytest.fixture
-def person(database_url: SecretStr) -> Iterator[Visitor]:
-    """Somebody who signed in."""
-    with console(database_url, password=SecretStr(PASSWORD)) as visitor:
+def person(console_login: SecretStr) -> Iterator[Visitor]:
+    """Somebody who signed in, at a console with the login of the Compose stack."""
+    with console(console_login, password=SecretStr(PASSWORD)) as visitor:
         assert visitor.sign_in().status == 303
         yield visitor
 

@@ -39,9 +39,9 @@ def content() -> bytes:
 
 
 @pytest.fixture
-def person(database_url: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
-    """Somebody who signed in."""
-    with console(database_url, kafka=kafka_settings, password=SecretStr(PASSWORD), max_batch_mb=1) as visitor:
+def person(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
+    """Somebody who signed in, at a console with the login of the Compose stack."""
+    with console(console_login, kafka=kafka_settings, password=SecretStr(PASSWORD), max_batch_mb=1) as visitor:
         assert visitor.sign_in().status == 303
         yield visitor
 

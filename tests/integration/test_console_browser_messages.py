@@ -32,9 +32,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
 
 
 @pytest.fixture
-def visitor(database_url: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
+def visitor(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
     with console(
-        database_url, kafka=kafka_settings, password=SecretStr(PASSWORD), refresh_s=1, max_batch_mb=1
+        console_login, kafka=kafka_settings, password=SecretStr(PASSWORD), refresh_s=1, max_batch_mb=1
     ) as found:
         yield found
 

@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 
 @pytest.fixture
-def person(database_url: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
-    """Somebody who signed in."""
-    with console(database_url, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
+def person(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
+    """Somebody who signed in, at a console with the login of the Compose stack."""
+    with console(console_login, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
         assert visitor.sign_in().status == 303
         yield visitor
 
