@@ -582,20 +582,20 @@ def test_status(
     cli: Cli,
     environment: None,
     decoded: Database,
-    kafka_settings: KafkaSettings,
+    clean_kafka: KafkaSettings,  # jobs that wait for other tests would take width from the table
     kafka_broker: str,
     fresh_prefix: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_broker)
     monkeypatch.setenv("ALPHALOOP_KAFKA__GROUP_ID", fresh_prefix)
-    ensure_topics(kafka_settings, [fresh_prefix])
-    producer = Producer(kafka_settings)
+    ensure_topics(clean_kafka, [fresh_prefix])
+    producer = Producer(clean_kafka)
     for _ in range(3):
         producer.send(jobs_topic(fresh_prefix), key=None, value=b"{}")
     producer.flush(10)
     producer.close()
-    assert backlog(kafka_settings.model_copy(update={"group_id": fresh_prefix}))[fresh_prefix] == 3
+    assert backlog(clean_kafka.model_copy(update={"group_id": fresh_prefix}))[fresh_prefix] == 3
     ran = cli("status", "--json")
     assert ran.code == 0
     by_task = {task["task"]: task for task in ran.json["tasks"]}
