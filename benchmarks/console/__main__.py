@@ -5,7 +5,8 @@
     python -m benchmarks.console --tasks 6 --pictures docs/guides/console    # the guide's pictures
 
 A broker and a database of its own are started in a temporary folder. Milliseconds are medians over the repeats, of the
-first contentful paint in Chromium and of the server's answer. Last line: JSON.
+first contentful paint in Chromium and of the server's answer; below them what the browser takes for a page of one
+word. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ PATHS: Final = (
     *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/jobs", "/batches", "/dead-letters", "/drift"),
     *("/drafts", "/reports"),
 )
+#: What the browser itself takes on this machine at this moment.
+_ONE_WORD: Final = "data:text/html,<p>word</p>"
 console = Console(stderr=True)
 
 
@@ -72,9 +75,11 @@ def main() -> None:
             _fill(settings, options.tasks, options.jobs)
             with ConsoleServer(settings) as server, chromium() as browser:
                 found = [measured(browser, server.url, path, options.repeats) for path in PATHS]
+                least_ms = statistics.median(first_paint(browser, _ONE_WORD) for _ in range(options.repeats))
     show(found)
+    console.print(f"a page of one word, from no server: {least_ms:.0f} ms")
     conditions = {"tasks": options.tasks, "jobs": options.jobs, "load": os.getloadavg()[0], "cores": os.cpu_count()}
-    print(json.dumps({"conditions": conditions, "pages": found}))
+    print(json.dumps({"conditions": conditions, "least_paint_ms": least_ms, "pages": found}))
 
 
 def pictures(settings: Settings, num_tasks: int, folder: Path) -> None:
@@ -139,12 +144,18 @@ def measured(browser: Browser, url: str, path: str, repeats: int) -> dict[str, A
         with urllib.request.urlopen(url + path) as answer:
             size = len(answer.read())
         answers.append(1000 * (time.perf_counter() - began))
-        page = browser.new_page()
-        page.goto(url + path)
-        page.wait_for_function("() => performance.getEntriesByName('first-contentful-paint').length > 0")
-        paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
-        page.close()
+        paints.append(first_paint(browser, url + path))
     return {"path": path, "paint_ms": statistics.median(paints), "answer_ms": statistics.median(answers), "bytes": size}
+
+
+def first_paint(browser: Browser, address: str) -> float:
+    """Milliseconds from the navigation of a new page to its first contentful paint."""
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_function("() => performance.getEntriesByName('first-contentful-paint').length > 0")
+    paint_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    page.close()
+    return float(paint_ms)
 
 
 def show(found: list[dict[str, Any]]) -> None:
