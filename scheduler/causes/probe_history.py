@@ -95,7 +95,7 @@ class ProbeHistory:
         """What was measured since `before`, against what was measured until `after`; None where either is missing.
 
         The last measurements of the last setup on each side are added up, because texts differ at near-ties. A fall
-        that has healed since is one all the same: only the first measurement after the change shows it.
+        that has healed since is one all the same: then the first measurement after the change is told.
         """
         earlier = [m for m in self.measurements if m.measured_at <= after]
         later = [m for m in self.measurements if m.measured_at >= before]
@@ -103,11 +103,9 @@ class ProbeHistory:
             return None
         was = _sum([m for m in earlier if m.setup == earlier[-1].setup][-_ADDED_UP:])
         its = [m for m in later if m.setup == later[-1].setup]
-        last = self._compare(was, _sum(its[-_ADDED_UP:]))
-        if last.state is State.FELL or len(its) == 1:
-            return last
-        first = self._compare(was, its[0])
-        return first if first.state is State.FELL else last
+        first, last = self._compare(was, its[0]), self._compare(was, _sum(its[-_ADDED_UP:]))
+        has_healed = last.state is not State.FELL or has_recovered(self._compare(was, its[-1]), self.margin)
+        return first if first.state is State.FELL and has_healed else last
 
     def _predecessor(self, setup: Setup, earlier: Sequence[Side]) -> Setup:
         """The setup to compare a new one with: one that differs in as little as possible, the newest of these.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler.causes.probe_history import differences
 from scheduler.verdicts import Setup, State
 from tests.fixtures.causes import FIRST, day, history, measured
@@ -86,11 +88,19 @@ def test_across_needs_a_measurement_on_both_sides() -> None:
     assert (verdict.state, verdict.trials_before, verdict.trials_after) == (State.FELL, 240, 120)
 
 
-def test_across_finds_a_fall_that_healed_since() -> None:
+@pytest.mark.parametrize("newest", [10, 11, 13])
+def test_across_finds_a_fall_that_healed_since(newest: int) -> None:
     """A restart heals a fault; the measurements behind it must not hide that the fall of traffic was the fault's."""
-    verdict = history(*(measured(n, LOW if n == 9 else HIGH) for n in range(14))).across(day(8), day(8.5))
+    runs = (measured(n, LOW if n == 9 else HIGH) for n in range(newest + 1))
+    verdict = history(*runs).across(day(8), day(8.5))
     assert verdict is not None
-    assert (verdict.state, verdict.measured_after) == (State.FELL, day(9))
+    assert (verdict.state, verdict.measured_after, verdict.trials_after) == (State.FELL, day(9), 120)
+
+
+def test_across_adds_up_a_fall_that_lasts() -> None:
+    verdict = history(*(measured(n, LOW if n >= 9 else HIGH) for n in range(13))).across(day(8), day(8.5))
+    assert verdict is not None
+    assert (verdict.state, verdict.measured_after, verdict.trials_after) == (State.FELL, day(12), 360)
 
 
 def test_nothing_tested_is_no_measurement() -> None:
