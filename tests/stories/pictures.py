@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmarks.console.pictures import chromium, find_chromium
 
-_COLOURS: Final = 64  # of a picture, which keeps it small
+_COLOURS: Final = 32  # of a picture, which keeps it small
 
 
 @dataclass(frozen=True, slots=True)
