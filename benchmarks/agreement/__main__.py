@@ -8,8 +8,8 @@ the view task_speedup_now and the metrics are asked: they must show equal figure
 blocks, each forced to vanilla and forced to speculate, in an order drawn by lot. Tasks that the worker left vanilla
 stay vanilla in both, because the figures are of a device on which only the others speculate. A task's shown speed-up
 agrees where it differs from that of its forced blocks by no more than both intervals allow. What was asked and forced
-is kept in agreement.json as it comes. Last line: JSON. Exit code 1 where screens differ, or a shown figure is not that
-of the forced runs.
+is kept in agreement.json as it comes. Last line: JSON. Exit code 1 where screens differ, a shown figure is not that of
+the forced runs, or no task has a figure to compare.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from benchmarks.whole.jobs import read_folder
 console = Console(stderr=True)
 #: Of all tasks together: with five tasks each figure has 99 %.
 CONFIDENCE: Final = 0.95
+NOT_COMPARED: Final = "not compared"
 _HARVESTED: Final = 20  #: prompts of a task that the demo finds in Python's library
 
 
@@ -153,12 +154,13 @@ def _conclude(
         )
     for sentence in unlike:
         console.print(f"screens differ: {sentence}", markup=False, soft_wrap=True)
-    is_right = not unlike and all(line["verdict"] != "DIFFERS" for line in lines)
+    num_compared = sum(line["verdict"] != NOT_COMPARED for line in lines)
+    is_right = is_shown_right(unlike, [line["verdict"] for line in lines])
     found: dict[str, Any] = {
         "right": is_right,
         "seed": options.seed,
         "num_jobs": options.jobs,
-        "num_compared": sum(line["verdict"] != "not compared" for line in lines),
+        "num_compared": num_compared,
         "screens_differ": unlike,
         "tasks": lines,
         "load": os.getloadavg()[0],
@@ -168,12 +170,18 @@ def _conclude(
     return int(not is_right)
 
 
+def is_shown_right(unlike: Sequence[str], verdicts: Sequence[str]) -> bool:
+    """Whether all screens agree, and every figure with the forced runs. Without a figure nothing is shown."""
+    compared = [verdict for verdict in verdicts if verdict != NOT_COMPARED]
+    return not unlike and bool(compared) and "DIFFERS" not in compared
+
+
 def _line(task: str, shown: Mapping[str, Any], blocks: Sequence[ForcedBlock], num_tasks: int) -> dict[str, Any]:
     forced = forced_speedup(blocks, 1 - (1 - CONFIDENCE) / num_tasks)
     figure = None
     if shown.get("speedup") is not None:
         figure = Interval(shown["speedup"], shown["low"], shown["high"])
-    verdict = "not compared"
+    verdict = NOT_COMPARED
     if forced is not None and figure is not None:
         verdict = "agrees" if agree(figure, forced) else "DIFFERS"
     return {
@@ -234,10 +242,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", help="only these tasks")
     parser.add_argument("--max-chars", type=int, default=900, help="longer prompts of the folder are left out")
     parser.add_argument("--jobs", type=int, default=2000, help="that the worker decides; prompts repeat")
-    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--blocks", type=int, default=24, help="pairs of forced blocks")
     parser.add_argument("--block-jobs", type=int, default=2, help="prompts of each task in a block")
-    parser.add_argument("--control-share", type=float, default=0.1, help="[policy] control_share of the worker")
+    parser.add_argument("--control-share", type=float, default=0.2, help="[policy] control_share of the worker")
     parser.add_argument("--threads", type=int, default=2, help="of the worker")
     parser.add_argument("--seed", type=int, default=20261123)
     parser.add_argument("--data-dir", type=Path, help="where everything is kept; a new folder, if not given")

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from alphaloop.acceptance import Interval
+from benchmarks.agreement.__main__ import is_shown_right
 from benchmarks.agreement.asking import Asked, differences
 from benchmarks.agreement.forced import LEAST_BLOCKS, ForcedBlock, agree, forced_speedup
 
@@ -73,3 +74,16 @@ def test_another_or_a_missing_figure_is_told_with_its_places() -> None:
         "code, speedup: view 1.25, status 1.26",
         "code, low: view 1.1, metrics None",
     ]
+
+
+@pytest.mark.parametrize(
+    ("unlike", "verdicts", "right"),
+    [
+        ([], ["agrees", "not compared"], True),
+        ([], ["agrees", "DIFFERS"], False),
+        (["code, speedup: view 1.2, status 1.3"], ["agrees"], False),
+        ([], ["not compared", "not compared"], False),
+    ],
+)
+def test_a_run_is_right_only_where_something_was_compared(unlike: list[str], verdicts: list[str], right: bool) -> None:
+    assert is_shown_right(unlike, verdicts) is right
