@@ -70,10 +70,11 @@ def _nearest(name: str, known: frozenset[str]) -> str | None:
 
 def _refusal(name: str, nearest: str | None, *, within: str) -> InvalidField:
     is_shown = _NAME.fullmatch(name) is not None
-    expected = f"expected {nearest}" if nearest else "expected a field of a job"
     found = repr(name) if is_shown else "a name of other characters"
     return InvalidField(
-        f"{expected}, found {found}, which is none",
+        f"expected {nearest}, found {found}, which is no field of a job"
+        if nearest
+        else f"expected a field of a job, found {found}",
         field=f"{within}{name}" if is_shown else within.rstrip(".") or None,
         hint="correct it, leave it out, or name it in worker.ignored_body_fields",
     )
