@@ -20,6 +20,7 @@ pytest_plugins = [
         "postgres",
         "models",
         "worker",
+        "decoded_jobs",
         "dictionary_order",
         "pooler",
         "object_store",

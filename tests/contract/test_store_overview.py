@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,28 +13,23 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.cost import CostPoint
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
-from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore, ShadowRun
+from alphaloop.store.outcomes import DecodeRun, OutcomeStore, ShadowRun
 from alphaloop.store.overview import Overview
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import metadata
 from benchmarks.stored_runs.questions import ROOT, questions
+from tests.fixtures.decoded_jobs import DecodedJobs, calibrate, choose
 from tests.fixtures.drift_events import content
 from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import (
-    DEVICE,
     ENGINE,
     TARGET,
     claim_request,
@@ -50,7 +45,6 @@ pytestmark = pytest.mark.postgres
 PAGE = (ROOT / "docs/reference/sql.md").read_text(encoding="utf-8")
 QUERIES = {question.title: question.sql for question in questions("docs/reference/sql.md")}
 FAULTS = next(title for title in QUERIES if title.endswith("Do the counts add up?"))
-K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x vanilla expected")
 VIEWS = (
     "task_alpha_now",
     "task_jobs_now",
@@ -72,7 +66,7 @@ def filled(postgres_server: str, migrated_template: str, seed: int) -> Iterator[
 
 def fill(database: Database, rng: random.Random) -> Database:
     """Two tasks: one speculative with controls, one vanilla; a failure, an open drift, a waiting message."""
-    jobs, outcomes, drafts = JobStore(database), OutcomeStore(database), DraftRegistry(database)
+    jobs, outcomes = JobStore(database), OutcomeStore(database)
     recent = datetime.now(UTC) - timedelta(minutes=1)
     runs = [
         *(decode_run(simulated_counts(rng, [0.8, 0.6, 0.5, 0.4], 12), device_s=0.4, at=recent) for _ in range(8)),
@@ -107,12 +101,17 @@ def fill(database: Database, rng: random.Random) -> Database:
     slices.add(block_rows(subject("code"), recent - timedelta(minutes=2), 10, expected=expected))
     slices.refresh(recent)
     RollupStore(database).roll_up(datetime.now(UTC))
-    drafts.register("lookup", "draft-1", TARGET)
-    DecisionLog(database).record_change("code", TARGET, DEVICE, "greedy", 4, K4, "w1")
-    CostStore(database).save("a-host", DEVICE, "e", TARGET, {}, [CostPoint(None, 1, 1, 30.0, 5)])
+    calibrate(database)
+    choose(database)
     found = content(DriftSubject("code", "lookup", "draft-1", TARGET))
     DriftEventStore(database).write([EventChange(None, EventState.OPENED, found, found.verdict)], recent)
     return database
+
+
+def record(database: Database, rng: random.Random, runs: Sequence[DecodeRun]) -> None:
+    jobs = DecodedJobs(database, rng)
+    for run in runs:
+        jobs.record(run.key.task, run)
 
 
 @pytest.mark.parametrize("title", QUERIES)
@@ -184,20 +183,14 @@ def test_alpha_does_not_pool_what_may_not_be_compared(database: Database, rng: r
         {"purpose": Purpose.PROBE},
     )
     runs = [decode_run(simulated_counts(rng, [0.1 + 0.1 * n], 50), **way) for n, way in enumerate(ways)]
-    jobs, outcomes = JobStore(database), OutcomeStore(database)
-    ids = [f"job-{number}" for number in range(len(runs))]
-    jobs.claim([claim_request(job_id) for job_id in ids], owner="w", lease_s=60, max_attempts=3)
-    outcomes.record([outcome(job_id, run=run) for job_id, run in zip(ids, runs, strict=True)], owner="w")
+    record(database, rng, runs)
     with database.begin() as connection:
         shown = connection.execute(text("SELECT alpha FROM task_alpha_now")).scalars().all()
     assert sorted(shown) == pytest.approx(sorted(run.counts.num_accepted / run.counts.num_trials for run in runs))
 
 
 def test_hours_of_the_day_before_yesterday_are_not_now(database: Database, rng: random.Random) -> None:
-    jobs, outcomes = JobStore(database), OutcomeStore(database)
-    jobs.claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
-    run = decode_run(simulated_counts(rng, [0.8], 5), at=datetime.now(UTC) - timedelta(hours=26))
-    outcomes.record([outcome("a", run=run)], owner="w")
+    record(database, rng, [decode_run(simulated_counts(rng, [0.8], 5), at=datetime.now(UTC) - timedelta(hours=26))])
     with database.begin() as connection:
         assert connection.execute(text("SELECT * FROM task_alpha_now")).all() == []
 
@@ -214,8 +207,8 @@ def test_the_status_table(filled: Database) -> None:
     code, sql = Overview(filled).tasks_now()
     assert (code.task, code.jobs) == ("code", {"succeeded": 8, "failed": 2, "running": 1})
     assert (code.num_jobs, code.num_probes, code.controls) == (11, 0, {"succeeded": 3})
-    assert (code.mode, code.drafter, code.num_draft_tokens, code.reason) == ("speculative", "lookup", 4, "faster")
-    assert code.explanation == "1.6x vanilla expected"
+    assert (code.mode, code.drafter, code.num_draft_tokens, code.reason) == ("speculative", "lookup", 3, "faster")
+    assert code.explanation == "2.10x vanilla expected"
     assert code.alpha_1 is not None
     assert code.alpha is not None
     assert code.alpha.mean == pytest.approx(code.accepts / code.trials)
@@ -233,10 +226,7 @@ def test_the_status_table_shows_the_acceptance_of_most_jobs_and_pools_no_others(
     most = [decode_run(simulated_counts(rng, [0.9], 20)) for _ in range(3)]
     others = [decode_run(simulated_counts(rng, [0.1], 90), engine="transformers-5.23.0/float32") for _ in range(2)]
     others += [decode_run(simulated_counts(rng, [0.1], 20), purpose=Purpose.PROBE) for _ in range(4)]
-    jobs, outcomes = JobStore(database), OutcomeStore(database)
-    ids = [f"job-{number}" for number in range(9)]
-    jobs.claim([claim_request(job_id) for job_id in ids], owner="w", lease_s=60, max_attempts=3)
-    outcomes.record([outcome(i, run=run) for i, run in zip(ids, [*most, *others], strict=True)], owner="w")
+    record(database, rng, [*most, *others])
     (code,) = Overview(database).tasks_now()
     counts = sum((run.counts for run in most), AcceptanceCounts())
     assert (code.trials, code.accepts) == (counts.num_trials, counts.num_accepted)

@@ -28,8 +28,9 @@ from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.answers import Answer, of_document, of_metrics, of_views
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import Visitor, console
+from tests.fixtures.decoded_jobs import DecodedJobs
 from tests.fixtures.postgres import fresh_database
-from tests.fixtures.six_tasks import NUM_ALPHA_JOBS, NUM_JOBS, SixTasks
+from tests.fixtures.six_tasks import NUM_ALPHA_JOBS, NUM_JOBS, fill
 from tests.fixtures.slices import block_rows, subject
 from worker.metrics import WorkerMetrics
 
@@ -49,8 +50,8 @@ class Broker:
 class Asked:
     """Six tasks, a run of the scheduler over them, and a console."""
 
-    def __init__(self, url: SecretStr, tasks: SixTasks, folder: Path, visitor: Visitor) -> None:
-        self.url, self.tasks, self.database, self.visitor = url, tasks, tasks.database, visitor
+    def __init__(self, url: SecretStr, jobs: DecodedJobs, folder: Path, visitor: Visitor) -> None:
+        self.url, self.jobs, self.database, self.visitor = url, jobs, jobs.database, visitor
         self.metrics, self._folder = SchedulerMetrics(), folder
 
     def run_scheduler(self) -> None:
@@ -73,9 +74,9 @@ def asked(
     postgres_server: str, migrated_template: str, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Asked]:
     with fresh_database(postgres_server, migrated_template) as url, Database(url) as database, console(url) as visitor:
-        tasks = SixTasks(database, random.Random(seed))
-        tasks.fill()
-        found = Asked(url, tasks, tmp_path_factory.mktemp("one") / "reports", visitor)
+        jobs = DecodedJobs(database, random.Random(seed))
+        fill(jobs)
+        found = Asked(url, jobs, tmp_path_factory.mktemp("one") / "reports", visitor)
         found.run_scheduler()
         yield found
 
@@ -123,7 +124,7 @@ def test_every_screen_gives_one_answer(asked: Asked, cli: Cli, task: str) -> Non
 def test_the_worker_counts_the_same_jobs_and_the_same_acceptance(asked: Asked) -> None:
     """Its counters begin with the process: here it recorded everything, the job before the window too."""
     metrics = WorkerMetrics()
-    for task, purpose, ended in asked.tasks.recorded:
+    for task, purpose, ended in asked.jobs.recorded:
         metrics.recorded(task, purpose, [ended])
     value = metrics.registry.get_sample_value
     shown = {now.task: now for now in Overview(asked.database).tasks_now()}

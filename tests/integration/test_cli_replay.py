@@ -1,0 +1,84 @@
+"""`alphaloop replay` over jobs in a real database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.store.database import Database
+from tests.fixtures.cli import Cli
+
+pytestmark = pytest.mark.postgres
+
+
+def test_replay_decides_history_again_and_writes_nothing(
+    cli: Cli, cli_environment: None, twelve_jobs: Database
+) -> None:
+    def everything() -> list[object]:
+        with twelve_jobs.begin() as connection:
+            tables = connection.execute(
+                text("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+            ).scalars()
+            rows = "SELECT count(*), sum(hashtextextended(t::text, 0)) FROM "
+            return [connection.execute(text(f'{rows} "{name}" AS t')).one() for name in tables.all()]
+
+    before = everything()
+    ran = cli("replay", "--set", "tasks.code.decoding=vanilla", "--json")
+    assert ran.code == 0
+    assert everything() == before
+    told = ran.json
+    (code,) = told["tasks"].values()
+    assert (code["num_jobs"], code["num_same_jobs"]) == (12, 4)
+    assert told["reasons"] == {"forced": 12}
+    assert 1 < code["ratio"]["low"] <= code["ratio"]["mean"] <= code["ratio"]["high"]
+    assert {way["would"]["drafter"] for way in code["ways"]} == {None}
+    assert sum(way["num_tokens"] for way in code["ways"]) == code["num_tokens"]
+    assert code["measured_s"] == pytest.approx(12 * 0.5)
+    assert told["total"] == code
+    no_trials = cli("replay", "--set", "policy.explore_share=0.0", "--json").json
+    assert {"exploring", "control"}.isdisjoint(no_trials["reasons"])
+
+
+def test_replay_with_another_folder_of_settings(
+    cli: Cli, cli_environment: None, twelve_jobs: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its only drafter everything is vanilla; what was drafted is compared all the same."""
+    configs = tmp_path / "to-be"
+    configs.mkdir()
+    (configs / "models.toml").write_text("[models]\ndrafters = {}\n")
+    for width in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        ran = cli("replay", "--configs", configs, "--task", "code", "--since", "2h")
+        assert ran.code == 0
+        assert max(map(len, ran.out.splitlines())) <= width
+        assert "Reasons: no drafter 12 jobs." in ran.out
+        assert "It would have cost" in ran.out
+
+
+WRONG_REPLAYS = [
+    (("--task", "nonesuch"), "no task 'nonesuch'"),
+    (("--task", "sql"), "found no job of sql in that time"),
+    (("--since", "soon"), "--since: expected a time, found 'soon'"),
+    (("--since", "1d", "--until", "2d"), "--since: expected a time before --until"),
+    (("--until", "3d"), "found no job in that time; they are from "),
+    (("--set", "policy.explor=1"), "did you mean explore_share?"),
+    (("--set", "polcy.explore_share=1"), "did you mean policy?"),
+    (("--set", "policy.explore_share=many"), "policy.explore_share: "),
+    (("--set", "policy.explore_share"), "expected a setting and its value"),
+    (("--set", "policy.explore_share.x=1"), "policy.explore_share.x: no such setting"),
+    (("--set", "worker.batch_size=8"), "worker.batch_size: no decision of the past depends on it"),
+    (("--configs", "/nonesuch"), "expected a folder of TOML files"),
+]
+
+
+def test_replay_refuses_what_cannot_be_asked(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
+    for arguments, told in WRONG_REPLAYS:
+        ran = cli("replay", *arguments)
+        assert (ran.code, ran.out) == (1, ""), arguments
+        assert told in ran.err
+
+
+def test_replay_without_history(cli: Cli, cli_environment: None) -> None:
+    assert "found no job in that time" in cli("replay").err

@@ -1,0 +1,189 @@
+"""One measured speed-up on every screen: the view, status, explain, the report and metrics say the same of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+from sqlalchemy import text
+
+from alphaloop.cli.status import task_table
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.messages import Mode
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.expectations import ExpectationStore
+from alphaloop.store.overview import Overview
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.expectation import Expected
+from alphaloop.switchback.task_speedup import TaskSpeedup
+from alphaloop.switchback.wording import control, figure, load, reason_word, sentence
+from scheduler.facts import SentProbes
+from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
+from scheduler.report.data import MeasuredLine, Report, TaskLine
+from scheduler.report.expectation_lines import expectation_lines
+from scheduler.report.page import render_page
+from scheduler.report.text import render_text
+from tests.fixtures.cli import Cli
+from tests.fixtures.decoded_jobs import choose
+from tests.fixtures.runs import (
+    DEVICE,
+    TARGET,
+)
+from tests.fixtures.slices import block_rows, shown_speedup, subject
+
+pytestmark = pytest.mark.postgres
+
+
+def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
+    """The view, status, the report, explain and metrics; and explain of an hour ago, when there was no verdict."""
+    slices, now = SwitchbackStore(twelve_jobs), datetime.now(UTC)
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=90), 3))
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 12, cost=2.0))
+    slices.refresh(now)
+    with twelve_jobs.begin() as connection:
+        view = connection.execute(text("SELECT speedup, speedup_low, speedup_high FROM task_speedup_now")).one()
+    expected = dict(zip(("mean", "low", "high"), view, strict=True))
+    explained = cli("explain", "code", "--json").json["measured"]["speedup"]
+    (status,) = Overview(twelve_jobs).tasks_now()
+    assert explained["speedup"] == status.as_json(None)["measured"]["speedup"] == expected
+    console = Console(width=110)
+    with console.capture() as printed:
+        console.print(task_table([status], None))
+    assert figure(status.measured) in printed.get()
+    assert load(status.measured) in printed.get()
+    assert control(status.measured) in printed.get()
+    shown = slices.shown(now)["code"]
+    assert sentence("lookup", shown) in " ".join(cli("explain", "code").out.split())
+    report = report_of("code", shown)
+    assert sentence("lookup", shown) in " ".join(render_text(report).split())
+    with twelve_jobs.begin() as connection:
+        row = connection.execute(text("SELECT * FROM task_speedup_now")).mappings().one()
+    metrics = SchedulerMetrics()
+    metrics.run_succeeded(report, SentProbes())
+    of_metrics = {
+        "ratio": "speedup",
+        "low": "speedup_low",
+        "high": "speedup_high",
+        "blocks": "num_blocks",
+        "min_draft_tokens": "min_num_draft_tokens",
+        "max_draft_tokens": "max_num_draft_tokens",
+        "mean_running": "mean_running",
+        "control_share": "control_share",
+    }
+    labels = {"task": "code", "drafter": "lookup"}
+    for name, column in of_metrics.items():
+        found = metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{name}", labels)
+        assert found == row[column], name
+    then = cli("explain", "code", "--at", "1h", "--json").json["measured"]["speedup"]
+    assert (then["speedup"], then["num_blocks"], then["verdict"]) == (None, 3, "no_verdict_yet")
+    told = " ".join(cli("explain", "code", "--at", "1h").out.split())
+    assert "No verdict yet (lookup, k 4, 4.0 running; 3 blocks of control rounds, 5.3% of the time)" in told
+
+
+def report_of(task: str, measured: TaskSpeedup) -> Report:
+    line = TaskLine(
+        task=task,
+        num_jobs=12,
+        mode="speculative",
+        drafter="lookup",
+        num_draft_tokens=4,
+        reason="faster",
+        num_speculative_jobs=12,
+        measured=MeasuredLine.of(measured),
+    )
+    at = measured.computed_at
+    return Report(created_at=at, covers_from=at, covers_to=at, headline="", tasks=(line,))
+
+
+def test_without_a_verdict_all_screens_say_what_is_missing(
+    cli: Cli, cli_environment: None, twelve_jobs: Database
+) -> None:
+    shown = shown_speedup(twelve_jobs, 3)
+    assert figure(shown) == "no verdict yet (3 of 8 blocks)"
+    (status,) = Overview(twelve_jobs).tasks_now()
+    assert figure(status.measured) == figure(shown)
+    assert sentence("lookup", shown) in " ".join(render_text(report_of("code", shown)).split())
+    metrics = SchedulerMetrics()
+    metrics.run_succeeded(report_of("code", shown), SentProbes())
+    labels = {"task": "code", "drafter": "lookup"}
+    values = {n: metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{n}", labels) for n in SPEEDUP}
+    assert {name for name, value in values.items() if value is None} == {"ratio", "low", "high"}
+    assert values["blocks"] == 3
+
+
+def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt(twelve_jobs: Database) -> None:
+    assert reason_word("faster", "faster") == "faster"
+    assert reason_word("faster", "slower") == "expected faster, measured slower"
+    assert reason_word("faster", "no_verdict_yet") == reason_word("faster", None) == "expected faster"
+    assert reason_word("not_faster", None) == "not faster"
+    for low, word in ((1.9, "faster"), (0.97, "not_surely_faster")):
+        ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
+        chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
+        DecisionLog(twelve_jobs).record_change(f"task-{word}", TARGET, DEVICE, "greedy", 4, chosen, "w")
+        with twelve_jobs.begin() as connection:
+            asked = text("SELECT reason FROM decision_log WHERE task = :task")
+            assert connection.execute(asked, {"task": f"task-{word}"}).scalar_one() == word
+
+
+def test_no_screen_says_faster_beside_a_measured_loss(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
+    """Status, the report's text and page, and explain; the demo's table has its own test, as has `measure`."""
+    shown = shown_speedup(twelve_jobs, 12, cost=4.0)
+    assert shown.verdict == "slower"
+    choose(twelve_jobs)
+    (status,) = Overview(twelve_jobs).tasks_now()
+    console = Console(width=140)
+    with console.capture() as printed:
+        console.print(task_table([status], None))
+    report = report_of("code", shown)
+    explained = cli("explain", "code").out
+    assert "lookup" in explained.splitlines()[0], "explain chose the drafter"
+    for screen in (printed.get(), render_text(report), render_page(report), explained):
+        words = " ".join(screen.split())
+        assert "expected faster, measured slower" in words
+        assert re.findall(r"\bfaster\b", re.sub(r"expected faster|not (surely )?faster", "", words)) == []
+
+
+def test_all_screens_tell_alike_how_reliable_expectations_were(
+    cli: Cli, cli_environment: None, twelve_jobs: Database, kafka_broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_broker)
+    slices, now = SwitchbackStore(twelve_jobs), datetime.now(UTC)
+    for minutes, speedup in ((30, 2.02), (20, 2.4), (10, 2.5)):
+        expected = Expected(speedup, 0.9 * speedup, 1.1 * speedup, speedup, 0.03)
+        begin = now - timedelta(minutes=minutes)
+        slices.add(block_rows(subject("code"), begin, 8, expected=expected))
+        slices.refresh(begin + timedelta(minutes=1))
+    compared = cli("status", "--json").json["expectations"]
+    (code,) = compared
+    assert (code["task"], code["drafter"], code["num_pairs"], code["num_held"]) == ("code", "lookup", 3, 1)
+    told = " ".join(cli("status").out.split())
+    assert "1 of 3 intervals held the measured one (code 1 of 3 with lookup)" in told
+    explained = cli("explain", "code", "--json").json
+    assert explained["measured"]["expectations"] == compared
+    words = " ".join(cli("explain", "code").out.split())
+    assert "Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3 intervals held" in words
+    best = next(way for way in explained["decision"]["alternatives"] if way["drafter"])
+    assert best["error"] == explained["posteriors"]["lookup"]["expectation_error"]
+    assert best["error"]["bias"] < 0
+    assert f"corrected by {math.exp(best['error']['bias']):.2f}x" in words
+    earlier = cli("explain", "code", "--at", "25m", "--json").json
+    assert [one["num_pairs"] for one in earlier["measured"]["expectations"]] == [1]
+    lines = expectation_lines(ExpectationStore(twelve_jobs).shown(datetime.now(UTC)))
+    report = report_of("code", slices.shown(now)["code"]).model_copy(update={"expectations": lines})
+    assert "code: Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3" in " ".join(render_text(report).split())
+    metrics = SchedulerMetrics()
+    metrics.run_succeeded(report, SentProbes())
+    with twelve_jobs.begin() as connection:
+        view = connection.execute(text("SELECT num_pairs, num_held, ratio FROM expectation_now")).one()
+    labels = {"task": "code", "drafter": "lookup"}
+    of_metrics = {
+        name: metrics.registry.get_sample_value(f"alphaloop_scheduler_expectation_{name}", labels)
+        for name in EXPECTATION
+    }
+    assert of_metrics == {"pairs": 3, "held_share": 1 / 3, "ratio": pytest.approx(code["ratio"])}
+    assert (view.num_pairs, view.num_held, view.ratio) == (3, 1, pytest.approx(code["ratio"]))
