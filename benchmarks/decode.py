@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.contestants.process import REPOSITORY, Contestant
+from benchmarks.contestants.starting import start
 from benchmarks.paired import Ratio, paired_ratio
 from benchmarks.suites import Contest, Samples, Tokenizer, batch_contests, task_contests
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _batches(options: argparse.Namespace) -> dict[str, Any]:
-    contestants = _contestants(options.target, options.draft_of_target, options, {"ours", "transformers", "vllm"})
+    contestants = start(options.target, options.draft_of_target, options, {"ours", "transformers", "vllm"})
     samples = Samples(options.num, options.max_tokens, options.seed, tasks=ALL_TASKS)
     contests = batch_contests(options.prompts, Tokenizer(options.target), samples, set(contestants))
     speeds = _run(contestants, contests, "batches")
@@ -87,7 +87,7 @@ def _tasks(options: argparse.Namespace) -> dict[str, Any]:
         ours += [("ours", f"draft:{k}") for k in (2, 4)]
         theirs += [("transformers", f"assisted:{k}") for k in ("3", "dynamic")]
     wanted = {name for name, _ in (*ours, *theirs, *vllm)}
-    contestants = _contestants(options.target, options.draft_of_target, options, wanted)
+    contestants = start(options.target, options.draft_of_target, options, wanted)
     entries = tuple(entry for entry in (*ours, *theirs, *vllm) if entry[0] in contestants)
     samples = Samples(options.num, options.max_tokens, options.seed, tasks=options.task or COPYING_TASKS)
     contests = task_contests(options.prompts, Tokenizer(options.target), samples, entries)
@@ -102,7 +102,7 @@ def _pair(options: argparse.Namespace) -> dict[str, Any]:
     theirs = [("transformers", f"{mode}") for mode in ("vanilla", "assisted:3", "assisted:dynamic")]
     vllm = [("vllm", "vanilla"), ("vllm-draft", "draft")]
     wanted = {name for name, _ in (*ours, *theirs, *vllm)}
-    contestants = _contestants(options.pair[0], options.pair[1], options, wanted)
+    contestants = start(options.pair[0], options.pair[1], options, wanted)
     entries = tuple(entry for entry in (*ours, *theirs, *vllm) if entry[0] in contestants)
     samples = Samples(options.num, options.max_tokens, options.seed, tasks=options.task or PAIR_TASKS)
     contests = task_contests(options.prompts, Tokenizer(options.pair[0]), samples, entries)
@@ -116,38 +116,6 @@ def _pair(options: argparse.Namespace) -> dict[str, Any]:
             rows[group]["vllm draft/vllm vanilla"] = _ratio(speeds, group, ("vllm-draft", "draft"), ("vllm", "vanilla"))
     _show("A target and its draft at batch 1, tokens a second", speeds, rows)
     return _as_json(speeds, rows)
-
-
-def _contestants(
-    target: str, draft: str | None, options: argparse.Namespace, wanted: set[str]
-) -> dict[str, Contestant]:
-    drafters: dict[str, Any] = {"lookup": LookupDrafterSettings(max_draft_tokens=16)}
-    if draft:
-        drafters["draft"] = DraftModelDrafterSettings(source=draft, max_draft_tokens=16)
-    settings = ModelSettings(
-        target=TargetSettings(source=target, num_threads=options.threads, context_length=4096), drafters=drafters
-    )
-    vllm: dict[str, Any] = {"model": target, "max_model_len": 4096, "max_num_seqs": 16}
-    made = {"ours": Contestant("ours", "ours", [settings.model_dump_json(), "16"])}
-    if "transformers" in wanted and "transformers" in options.peer:
-        made["transformers"] = Contestant(
-            "transformers", "transformers_generate", [target, draft or "", str(options.threads)]
-        )
-    speculative: dict[str, Any] = {
-        "vllm": None,
-        "vllm-ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
-        "vllm-draft": {"method": "draft_model", "model": draft, "num_speculative_tokens": 3},
-    }
-    if options.vllm_python and "vllm" in options.peer:
-        for name in sorted(wanted & speculative.keys()):
-            more = {"speculative_config": speculative[name]} if speculative[name] else {}
-            made[name] = Contestant(name, "vllm_generate", [json.dumps(vllm | more)], python=options.vllm_python)
-            # One at a time: each compiles and measures itself while it loads.
-            made[name].wait_until_ready()
-    for name in ("ours", "transformers"):
-        if name in made:
-            made[name].wait_until_ready()
-    return made
 
 
 def _run(contestants: dict[str, Contestant], contests: Iterable[Contest], title: str) -> Speeds:

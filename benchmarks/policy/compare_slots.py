@@ -16,9 +16,10 @@ from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
 from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.rules.thresholds import AlphaThresholds
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import SlotRule, SlotTrace, play_slots
+from benchmarks.policy.slot_device import SlotTrace, play_slots
 from benchmarks.policy.slot_jobs import SlotStream, draw_slot_stream
 from benchmarks.policy.slot_oracle import Known, SlotOracle
+from benchmarks.policy.slot_round import SlotRule
 from benchmarks.policy.slot_static import play_static
 
 #: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
@@ -86,8 +87,8 @@ def _ours(stream: SlotStream, known: Known, oracle: SlotTrace, vanilla: SlotTrac
     trace = play_slots(stream, known.table, rule, is_control=rule.is_control)
     rule.close()
     speedups = []
-    for subject, truth in sorted(rule.truth.items()):
-        found = measured_speedup(one for one in rule.slices if one.task == subject).speedup
+    for subject, truth in sorted(rule.measured.truth.items()):
+        found = measured_speedup(one for one in rule.measured.slices if one.task == subject).speedup
         if found is not None:
             speedups.append((found.mean, found.low, found.high, truth.speedup))
     flaps = _flaps(stream, rule.choices)

@@ -12,8 +12,9 @@ import numpy as np
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.load import Slower
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import Running, SlotRound, play_slots
+from benchmarks.policy.slot_device import play_slots
 from benchmarks.policy.slot_jobs import SlotJob, SlotStream, draw_jobs, draw_slot_stream
+from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_table import SlotTable
 
 #: Jobs that its expectations rest on, all kinds together. No rule ever meets them.

@@ -81,7 +81,7 @@ def _play(name: str, seed: int, num_jobs: int, *, learns: bool) -> tuple[list[tu
     trace = play_slots(
         stream, SlotTable(device, scenario.slots.num_slots, scenario.draft_tokens), rule, is_control=rule.is_control
     )
-    return rule.pairs, 1000 * sum(job.needed for job in stream.jobs) / trace.ms
+    return rule.measured.pairs, 1000 * sum(job.needed for job in stream.jobs) / trace.ms
 
 
 def _row(name: str, played: Sequence[tuple[list[tuple[ExpectationPair, float]], float]], *, learns: bool) -> Row:

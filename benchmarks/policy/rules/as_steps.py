@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.policy.slot_device import SlotRound
+from benchmarks.policy.slot_round import SlotRound
 from worker.engine import Step
 
 

@@ -13,7 +13,7 @@ from benchmarks.policy.load import Slower
 from benchmarks.policy.play import BEGINNING, Batch, Choice, Decoded, Rule, Why
 from benchmarks.policy.rounds import Counts, Outcomes
 from benchmarks.policy.rules.ema_tiers import EmaTiers
-from benchmarks.policy.slot_device import Running, SlotRound
+from benchmarks.policy.slot_round import Running, SlotRound
 
 
 class ByJob:

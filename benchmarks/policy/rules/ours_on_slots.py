@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
@@ -29,23 +29,22 @@ from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.expectation import ExpectationPair, Expected, expectation_pair, mean_expected
+from alphaloop.switchback.expectation import Expected, mean_expected
 from alphaloop.switchback.rounds import RoundFacts, TaskRound
 from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Slice, Treatment
-from alphaloop.switchback.task_speedup import Subject
+from alphaloop.switchback.slices import Treatment
 from benchmarks.policy.load import Slower
 from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.rules.as_steps import Truth, mean_context, step_of
+from benchmarks.policy.rules.as_steps import mean_context, step_of
+from benchmarks.policy.rules.measured_beside_truth import FIRST_DRAFT, MeasuredBesideTruth
 from benchmarks.policy.rules.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
 from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.slot_device import Running, SlotRound
 from benchmarks.policy.slot_jobs import Counter
+from benchmarks.policy.slot_round import Running, SlotRound
 from worker.costs.live import LiveCosts
 
 #: Reasons of decisions that were free to speculate, as in worker/jobs/steering.py.
 ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
-_FIRST_DRAFT: Final = "r1"
 
 
 @dataclass(slots=True)
@@ -58,33 +57,8 @@ class _Decided:
     num_vanilla: int = 0
 
 
-class _Drafted(NamedTuple):
-    """A subject of the experiment with one drafter."""
-
-    subject: str
-    drafter: str
-
-    @property
-    def as_stored(self) -> Subject:
-        """As the database names it."""
-        task, _, sampling = self.subject.partition(" ")
-        return Subject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, _FIRST_DRAFT)
-
-
-@dataclass(slots=True)
-class _OpenPair:
-    """What has come in since the last pair was closed."""
-
-    slices: list[Slice] = field(default_factory=list)
-    truth: Truth = field(default_factory=Truth)
-
-
 class OursOnSlots:
-    """A worker's decisions with default limits.
-
-    Pairs of expected and measured speed-ups are closed as alphaloop/store/expectations.py closes them. With `learns`
-    they correct later expectations; without it none is corrected.
-    """
+    """A worker's decisions with default limits. With `learns`, measured speed-ups correct later expectations."""
 
     def __init__(
         self,
@@ -99,7 +73,7 @@ class OursOnSlots:
         self._now_ms = 0.0
         self._draft_tokens = scenario.draft_tokens
         self._drafters = [
-            DrafterState(name, _FIRST_DRAFT, most, is_scored=name in scenario.scored_free)
+            DrafterState(name, FIRST_DRAFT, most, is_scored=name in scenario.scored_free)
             for name, most in scenario.draft_tokens.items()
         ]
         self._costs = LiveCosts(
@@ -131,11 +105,7 @@ class OursOnSlots:
         self._treatments: dict[str, Treatment] = {}
         self._on_trial: dict[int, str] = {}  # subject by job
         self._control: frozenset[int] = frozenset()
-        self.slices: list[Slice] = []
-        self.truth: dict[str, Truth] = {}
-        #: Pairs, and the true speed-up of their rounds.
-        self.pairs: list[tuple[ExpectationPair, float]] = []
-        self._open: dict[_Drafted, _OpenPair] = {}
+        self.measured = MeasuredBesideTruth()
         self._expected: dict[str, Expected | None] = {}  # by subject
         #: Of every job in order of its start: the setting at the number running then, and why.
         self.choices: list[tuple[int, DraftSetting, Reason]] = []
@@ -210,9 +180,9 @@ class OursOnSlots:
         self._now_ms = done.began_ms + done.ms
         self._costs.observe(step_of(done))
         ended = self._schedule.observe(self._facts(done))
-        self._note_truth(done)
-        self.slices += ended
-        self._close_pairs(ended)
+        if not self._schedule.is_charged:
+            self.measured.note_round(done, self._on_trial, self._treatments)
+        self._errors.add(self.measured.note_slices(ended, BEGINNING + timedelta(milliseconds=self._now_ms)))
         for place, one in enumerate(done.running):
             its, drafter, k = self._decided[one.job.number], one.setting.drafter, one.setting.num_draft_tokens
             if drafter is None or not k:
@@ -232,7 +202,7 @@ class OursOnSlots:
 
         def add(drafter: str, counts: AcceptanceCounts, k: int, chances: tuple[int, ...] | None) -> None:
             sums = EvidenceSums.of_job(counts, k, now, job.needed, job.cell.prompt_tokens, chances)
-            found.append((replace(key, drafter=drafter, draft_revision=_FIRST_DRAFT if drafter else ""), sums))
+            found.append((replace(key, drafter=drafter, draft_revision=FIRST_DRAFT if drafter else ""), sums))
 
         for drafter, counter in its.drafted.items():
             if drafter not in scored:
@@ -248,7 +218,7 @@ class OursOnSlots:
 
     def close(self) -> None:
         """The stream is over."""
-        self.slices += self._schedule.close()
+        self.measured.slices += self._schedule.close()
 
     def _may_be_on_trial(self, its: _Decided) -> bool:
         treatment = self._treatments.get(its.subject)
@@ -282,32 +252,6 @@ class OursOnSlots:
             has_prompt=done.num_read > 0 or done.num_draft_read > 0,
             tasks=tasks,
         )
-
-    def _note_truth(self, done: SlotRound) -> None:
-        """Rounds outside control: their time, and what it would be with all that is on trial in vanilla."""
-        if self._schedule.is_charged or not self._on_trial:
-            return
-        vanilla_ms = done.vanilla_ms([i for i, one in enumerate(done.running) if one.job.number in self._on_trial])
-        for subject in set(self._on_trial.values()):
-            places = [i for i, one in enumerate(done.running) if self._on_trial.get(one.job.number) == subject]
-            read_ms = len(places) * (done.read_ms + done.draft_read_ms)
-            its = Truth(sum(done.num_tokens[i] for i in places) * vanilla_ms + read_ms, len(places) * done.ms)
-            drafted = _Drafted(subject, self._treatments[subject].drafter)
-            self.truth.setdefault(subject, Truth()).add(its)
-            self._open.setdefault(drafted, _OpenPair()).truth.add(its)
-
-    def _close_pairs(self, ended: Sequence[Slice]) -> None:
-        now = BEGINNING + timedelta(milliseconds=self._now_ms)
-        for one in ended:
-            drafted = _Drafted(one.task, one.treatment.drafter)
-            self._open.setdefault(drafted, _OpenPair()).slices.append(one)
-        for drafted in {_Drafted(one.task, one.treatment.drafter) for one in ended}:
-            its = self._open[drafted]
-            pair = expectation_pair(drafted.as_stored, its.slices, now)
-            if pair is not None:
-                self.pairs.append((pair, its.truth.speedup))
-                self._errors.add([pair])
-                self._open[drafted] = _OpenPair()
 
 
 def _cut(counts: AcceptanceCounts, k: int) -> AcceptanceCounts:

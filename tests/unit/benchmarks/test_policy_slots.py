@@ -25,9 +25,10 @@ from benchmarks.policy.scenario import (
     Task,
     read_scenarios,
 )
-from benchmarks.policy.slot_device import Running, SlotRound, play_slots
+from benchmarks.policy.slot_device import play_slots
 from benchmarks.policy.slot_jobs import Counter, SlotStream, draw_jobs, draw_slot_stream
 from benchmarks.policy.slot_oracle import SlotOracle, know_slots
+from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_static import play_static
 
 DEVICE = Device(
@@ -259,11 +260,11 @@ def test_ours_follows_the_load_and_spends_a_small_share_on_control(seed: int) ->
     rule = OursOnSlots(of, DEVICE.points(), seed)
     trace = play_slots(stream, known.table, rule, is_control=rule.is_control)
     rule.close()
-    phases = {one.phase for one in rule.slices}
+    phases = {one.phase for one in rule.measured.slices}
     assert SlicePhase.CONTROL in phases
     assert SlicePhase.BEFORE in phases
     assert [number for number, _, _ in rule.choices] == list(range(250))
-    assert all(truth.speedup > 1.0 for truth in rule.truth.values())
+    assert all(truth.speedup > 1.0 for truth in rule.measured.truth.values())
     explored = {number for number, _, reason in rule.choices if reason is Reason.EXPLORING}
     in_control = [ms for number, ms in enumerate(trace.budget_ms) if number not in explored]
     assert 0 < sum(in_control) < 0.05 * trace.ms

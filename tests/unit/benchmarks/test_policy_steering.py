@@ -18,8 +18,9 @@ from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.rules.as_steps import step_of
 from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import read_scenarios
-from benchmarks.policy.slot_device import Running, SlotRound, play_slots
+from benchmarks.policy.slot_device import play_slots
 from benchmarks.policy.slot_jobs import draw_slot_stream
+from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_table import SlotTable
 from worker.jobs.lanes import LaneKey
 from worker.jobs.running import RunningJob, RunningJobs
