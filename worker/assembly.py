@@ -9,14 +9,13 @@ import socket
 import threading
 import time
 import uuid
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topic_ids import TopicIds
-from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topics
+from alphaloop.kafka.topics import CONTROL, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings
@@ -34,16 +33,13 @@ from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
-from worker.intake.opening import make_topics, open_intake, tasks_reader
+from worker.intake.opening import make_topics, open_intake, open_validation
 from worker.intake.topic_watch import TopicWatch
-from worker.intake.validation import Validation, no_references
-from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
 from worker.jobs.decoding_again import DecodingAgain
-from worker.jobs.feed import JobFeed
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import DeadMessage, Letters
-from worker.jobs.opening import open_publishing
+from worker.jobs.opening import open_feed, open_publishing
 from worker.jobs.recording import Recorder
 from worker.jobs.releasing import PatientRelease
 from worker.jobs.retries import JobRetries
@@ -56,8 +52,6 @@ from worker.tracing import open_tracing
 
 log = logging.getLogger(__name__)
 
-#: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
-LEAST_AHEAD: Final = 8
 #: Outcomes that wait to be recorded before the loop waits.
 RECORDING_ITEMS: Final = 4096
 
@@ -95,18 +89,15 @@ def assemble(
     metrics = metrics or WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
-    probes = ProbeStore(database)
-    segments = SegmentsApart(deciding.evidence_cache.segments, idle=half_life(settings), now=clock.now)
     contents = ContentStore.of(settings.claim_check)
-    validation = Validation(
+    validation = open_validation(
+        settings,
+        configs,
         engine,
-        settings.tasks,
-        reread_tasks=tasks_reader(configs),
-        limits=limits,
-        cluster=cluster_id(settings.kafka),
-        keeps_apart=segments.keeps,
-        check_reference=contents.check if contents else no_references,
-        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
+        contents,
+        ProbeStore(database),
+        keeps_apart=SegmentsApart(deciding.evidence_cache.segments, idle=half_life(settings), now=clock.now).keeps,
+        retry=retry,
     )
     intake = open_intake(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
     control_intake = open_intake(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
@@ -161,33 +152,20 @@ def assemble(
         is_hurried=gives_up,
     )
     claiming = Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts)
-    feed = JobFeed(
+    feed = open_feed(
+        settings,
         intake,
         validation,
-        AdmissionQueue(
-            measured_batch=limits.batch_size,
-            quantum_s=limits.task_quantum_s,
-            ageing_s=limits.priority_ageing_s,
-            normal_share=limits.normal_lane_share,
-            weight_of=lambda task: validation.task(task).weight,
-            read_s=deciding.costs.read_s,
-            most_slack_s=limits.shared_beginning_slack_s,
-        ),
         claiming,
         leases,
-        publishing.queue,
-        publishing.forwarder,
+        publishing,
         recorder,
+        contents,
+        read_s=deciding.costs.read_s,
         retry=retry,
         is_ending=lambda: stop.is_set() or died.is_set(),
         now=clock.now,
         rng=random.Random(rng.random()),
-        suspect_delay_s=limits.suspect_delay_s,
-        num_ahead=max(LEAST_AHEAD, limits.batch_size),
-        max_waiting=limits.max_buffered,
-        max_waiting_bytes=limits.max_buffered_bytes,
-        contents=contents,
-        num_readers=settings.claim_check.num_readers,
     )
     control_reader = ControlReader(
         control_intake,

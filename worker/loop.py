@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
-from itertools import groupby
 from typing import Final
-from uuid import uuid4
 
-from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError
+from alphaloop.errors import BrokerError, EngineSick, StoreError
 from alphaloop.liveness import beat
-from alphaloop.messages import Failure, Status
-from alphaloop.store.outcomes import Outcome
 from worker.blame import Blame
 from worker.components import Components
+from worker.ended_jobs import EndedJobs
 from worker.ending import Ending
-from worker.engine import Generation
-from worker.jobs import outcomes
-from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
 from worker.jobs.lanes import LaneKey
-from worker.jobs.recording import EndedJob
-from worker.jobs.running import RunningJob, RunningJobs, Stepped
+from worker.jobs.running import RunningJobs, Stepped
 from worker.jobs.steering import TaskSlice
-from worker.lane_decisions import decide_lane
 from worker.moved_jobs import MovedJobs
+from worker.starting import Starting
 
 _IDLE_WAIT_S: Final = 0.2
 
@@ -48,6 +40,8 @@ class Worker:
         self._running = RunningJobs(components.engine)
         self._blame = Blame(components, self._running)
         self._moved = MovedJobs(components, self._running)
+        self._ended = EndedJobs(components, self._blame)
+        self._starting = Starting(components, self._running, self._ended, self._learn)
         self.ending = Ending(components, self._running)
 
     @property
@@ -106,7 +100,7 @@ class Worker:
             num_slots=self._c.engine.load().num_slots,
             num_waiting=lambda: self.num_waiting,
         )
-        num_started = self._start(0.0 if len(self._running) else timeout_s)
+        num_started = self._starting.start(0.0 if len(self._running) else timeout_s)
         if not len(self._running):
             return Turn(num_started, num_ended)
         self._c.steering.steer(self._running)
@@ -124,86 +118,13 @@ class Worker:
         """End the jobs that nobody waits for any more, without a text; returns how many."""
         asked = self._c.leases.cancelled()
         dropped = self._running.drop(asked) if asked else []
-        self._end([self._undecoded(claimed, Status.CANCELLED, cancelled()) for claimed in dropped])
+        self._ended.cancelled(dropped)
         overdue = self._running.drop(self._running.overdue(self._c.now()))
-        self._end([self._undecoded(claimed, Status.EXPIRED, outcomes.expired(claimed)) for claimed in overdue])
+        self._ended.expired(overdue)
         return len(dropped) + len(overdue)
-
-    def _start(self, timeout_s: float) -> int:
-        """Fill free slots in the order of the feed; a job that has to run alone starts when nothing else runs."""
-        if (alone := self._running.next_alone()) is not None:
-            return self._start_alone(alone)
-        limit = self._running.num_free()
-        taken = self._c.feed.ready.take(limit, timeout_s) if limit else []
-        if not taken:
-            return 0
-        self._learn()  # what was recorded while the loop waited for these jobs
-        startable = self._startable(taken)
-        num_started = 0
-        if not self._running.num_to_run_alone:
-            for _, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
-                num_begun = self._start_lane(lane := list(jobs))
-                num_started += num_begun
-                if num_begun < len(lane):
-                    break
-        # No job overtakes one for which memory is short, because that job could wait for ever behind smaller ones.
-        self._c.feed.ready.put_back(startable[num_started:])
-        self._c.feed.started()
-        return num_started
-
-    def _start_alone(self, claimed: ClaimedJob) -> int:
-        match self._c.decoding_again.claim(claimed):
-            case ClaimedJob() as ours:
-                return self._start_lane([ours], alone=True)
-            case EndedUndecoded() as gone:
-                self._end([self._undecoded(gone.claimed, gone.status, gone.failure)])
-                return 0
-
-    def _startable(self, taken: Sequence[ClaimedJob]) -> list[ClaimedJob]:
-        """The jobs that are not cancelled or expired and may share the engine."""
-        asked, now = self._c.leases.cancelled(), self._c.now()
-        startable, ended = [], []
-        for claimed in taken:
-            if claimed.job_id in asked:
-                ended.append(self._undecoded(claimed, Status.CANCELLED, cancelled()))
-            elif claimed.ready.job.is_expired(now):
-                ended.append(self._undecoded(claimed, Status.EXPIRED, outcomes.expired(claimed)))
-            elif claimed.num_crashes or claimed.num_failures:
-                self._running.run_alone_later([claimed])
-            else:
-                startable.append(claimed)
-        self._end(ended)
-        return startable
-
-    def _start_lane(self, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
-        """Decide for jobs of one lane together and start them until memory is short; returns how many wait no longer.
-
-        A job that the engine refuses waits no longer either: beside others it runs alone later, alone it has failed. An
-        empty engine is not asked for room, because a job that does not fit there never fits.
-        """
-        if len(self._running) and not self._running.has_room(jobs[0]):
-            return 0
-        decided_together = uuid4()
-        num_running = len(self._running) + len(jobs)
-        decisions = decide_lane(self._c, jobs, num_running=num_running, decision_id=decided_together)
-        started_at = self._c.now()
-        for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
-            if len(self._running) and not self._running.has_room(claimed):
-                return number
-            job = RunningJob(claimed, decision, decided_together, started_at, decision.setting)
-            try:
-                self._running.start(job, alone=alone)
-                self._c.presence.started(job.job_id)
-            except DecodeFailed as error:
-                if len(self._running):
-                    self._running.run_alone_later([claimed])
-                else:
-                    self._end(self._blamed([(job, error)]))
-        return len(jobs)
 
     def _hand_over(self, stepped: Stepped) -> int:
         """Hand over the step's outcomes, texts, times and slices; returns how many jobs ended."""
-        now = self._c.now()
         if (step := stepped.step) is not None:
             self._c.metrics.stepped(step)
             self._c.presence.stepped(step)
@@ -213,16 +134,7 @@ class Worker:
             self._stream(stepped)
         else:
             self._keep(self._c.steering.close())
-        for job, _ in stepped.finished:
-            self._blame.worked(job.claimed.ready.prepared)
-        ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
-        ended += self._blamed(stepped.failed)
-        self._end(ended)
-        return len(ended)
-
-    def _blamed(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[EndedJob]:
-        for_good = self._blame.failed_for_good(failed)
-        return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in for_good]
+        return self._ended.decoded(stepped)
 
     def _keep(self, slices: Sequence[TaskSlice]) -> None:
         if slices:
@@ -240,23 +152,3 @@ class Worker:
             if stream := job.claimed.stream:
                 created, model = int(job.started_at.timestamp()), self._c.engine.identity.target
                 self._c.publishing.put(stream.add(delta.text, created=created, model=model))
-
-    def _end(self, ended: Sequence[EndedJob]) -> None:
-        if ended:
-            self._c.recorder.put(ended)
-            self._c.feed.ended([one.claimed.ready.lane for one in ended])
-
-    def _undecoded(self, claimed: ClaimedJob, status: Status, failure: Failure) -> EndedJob:
-        return EndedJob(claimed, outcomes.ended(claimed, status, failure, now=self._c.now()))
-
-    def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
-        outcome: Outcome = outcomes.succeeded(
-            job.claimed,
-            generation,
-            job.decision,
-            self._c.engine.identity,
-            queue_s=job.queue_s,
-            now=now,
-            decode_batch_id=job.decided_together,
-        )
-        return EndedJob(job.claimed, outcome)

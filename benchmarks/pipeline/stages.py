@@ -18,14 +18,14 @@ _RULES: Final = tuple(
     for pattern, stage in (
         (r"metrics", "metrics"),
         (r"finish|watermark|commit|outbox|Outbox", "finish"),
-        (r"claim|lease|worker\.jobs\.feed", "claim"),
+        (r"claim|lease|worker\.jobs\.(feed|line)", "claim"),
         (r"publish|producer|Producer|emit|stream|dead_letter|refus", "publish"),
         (
             r"intake|consumer|kafka\.(records|conversion)|valid|messages\.(codec|job|body|text)|_take|"
             r"control|admission|lanes|shares|worker\.jobs\.(order|waiting|measured)|prompt_patterns|_receive",
             "intake",
         ),
-        (r"record|outcome|Outcome|store\.(decode_runs|acceptance_state)", "record"),
+        (r"record|outcome|Outcome|ended_jobs|store\.(decode_runs|acceptance_state)", "record"),
         (
             r"decid|Decid|decision|count_scored|evidence|posterior|incumbent|budget|cost|correction|watch|session",
             "decide",

@@ -38,7 +38,7 @@ def decode(engine: TransformersEngine, chosen: Decision, alone: int | None = Non
     while engine.load().num_running:
         found += engine.step().finished
         if len(found) == 1 and alone is not None:
-            (last,) = engine._running
+            (last,) = engine._admitted.running
             engine.redraft(last.job_id, "itself", alone)
     return sorted(found, key=lambda generation: generation.counts.num_tokens)
 

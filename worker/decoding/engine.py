@@ -20,6 +20,7 @@ from alphaloop.errors import DecodeFailed, JobTooLarge, reason_of
 from alphaloop.messages import Job
 from worker.cache_memory import CacheMemory
 from worker.decoding import measuring
+from worker.decoding.admitted import AdmittedSequences
 from worker.decoding.memory import available_bytes, pass_bytes
 from worker.decoding.network.slots import BLOCK
 from worker.decoding.open_drafters import OpenDrafters
@@ -46,10 +47,7 @@ class TransformersEngine:
         self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
         self._open_drafters = OpenDrafters(self._drafters)
         self._shadows = Shadows(self._drafters)
-        self._running: list[Sequence] = []
-        # Sequences that memory had no room for after all: they go on, behind their own text, when others have ended.
-        self._parked: list[Sequence] = []
-        self._most_running = num_slots
+        self._admitted = AdmittedSequences(self._cache, num_slots, max_cache_bytes)
 
     @property
     def identity(self) -> EngineIdentity:
@@ -72,7 +70,7 @@ class TransformersEngine:
             sampling,
             longest_token_chars=target.longest_token_chars,
         )
-        needed = self._cache.num_bytes_with(1, _num_positions(prepared))
+        needed = self._admitted.num_bytes_alone(prepared)
         if needed > self._max_cache_bytes:
             raise JobTooLarge(
                 f"expected at most {self._max_cache_bytes} bytes of keys and values, found {needed}: "
@@ -88,17 +86,17 @@ class TransformersEngine:
 
         Sequences that memory had no room for go on before any job is admitted.
         """
-        return not self._parked and self._fits(prepared)
+        return not self._admitted.parked and self._admitted.fits(prepared)
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a sequence in; the next steps read its prompt."""
-        if not self._fits(prepared):
+        if not self._admitted.fits(prepared):
             raise DecodeFailed(f"no room for another of {self._num_slots} slots", hint="ask has_room() before admit()")
         drafter = self._open_drafters.state(decision.drafter)
         sequence = Sequence(prepared, self._target, self._cache.acquire())
         sequence.redraft(drafter, decision.num_draft_tokens)
         self._shadows.begin(sequence)
-        self._running.append(sequence)
+        self._admitted.running.append(sequence)
 
     def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
         """From its next round on a sequence drafts with `drafter`, at most `num_draft_tokens` tokens a round.
@@ -108,9 +106,8 @@ class TransformersEngine:
         Raises DecodeFailed for a drafter that is not loaded.
         """
         wanted = self._open_drafters.state(drafter)
-        for sequence in (*self._running, *self._parked):
-            if sequence.job_id == job_id:
-                self._open_drafters.redraft(sequence, wanted, num_draft_tokens)
+        if (sequence := self._admitted.find(job_id)) is not None:
+            self._open_drafters.redraft(sequence, wanted, num_draft_tokens)
 
     def step(self) -> Step:
         """One round for every admitted sequence. Raises DecodeFailed, after which `abandon` empties the engine.
@@ -119,9 +116,9 @@ class TransformersEngine:
         until the next `redraft`. Otherwise half of the sequences leave their slots and go on later.
         """
         began = time.perf_counter()
-        self._unpark()
-        self._open_drafters.open_due(self._running, self.memory)
-        batch = list(self._running)
+        self._admitted.unpark()
+        self._open_drafters.open_due(self._admitted.running, self.memory)
+        batch = list(self._admitted.running)
         round_ = Round(self._target, self._drafters, self._cache, batch)
         try:
             with torch.inference_mode():
@@ -137,7 +134,7 @@ class TransformersEngine:
         finished = [sequence for sequence in batch if sequence.finish_reason]
         for sequence in finished:
             self._drop(sequence)
-        self._cache.close_gaps(self._running)
+        self._admitted.close_gaps()
         wall_s = time.perf_counter() - began
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
@@ -154,26 +151,23 @@ class TransformersEngine:
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
-        for sequence in (*self._running, *self._parked):
-            if sequence.job_id == job_id:
-                self._drop(sequence)
-                self._cache.close_gaps(self._running)
-                self._shadows.cancel(sequence)
-                self._open_drafters.remember(sequence)
-                return True
-        return False
+        if (sequence := self._admitted.find(job_id)) is None:
+            return False
+        self._drop(sequence)
+        self._admitted.close_gaps()
+        self._shadows.cancel(sequence)
+        self._open_drafters.remember(sequence)
+        return True
 
     def abandon(self) -> None:
         """Drop every sequence, and the caches' memory with them."""
-        self._running, self._parked = [], []
-        self._most_running = self._num_slots
+        self._admitted.clear()
         self._shadows.clear()
-        self._cache.clear()
         self._open_drafters.clear()
 
     def load(self) -> Load:
         """How full the engine is."""
-        return Load(len(self._running) + len(self._parked), self._num_slots)
+        return Load(len(self._admitted), self._num_slots)
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads the device's state: 0.3 ms on a CPU."""
@@ -209,13 +203,6 @@ class TransformersEngine:
             return measuring.measure_target_prefill_ms(self._target, num_tokens, num_samples)
         return measuring.measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
 
-    def _fits(self, prepared: PreparedJob) -> bool:
-        if not self.load().num_free:
-            return False
-        others = [sequence.num_positions for sequence in (*self._running, *self._parked)]
-        longest = max((_num_positions(prepared), *others))
-        return self._cache.num_bytes_with(len(others) + 1, longest) <= self._max_cache_bytes
-
     def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
         shadows = (*generation.shadows, *self._shadows.end(sequence))
         with_shadows = replace(generation, shadows=shadows)
@@ -224,44 +211,23 @@ class TransformersEngine:
         return with_scores(with_shadows, sequence.to_score, self._drafters, self._do_without)
 
     def _do_without(self, drafter: str) -> None:
-        self._open_drafters.do_without(drafter, (*self._running, *self._parked))
+        self._open_drafters.do_without(drafter, self._admitted.all)
 
     def _drop(self, sequence: Sequence) -> None:
-        if sequence in self._parked:
-            self._parked.remove(sequence)
-        else:
-            self._running.remove(sequence)
-            self._cache.release(sequence.slot)
+        self._admitted.drop(sequence)
         self._open_drafters.close(sequence)
-        if not self._running and not self._parked:
-            self._most_running = self._num_slots
 
     def _make_room(self, batch: list[Sequence]) -> None:
         """Make the younger half of the sequences leave their slots, because memory ran out."""
         for model in (self._target.model, *(draft.model for draft in self._open_drafters.draft_models.values())):
             model.give_back()
-        half = (len(batch) + 1) // 2
         for sequence in batch:
             # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again.
             self._open_drafters.close(sequence)
-        for sequence in batch[half:]:
-            self._running.remove(sequence)
-            self._cache.release(sequence.slot)
-        self._parked += batch[half:]
-        self._most_running = half
-        self._cache.close_gaps(self._running)
+        half = (len(batch) + 1) // 2
+        self._admitted.park(batch[half:], most_running=half)
         try:
             self._cache.trim()
         except Exception as error:  # the cache is empty then, and the texts are read again
             if not is_out_of_memory(error):
                 raise
-
-    def _unpark(self) -> None:
-        while self._parked and len(self._running) < self._most_running:
-            sequence = self._parked.pop(0)
-            sequence.slot = self._cache.acquire()
-            self._running.append(sequence)
-
-
-def _num_positions(prepared: PreparedJob) -> int:
-    return len(prepared.token_ids) + prepared.sampling.max_tokens

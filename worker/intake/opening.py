@@ -1,18 +1,24 @@
-"""What a worker consumes from: topics, consumers with their limits, and the file of tasks."""
+"""What a worker consumes from: topics, consumers with their limits, and what a message is validated against."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
+from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import BrokerError, BrokerUnavailable, ConfigError
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import cluster_id, ensure_topics
 from alphaloop.settings import Settings, TaskSettings, read_tasks
+from alphaloop.store.probes import ProbeStore
+from worker.engine import Engine
 from worker.intake.handing_over import SHARE_OF_POLL_INTERVAL
 from worker.intake.polling import Intake
+from worker.intake.validation import Validation, no_references
+from worker.retry import Retry
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +53,33 @@ def open_intake(
     )
 
 
-def tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
+def open_validation(
+    settings: Settings,
+    configs: Path | None,
+    engine: Engine,
+    contents: ContentStore | None,
+    probes: ProbeStore,
+    *,
+    keeps_apart: Callable[[str, str], bool],
+    retry: Retry,
+) -> Validation:
+    """Validation against the engine and the tasks of the folder `configs`; it asks the database whether a probe is one.
+
+    `keeps_apart` says whether a segment of a task has evidence of its own.
+    """
+    return Validation(
+        engine,
+        settings.tasks,
+        reread_tasks=_tasks_reader(configs),
+        limits=settings.worker,
+        cluster=cluster_id(settings.kafka),
+        keeps_apart=keeps_apart,
+        check_reference=contents.check if contents else no_references,
+        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
+    )
+
+
+def _tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
     """Reads the tasks of the folder again at each call; none while the file cannot be read."""
 
     def reread() -> Mapping[str, TaskSettings]:

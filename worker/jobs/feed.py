@@ -6,10 +6,8 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -20,7 +18,6 @@ from worker.intake.polling import Delivery, Intake
 from worker.intake.validation import ReadyJob, Validation
 from worker.jobs.admission import AdmissionQueue, Waiting
 from worker.jobs.ahead import Ahead
-from worker.jobs.beginnings import beginnings_of
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claiming, Claims
 from worker.jobs.forwarding import Forwarder
@@ -28,6 +25,7 @@ from worker.jobs.held import HeldJobs
 from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import DeadMessage
+from worker.jobs.line import JobLine
 from worker.jobs.publications import AnswerAgain, PublishingQueue
 from worker.jobs.reading import Reading
 from worker.jobs.recording import Recorder, undecoded
@@ -74,7 +72,7 @@ class JobFeed:
     ) -> None:
         """`contents` is where prompts lie that are in no message; `num_readers` of them are read at once."""
         self._intake = intake
-        self._queue = queue
+        self._line = JobLine(queue, clock)
         self._claiming = claiming
         self._leases = leases
         self._publishing = publishing
@@ -95,9 +93,6 @@ class JobFeed:
         self._held = HeldJobs()
         self._suspects = Suspects(leases, rng, delay_s=suspect_delay_s, clock=clock)
         self._assignment = -1
-        self._lock = threading.Lock()  # of the queue and the counts below: the loop charges and ends, this thread asks
-        self._charged: Counter[str] = Counter()
-        self._taken: Counter[LaneKey] = Counter()
         self.ready: BoundedQueue[ClaimedJob] = BoundedQueue(
             max_items=self._ahead.most,
             max_bytes=max_waiting_bytes,
@@ -108,13 +103,11 @@ class JobFeed:
     def num_waiting(self) -> int:
         """Jobs taken from Kafka and not given to the engine."""
         num_unread = sum(map(len, self._readings)) + len(self._fetching)
-        with self._lock:
-            return num_unread + len(self._queue) + len(self._held) + len(self._suspects) + len(self.ready)
+        return num_unread + len(self._line) + len(self._held) + len(self._suspects) + len(self.ready)
 
     def waiting(self) -> Mapping[str, Waiting]:
         """By task, how many jobs wait unclaimed, and the age of the oldest."""
-        with self._lock:
-            return self._queue.waiting(self._clock())
+        return self._line.by_task()
 
     def turn(self) -> None:
         """Take new deliveries, validate and order them, and claim the jobs that start next."""
@@ -125,19 +118,17 @@ class JobFeed:
             self._read(reading)
         if len(self._fetching):
             self._read_fetched()
-        self._wait_in_line(self._held.take_due(self._clock(), self._leases.holds))
+        self._line.add(self._held.take_due(self._clock(), self._leases.holds))
         self._discard_revoked()
         self._claim_ahead()
 
     def charge(self, device_s_by_task: Mapping[str, float]) -> None:
         """Count the device time of an engine step, by task. Called by the loop."""
-        with self._lock:
-            self._charged.update(device_s_by_task)
+        self._line.charge(device_s_by_task)
 
     def ended(self, lanes: Sequence[LaneKey]) -> None:
         """Jobs of these lanes have ended or were given back. Called by the loop; makes room for claims."""
-        with self._lock:
-            self._taken.subtract(lanes)
+        self._line.ended(lanes)
         self._intake.wake()
 
     def started(self) -> None:
@@ -147,12 +138,12 @@ class JobFeed:
 
     def _room(self, reading: Reading) -> Room:
         """For jobs of that lane, beside those that wait. The lanes keep no room from each other."""
-        high = self._queue.high
+        high, others = self._line.loads()
         if reading is self._reading_high:
             return Room(self._max_waiting - high.num_jobs, self._max_waiting_bytes - high.num_bytes)
-        num_jobs = len(self._queue) - high.num_jobs + len(self._held) + len(self._suspects)
+        num_jobs = others.num_jobs + len(self._held) + len(self._suspects)
         # More than the bytes of the messages, because a prompt is held as text and as tokens too.
-        num_bytes = self._queue.num_bytes - high.num_bytes + self._held.num_bytes + self._suspects.num_bytes
+        num_bytes = others.num_bytes + self._held.num_bytes + self._suspects.num_bytes
         return Room(self._max_waiting - num_jobs, self._max_waiting_bytes - num_bytes)
 
     def _take(self, wait_s: float) -> None:
@@ -165,28 +156,14 @@ class JobFeed:
 
     def _read(self, reading: Reading) -> None:
         ready, refused = reading.read(self._room(reading).num_bytes)
-        self._wait_in_line(ready)
+        self._line.add(ready)
         self._refuse(refused)
 
     def _read_fetched(self) -> None:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
         ready, refused = self._fetching.take(self._room(self._reading).num_bytes)
-        self._wait_in_line(job for job in ready if self._intake.is_current(job.delivery))
+        self._line.add(job for job in ready if self._intake.is_current(job.delivery))
         self._refuse([(delivery, error) for delivery, error in refused if self._intake.is_current(delivery)])
-
-    def _wait_in_line(self, jobs: Iterable[ReadyJob]) -> None:
-        now = self._clock()
-        with self._lock:
-            for job in jobs:
-                self._queue.add(
-                    job.lane,
-                    job,
-                    priority=job.job.priority,
-                    num_bytes=job.num_bytes,
-                    now=now,
-                    beginnings=beginnings_of(job.prepared.token_ids),
-                    is_high=job.is_high,
-                )
 
     def _refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
         self._forwarder.put(*(DeadMessage(delivery, error, self._intake) for delivery, error in refused))
@@ -200,8 +177,7 @@ class JobFeed:
             unread.discard(lambda delivery: not self._intake.is_current(delivery))
         for waiting in (self._held, self._suspects):
             waiting.discard(lambda job: not self._intake.is_current(job.delivery))
-        with self._lock:
-            self._queue.discard(lambda job: not self._intake.is_current(job.delivery))
+        self._line.discard(lambda job: not self._intake.is_current(job.delivery))
 
     def _is_claiming_due(self) -> bool:
         return 2 * len(self.ready) <= self._ahead.wanted()
@@ -209,13 +185,12 @@ class JobFeed:
     def _claim_ahead(self) -> None:
         if self._suspects.come_first:
             if (suspect := self._suspects.next()) is not None:
-                with self._lock:
-                    self._taken[suspect.lane] += 1
+                self._line.count(suspect)
                 self._claim([suspect], alone=True)
         elif new := self._next_in_line():
             self._claim(new)
             # After a claim more may be claimable at once: the next turn does not wait for deliveries.
-            if len(self._queue) and self._is_claiming_due():
+            if len(self._line) and self._is_claiming_due():
                 self._intake.wake()
 
     def _next_in_line(self) -> list[ReadyJob]:
@@ -223,15 +198,9 @@ class JobFeed:
         limit = 0
         if self._is_claiming_due() and self.ready.num_free:
             limit = min(self._ahead.wanted() - len(self.ready), MOST_CLAIMED_AT_ONCE)
-        with self._lock:
-            self._queue.charge(self._charged)
-            self._charged.clear()
-            batch = self._queue.next(limit, running=+self._taken) if limit else []
-            # Another delivery of a job that is ours waits for that job's end: claimed now, it would fence what runs.
-            again = {number for number, (_, ready) in enumerate(batch) if self._leases.holds(ready.job.job_id)}
-            new = [ready for number, (_, ready) in enumerate(batch) if number not in again]
-            self._taken.update(ready.lane for ready in new)
-        self._held.add((self._clock(), batch[number][1]) for number in sorted(again))
+        # Another delivery of a job that is ours waits for that job's end: claimed now, it would fence what runs.
+        new, again = self._line.take(limit, self._leases.holds)
+        self._held.add((self._clock(), job) for job in again)
         self._ahead.claimed(len(new))
         return new
 
@@ -241,8 +210,7 @@ class JobFeed:
         self._held.add(self._suspects.set_aside(claims))
         owed = [*claims.to_decode, *(ended.claimed for ended in claims.ended)]
         self._intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
-        with self._lock:
-            self._taken.subtract(job.lane for job, _ in claims.suspects)
+        self._line.ended(job.lane for job, _ in claims.suspects)
         self._pass_on(claims)
         self.ready.put(claims.to_decode, give_up=self._is_ending)
 
@@ -258,5 +226,4 @@ class JobFeed:
             self._recorder.put(undecoded(claims, self._now()))
         gone = [job for job, _ in (*claims.held, *claims.refused, *claims.answered)]
         gone += [ended.claimed.ready for ended in claims.ended]
-        with self._lock:
-            self._taken.subtract(job.lane for job in gone)
+        self._line.ended(job.lane for job in gone)

@@ -56,7 +56,7 @@ def test_the_stated_bytes_are_those_of_the_tensors(
         engine.admit(engine.prepare(make_job("x " * num, i), GREEDY), VANILLA)
     while engine.load().num_running:
         assert held_bytes(engine) == cache.num_bytes == cache.num_rows * cache.capacity * cache.shape.bytes_per_token
-        longest = max(sequence.num_positions for sequence in engine._running)
+        longest = max(sequence.num_positions for sequence in engine._admitted.running)
         engine.step()
         assert held_bytes(engine) <= cache.num_bytes_with(3, longest)
     assert held_bytes(engine) == 0
@@ -295,8 +295,10 @@ def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(
     num_running: int,
 ) -> None:
     expected = admit_eight(engine, references("llama"), rng)
-    drafting = [sequence.job_id for sequence in engine._running if sequence.drafting == engine._drafters[drafter].state]
-    for sequence in engine._running[::-1][: 8 - num_running]:
+    drafting = [
+        sequence.job_id for sequence in engine._admitted.running if sequence.drafting == engine._drafters[drafter].state
+    ]
+    for sequence in engine._admitted.running[::-1][: 8 - num_running]:
         engine.cancel(sequence.job_id)
         del expected[sequence.job_id]
     if num_running == 1:
@@ -318,8 +320,8 @@ def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(
     finished: dict[str, Generation] = {}
     while not num_asked:
         finished |= {generation.job_id: generation for generation in engine.step().finished}
-    assert all(sequence.drafter is None for sequence in engine._running if sequence.job_id in drafting)
-    assert not engine._parked, "nobody left its slot"
+    assert all(sequence.drafter is None for sequence in engine._admitted.running if sequence.job_id in drafting)
+    assert not engine._admitted.parked, "nobody left its slot"
     rest, _ = finish(engine)
     check(engine, finished | rest, expected)
     assert num_asked == 1, "nobody asked that drafter again"
@@ -334,7 +336,7 @@ def test_a_draft_model_that_memory_has_no_room_for_is_not_opened(
     for job in jobs:
         engine.admit(job, VANILLA)
     engine.step()
-    longest = max(sequence.num_positions for sequence in engine._running)
+    longest = max(sequence.num_positions for sequence in engine._admitted.running)
     memory = engine.memory()
     share = memory.of_draft("model", 1, longest)
     short = memory.left_for_drafts(8, longest, 4) - memory.free
@@ -366,7 +368,7 @@ def test_jobs_wait_until_those_have_gone_on_that_memory_was_too_small_for(
         engine.step()
     late = engine.prepare(make_job("late", 99), GREEDY)
     finished: dict[str, Generation] = {}
-    while engine._parked:
+    while engine._admitted.parked:
         assert not engine.has_room(late)
         finished |= {generation.job_id: generation for generation in engine.step().finished}
     assert engine.has_room(late) == (engine.load().num_free > 0)
@@ -387,9 +389,9 @@ def test_a_job_that_waits_for_memory_can_be_cancelled(
     monkeypatch.setattr(model, "read", failing)
     engine.step()
     monkeypatch.setattr(model, "read", read)
-    assert len(engine._parked) == len(engine._running) == 4
+    assert len(engine._admitted.parked) == len(engine._admitted.running) == 4
     assert engine.load().num_running == 8, "it is not forgotten"
-    for sequence in (engine._parked[1], engine._running[0]):
+    for sequence in (engine._admitted.parked[1], engine._admitted.running[0]):
         assert engine.cancel(sequence.job_id)
         assert not engine.cancel(sequence.job_id)
         del expected[sequence.job_id]

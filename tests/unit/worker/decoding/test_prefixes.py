@@ -60,7 +60,7 @@ def words(rng: random.Random, num: int) -> str:
 def test_a_common_beginning_is_read_once(engine: TransformersEngine, rng: random.Random) -> None:
     beginning = words(rng, LONG)
     lengths = admit(engine, [f"{beginning}{letter} {words(rng, 20)}" for letter in "ABCDEF"])
-    texts = [engine._running[number].text for number in range(6)]
+    texts = [engine._admitted.running[number].text for number in range(6)]
     shared = min(num_shared(texts[0], text, len(text)) for text in texts[1:])
     assert shared > SHORTEST
     first, *others = run(engine)

@@ -1,0 +1,103 @@
+"""Which claimed jobs start decoding now: those that fit, in the order of the feed, decided lane by lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from uuid import uuid4
+
+from alphaloop.errors import DecodeFailed
+from worker.components import Components
+from worker.ended_jobs import EndedJobs
+from worker.jobs.claiming import ClaimedJob, EndedUndecoded
+from worker.jobs.running import RunningJob, RunningJobs
+from worker.lane_decisions import decide_lane
+
+
+class Starting:
+    """Fills the engine's free slots. One thread uses it, the loop's."""
+
+    def __init__(
+        self, components: Components, running: RunningJobs, ended: EndedJobs, learn: Callable[[], None]
+    ) -> None:
+        """`learn` takes in what was recorded meanwhile; it is called before decisions are taken."""
+        self._c = components
+        self._running = running
+        self._ended = ended
+        self._learn = learn
+
+    def start(self, timeout_s: float) -> int:
+        """Start jobs; returns how many. Waits up to `timeout_s` seconds for the first.
+
+        A job that has to run alone starts when nothing else runs.
+        """
+        if (alone := self._running.next_alone()) is not None:
+            return self._start_alone(alone)
+        limit = self._running.num_free()
+        taken = self._c.feed.ready.take(limit, timeout_s) if limit else []
+        if not taken:
+            return 0
+        self._learn()  # what was recorded while the loop waited for these jobs
+        startable = self._startable(taken)
+        num_started = 0
+        if not self._running.num_to_run_alone:
+            for _, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
+                num_begun = self._start_lane(lane := list(jobs))
+                num_started += num_begun
+                if num_begun < len(lane):
+                    break
+        # No job overtakes one for which memory is short, because that job could wait for ever behind smaller ones.
+        self._c.feed.ready.put_back(startable[num_started:])
+        self._c.feed.started()
+        return num_started
+
+    def _start_alone(self, claimed: ClaimedJob) -> int:
+        match self._c.decoding_again.claim(claimed):
+            case ClaimedJob() as ours:
+                return self._start_lane([ours], alone=True)
+            case EndedUndecoded() as found:
+                self._ended.found_ended(found)
+                return 0
+
+    def _startable(self, taken: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        """The jobs that are not cancelled or expired and may share the engine."""
+        asked, now = self._c.leases.cancelled(), self._c.now()
+        cancelled, expired, startable = [], [], []
+        for claimed in taken:
+            if claimed.job_id in asked:
+                cancelled.append(claimed)
+            elif claimed.ready.job.is_expired(now):
+                expired.append(claimed)
+            elif claimed.num_crashes or claimed.num_failures:
+                self._running.run_alone_later([claimed])
+            else:
+                startable.append(claimed)
+        self._ended.cancelled(cancelled)
+        self._ended.expired(expired)
+        return startable
+
+    def _start_lane(self, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
+        """Decide for jobs of one lane together and start them until memory is short; returns how many wait no longer.
+
+        A job that the engine refuses waits no longer either: beside others it runs alone later, alone it has failed. An
+        empty engine is not asked for room, because a job that does not fit there never fits.
+        """
+        if len(self._running) and not self._running.has_room(jobs[0]):
+            return 0
+        decided_together = uuid4()
+        num_running = len(self._running) + len(jobs)
+        decisions = decide_lane(self._c, jobs, num_running=num_running, decision_id=decided_together)
+        started_at = self._c.now()
+        for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
+            if len(self._running) and not self._running.has_room(claimed):
+                return number
+            job = RunningJob(claimed, decision, decided_together, started_at, decision.setting)
+            try:
+                self._running.start(job, alone=alone)
+                self._c.presence.started(job.job_id)
+            except DecodeFailed as error:
+                if len(self._running):
+                    self._running.run_alone_later([claimed])
+                else:
+                    self._ended.failed([(job, error)])
+        return len(jobs)
