@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -87,9 +88,10 @@ StartWorker = Callable[[], WorkerProcess]
 def start_worker(worker_settings: Settings, tmp_path: Path, smollm2_source: str) -> Iterator[StartWorker]:
     """Starts workers that decode SmolLM2 in float32; none outlives the test."""
     with ExitStack() as stack:
+        numbers = count()
 
         def start() -> WorkerProcess:
-            worker = WorkerProcess(worker_settings, tmp_path / "worker.log")
+            worker = WorkerProcess(worker_settings, tmp_path / f"worker-{next(numbers)}.log")
             stack.callback(worker.kill)
             return worker
 
