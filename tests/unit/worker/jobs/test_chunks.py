@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageTooLarge, TopicUnavailable
+from tests.fixtures.instant import InstantEvent
 from tests.fixtures.sending import FakeSender
 from worker.jobs import chunks
 from worker.jobs.chunks import ChunkSender
 from worker.jobs.sending import Report
 from worker.jobs.streaming import ChunkMessage, JobStream
 from worker.retry import Retry
-
-
-class InstantEvent(threading.Event):
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.is_set()
 
 
 class Streaming:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +14,7 @@ from alphaloop.errors import BrokerError, BrokerUnavailable, StoreUnavailable
 from alphaloop.messages import Failure
 from alphaloop.messages.retry import Retry as RetryHeaders
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job
+from tests.fixtures.instant import InstantEvent
 from worker.intake.delays import JITTER
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.forwarding import Forwarded, TryAgain
@@ -23,11 +23,6 @@ from worker.jobs.retries import JobRetries
 from worker.retry import Retry
 
 FAILURE = Failure(code="decode_failed", message="no luck")
-
-
-class InstantEvent(threading.Event):
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.is_set()
 
 
 class Forwarding:

@@ -1,0 +1,93 @@
+"""Dead letters and results as messages: what they keep, and what is cut."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+from alphaloop.errors import InvalidField, MalformedMessage
+from alphaloop.messages import (
+    Failure,
+    Result,
+    Status,
+    dead_letter,
+)
+from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX, SHORTENED, shortened
+from tests.fixtures.parsing import ORIGIN
+
+
+def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
+    error = InvalidField("expected less, found more", field="body.temperature", hint="lower it")
+    kept = [("traceparent", b"00-ab"), ("ce_id", b"\xff\x00")]
+    headers = [*kept, (PREFIX + "old", b"1")]
+    letter = dead_letter(error, ORIGIN, group="workers", num_deliveries=3, key=b"k", value=b"\xff", headers=headers)
+    assert (letter.topic, letter.key, letter.value) == ("jobs.code.dlq", b"k", b"\xff")
+    assert list(letter.headers[:2]) == kept
+    said = dict(letter.headers[2:])
+    assert said == {
+        PREFIX + "topic": b"jobs.code",
+        PREFIX + "partition": b"2",
+        PREFIX + "offset": b"41",
+        PREFIX + "group": b"workers",
+        PREFIX + "delivery.count": b"3",
+        PREFIX + "message": b"body.temperature: expected less, found more\nhint: lower it",
+        PREFIX + "exception": b"invalid_field",
+        PREFIX + "field": b"body.temperature",
+    }
+
+
+def test_a_senders_long_field_name_is_cut_in_the_letter() -> None:
+    error = InvalidField("expected a number", field="body.logit_bias." + "9" * 100_000)
+    letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=b"", headers=())
+    assert sum(len(name) + len(value) for name, value in letter.headers) < 4 * MAX_REASON_CHARS
+    assert dict(letter.headers)[PREFIX + "field"].startswith(b"body.logit_bias.999")
+
+
+def test_a_letter_sent_back_and_refused_again_carries_one_reason() -> None:
+    first = dead_letter(
+        MalformedMessage("x" * 9999), ORIGIN, group="g", num_deliveries=1, key=None, value=b"", headers=()
+    )
+    again = dead_letter(
+        MalformedMessage("later"), ORIGIN, group="g", num_deliveries=2, key=None, value=b"", headers=first.headers
+    )
+    names = [name for name, _ in again.headers]
+    assert len(names) == len(set(names))
+    assert len(dict(first.headers)[PREFIX + "message"]) == MAX_REASON_CHARS
+    assert dict(again.headers)[PREFIX + "message"] == b"later"
+
+
+def test_a_result_is_sent_as_it_is_read_back() -> None:
+    result = Result(
+        job_id="j",
+        status=Status.FAILED,
+        task="code",
+        attempt=1,
+        recorded_at=datetime(2026, 1, 31, tzinfo=UTC),
+        error=Failure(code="decode_failed", message="ä", hint=None),
+    )
+    assert Result.decode(result.encode()) == result
+    assert Result.decode(result.encode()).encode() == result.encode()
+    assert "text" not in json.loads(result.encode())
+
+
+def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
+    letter = dead_letter(
+        MalformedMessage("no"),
+        ORIGIN,
+        group="g",
+        num_deliveries=1,
+        key=b"k" * 5000,
+        value=b"v",
+        headers=[("big", b"h" * 20_000), ("small", b"s")],
+    )
+    less = shortened(letter)
+    assert less is not None
+    assert (less.key, less.value) == (None, b"v")
+    headers = dict(less.headers)
+    assert headers[PREFIX + "exception"] == b"malformed_message"
+    assert headers[SHORTENED] == b"20009 bytes of headers left out; a key of 5000 bytes left out"
+    assert {"big", "small"}.isdisjoint(headers)
+    least = shortened(less)
+    assert least is not None
+    assert least.value == b""
+    assert shortened(least) is None
