@@ -1,64 +1,20 @@
+"""What is chosen, what is explored, and when a running choice is left."""
+
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, weigh
+from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.policy import Decision, DecisionContext, DraftSetting, Reason, decide
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
+from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason, decide
 from alphaloop.messages import Decoding, Mode, Purpose
-
-LOOKUP = DrafterState("lookup", "r1", 8)
-LIMITS = PolicyLimits()
-
-
-def costs(*, draft_ms: float = 1.0, wide_ms: float = 32.0, vanilla_ms: float = 30.0) -> CostTable:
-    """A device on which verification of nine positions costs `wide_ms`, at batch 1 and 8 alike."""
-    return CostTable(
-        CostPoint(drafter, batch, width, ms, 5)
-        for batch in (1, 8)
-        for drafter, width, ms in [
-            (None, 1, vanilla_ms),
-            (None, 9, wide_ms),
-            ("lookup", 2, draft_ms),
-            ("lookup", 9, draft_ms),
-        ]
-    )
-
-
-def inferred(
-    alpha: float, *, k: int = 8, jobs: float = 20.0, sd: float = 0.05, reach: tuple[float, ...] | None = None
-) -> Posterior:
-    """Every position accepted with α, all known together to `sd` logits."""
-    reach = reach or (1.0,) * k
-    alpha = min(max(alpha, 1e-4), 1 - 1e-4)
-    mean = tuple(math.log(alpha * r / (1 - alpha * r)) for r in reach)
-    return Posterior(Profile(mean, sd**2, (1e-4,) * k, (1.0,) * k), reach, jobs, 1.0)
-
-
-def choose(posteriors: dict[str, Posterior] | None = None, **changes: Any) -> Decision:
-    drafters = changes.pop("drafters", (LOOKUP,))
-    table = changes.pop("costs", costs())
-    limits = changes.pop("limits", LIMITS)
-    asked = {name: changes.pop(name) for name in ("incumbent", "budget") if name in changes}
-    if (num_running := changes.pop("num_running", None)) is not None:
-        changes |= {"num_running": num_running, "num_jobs": changes.get("num_jobs", num_running)}
-    context = DecisionContext("code", 1, 1, 200.0)
-    return decide(posteriors or {}, drafters, table, replace(context, **changes), limits, **asked)
-
-
-def find(alternatives: tuple[Alternative, ...], k: int, drafter: str = "lookup") -> Alternative:
-    return next(a for a in alternatives if (a.drafter, a.num_draft_tokens) == (drafter, k))
+from tests.fixtures.choosing import LIMITS, LOOKUP, choose, costs, find, inferred
 
 
 def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:
@@ -178,64 +134,6 @@ def test_a_drafter_that_never_proposes_is_worth_nothing() -> None:
     assert choose({"lookup": silent}).mode is Mode.VANILLA
 
 
-def test_short_outputs_are_not_worth_a_draft() -> None:
-    short = choose({"lookup": inferred(0.9)}, expected_tokens=19.0, known_output_jobs=12.0)
-    assert short.reason is Reason.SHORT_OUTPUT
-    assert "12 jobs" in short.explanation
-    assert choose({"lookup": inferred(0.9)}, expected_tokens=20.0).reason is Reason.FASTER
-
-
-def test_a_stale_drafter_serves_nobody_but_its_probe() -> None:
-    stale = replace(LOOKUP, is_stale=True)
-    history = {"lookup": inferred(0.9)}
-    assert choose(history, drafters=(stale,)).reason is Reason.STALE_DRAFT
-    assert choose(history, drafters=(stale,), decoding=Decoding.SPECULATIVE).mode is Mode.VANILLA
-    assert choose(history, drafters=(stale,), purpose=Purpose.PROBE).reason is Reason.PROBE
-    assert choose(history, drafters=()).reason is Reason.NO_DRAFTER
-
-
-def test_every_guard_has_its_own_reason_and_says_why() -> None:
-    history = {"lookup": inferred(0.9)}
-    heavy = replace(LOOKUP, cache_bytes_per_token=1 << 20)
-    memory = choose(history, drafters=(heavy,), free_cache_bytes=512 << 20, max_sequence_tokens=600.0)
-    assert memory.reason is Reason.NO_MEMORY
-    assert "1 sequences x 600 tokens x 1048576 bytes = 600 MiB, 512 MiB are free" in memory.explanation
-    assert choose(history, drafters=(heavy,), free_cache_bytes=601 << 20, max_sequence_tokens=600.0).mode is (
-        Mode.SPECULATIVE
-    )
-    hasty = replace(heavy, max_prompt_tokens=100)
-    for output, needed in ((200.0, 300), (550.0, 600)):
-        asked = {"max_sequence_tokens": 600.0, "max_output_tokens": output}
-        short = choose(history, drafters=(hasty,), free_cache_bytes=(needed << 20) - 1, **asked)
-        assert f"1 sequences x {needed} tokens" in short.explanation, (
-            "what it does not read of a prompt takes no memory"
-        )
-        assert choose(history, drafters=(hasty,), free_cache_bytes=needed << 20, **asked).mode is Mode.SPECULATIVE
-    unable = choose(history, cannot_serve={"lookup": "logit_bias"})
-    assert (unable.reason, "logit_bias" in unable.explanation) == (Reason.CANNOT_SERVE, True)
-    off = choose(history, switched_off="Translate *")
-    assert (off.reason, "Translate *" in off.explanation) == (Reason.SWITCHED_OFF, True)
-    assert choose(history, drafters=(replace(LOOKUP, revision=""),)).reason is Reason.UNKNOWN_REVISION
-
-
-def test_a_guard_takes_out_one_drafter_and_leaves_the_other() -> None:
-    other = DrafterState("other", "r2", 4)
-    table = CostTable([*costs().points, CostPoint("other", 1, 2, 1.0, 5)])
-    history = {"lookup": inferred(0.9), "other": inferred(0.7, k=4)}
-    decision = choose(history, drafters=(replace(LOOKUP, is_stale=True), other), costs=table)
-    assert (decision.drafter, decision.reason) == ("other", Reason.FASTER)
-
-
-def test_a_probe_uses_the_drafter_and_k_it_names() -> None:
-    other = DrafterState("other", "r2", 4)
-    drafters = (LOOKUP, other)
-    probe = choose(drafters=drafters, purpose=Purpose.PROBE, probe_drafter="other", probe_num_draft_tokens=2)
-    assert (probe.drafter, probe.draft_revision, probe.num_draft_tokens) == ("other", "r2", 2)
-    assert choose(drafters=drafters, purpose=Purpose.PROBE, probe_num_draft_tokens=64).num_draft_tokens == 8
-    unknown = choose(drafters=drafters, purpose=Purpose.PROBE, probe_drafter="gone")
-    assert (unknown.mode, unknown.reason) == (Mode.VANILLA, Reason.NO_DRAFTER)
-
-
 def test_what_every_text_tells_anyway_is_not_explored() -> None:
     unsure = {"lookup": inferred(0.1, sd=1.5, jobs=1.0)}
     table = costs(draft_ms=9.0)
@@ -246,17 +144,6 @@ def test_what_every_text_tells_anyway_is_not_explored() -> None:
     waited = choose(unsure, costs=table, budget=saved_up, drafters=(scored,))
     assert waited.mode is Mode.VANILLA
     assert waited.reason is not Reason.EXPLORING
-
-
-def test_controls_and_forced_modes_are_obeyed() -> None:
-    history = {"lookup": inferred(0.9)}
-    assert choose(history, purpose=Purpose.CONTROL).reason is Reason.CONTROL
-    vanilla = choose(history, decoding=Decoding.VANILLA)
-    assert (vanilla.mode, vanilla.reason) == (Mode.VANILLA, Reason.FORCED)
-    forced = choose({"lookup": inferred(0.05)}, decoding=Decoding.SPECULATIVE, expected_tokens=1.0)
-    assert (forced.mode, forced.reason) == (Mode.SPECULATIVE, Reason.FORCED)
-    unmeasured = choose({"lookup": inferred(0.8)}, decoding=Decoding.SPECULATIVE, costs=CostTable(()))
-    assert unmeasured.num_draft_tokens == 3  # .8³ > .5 > .8⁴
 
 
 def test_the_best_of_two_drafters_is_chosen() -> None:
@@ -271,37 +158,6 @@ def test_the_best_of_two_drafters_is_chosen() -> None:
     )
     history = {"lookup": inferred(0.1), "other": inferred(0.95, k=4)}
     assert choose(history, drafters=(LOOKUP, other), costs=table).drafter == "other"
-
-
-def test_a_target_time_is_met_surely_before_it_is_beaten_probably() -> None:
-    # Vanilla needs 30 ms a token. Speculation is expected at 23, and may well be at 33.
-    hopeful = {"lookup": inferred(0.35, sd=1.2)}
-    table = costs(draft_ms=4.0)
-    assert choose(hopeful, costs=table).mode is Mode.SPECULATIVE
-    careful = choose(hopeful, costs=table, objective=Objective(Aim.TIME_PER_TOKEN, 31.0))
-    assert (careful.mode, careful.reason) == (Mode.VANILLA, Reason.ON_TARGET)
-    # Nothing but speculation can meet 25 ms, so it is tried however uncertain.
-    needed = choose(hopeful, costs=table, objective=Objective(Aim.TIME_PER_TOKEN, 25.0))
-    assert (needed.mode, needed.reason) == (Mode.SPECULATIVE, Reason.ON_TARGET)
-
-
-def test_a_deadline_counts_the_whole_job() -> None:
-    sure = {"lookup": inferred(0.9, sd=0.01)}
-    table = with_prompts(costs(), target_ms=300.0)
-    objective = Objective(Aim.DEADLINE, 300 + 200 * 30.0)
-    relaxed = choose(sure, costs=table, prompt_tokens=100.0, objective=objective)
-    assert relaxed.mode is Mode.SPECULATIVE
-    assert all(a.chance == 1.0 for a in relaxed.alternatives if a.speedup >= 1)
-
-
-def test_first_tokens_are_not_kept_waiting_for_a_draft_to_read() -> None:
-    table = with_prompts(costs(), target_ms=300.0, draft_ms=60.0)
-    history = {"lookup": inferred(0.9)}
-    late = choose(history, costs=table, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 350.0))
-    assert (late.mode, late.reason) == (Mode.VANILLA, Reason.FIRST_TOKENS)
-    assert "300 + 60 ms" in late.explanation
-    met = choose(history, costs=table, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 370.0))
-    assert met.mode is Mode.SPECULATIVE
 
 
 ALPHAS = st.floats(0.001, 0.999)
@@ -362,58 +218,3 @@ def test_more_acceptance_never_lowers_the_expected_gain(low: float, high: float,
         return find(weigh({"lookup": inferred(alpha)}, [LOOKUP], costs(), 1), k).speedup
 
     assert gain(low) <= gain(high) + 1e-9
-
-
-def test_every_reason_has_a_word_of_its_own() -> None:
-    assert len({reason.value for reason in Reason}) == len(Reason)
-    assert all(reason.value.replace("_", "").islower() for reason in Reason)
-
-
-def with_prompts(table: CostTable, *, target_ms: float, draft_ms: float = 0.0) -> CostTable:
-    """The same device, on which a prompt of 100 tokens takes the target `target_ms` and the drafter `draft_ms`."""
-    prompts = [("lookup", draft_ms)] if draft_ms else []
-    return CostTable(
-        [
-            *table.points,
-            *(CostPoint(name, 1, 100, ms, 3, 0, CostKind.PREFILL) for name, ms in ((None, target_ms), *prompts)),
-        ]
-    )
-
-
-def test_a_job_gains_less_than_its_rounds_the_longer_its_prompt_is_read() -> None:
-    history, table = {"lookup": inferred(0.9)}, with_prompts(costs(), target_ms=300.0)
-    rounds = choose(history, costs=table).alternatives[0]
-    short, long = (choose(history, costs=table, prompt_tokens=n).alternatives[0] for n in (100.0, 10_000.0))
-    assert 1 < long.speedup < short.speedup < rounds.speedup
-    # 200 tokens of 30 ms behind a prompt of 300 ms, against as many at the speed of the rounds.
-    assert short.speedup == pytest.approx((300 + 200 * 30) / (300 + 200 * 30 / rounds.speedup), rel=1e-6)
-    assert long.speedup_low <= long.speedup <= long.speedup_high
-
-
-def test_a_draft_model_that_has_to_read_a_long_prompt_may_not_pay() -> None:
-    history, table = {"lookup": inferred(0.5)}, with_prompts(costs(), target_ms=300.0, draft_ms=60.0)
-    assert choose(history, costs=table, prompt_tokens=100.0).mode is Mode.SPECULATIVE
-    decision = choose(history, costs=table, prompt_tokens=10_000.0)
-    assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
-    hasty = replace(LOOKUP, max_prompt_tokens=100)
-    assert choose(history, costs=table, prompt_tokens=10_000.0, drafters=(hasty,)).mode is Mode.SPECULATIVE
-
-
-def test_costs_are_taken_at_the_context_of_the_job() -> None:
-    # Verification grows dear with the context here: what pays behind a short prompt does not behind a long one.
-    far = [
-        CostPoint(p.drafter, p.batch, p.width, p.median_ms * (9 if p.width > 1 else 1), 5, 4096) for p in costs().points
-    ]
-    table, history = CostTable([*costs().points, *far]), {"lookup": inferred(0.7)}
-    size = JobSize(4000.0, 200.0)
-    assert size.context == 4100.0
-    assert choose(history, costs=table, prompt_tokens=10.0).mode is Mode.SPECULATIVE
-    assert choose(history, costs=table, prompt_tokens=size.num_prompt_tokens).mode is Mode.VANILLA
-
-
-def test_a_drafter_that_ends_its_drafts_early_is_charged_for_what_it_proposes() -> None:
-    # The same acceptance where anything is proposed; one drafter goes on to eight tokens, the other ends after two.
-    full, ended = inferred(0.9), inferred(0.9, reach=(1.0, 1.0, *(0.1,) * 6))
-    dear = costs(wide_ms=90.0)
-    for posterior, low, high in ((full, 80.0, 92.0), (ended, 40.0, 70.0)):
-        assert low < find(weigh({"lookup": posterior}, [LOOKUP], dear, 1), 8).round_ms < high
