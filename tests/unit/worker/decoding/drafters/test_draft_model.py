@@ -1,128 +1,27 @@
 """The draft model's bookkeeping over a model whose logits are a function of everything its slot holds.
 
 A slot that holds one wrong, missing or stale token gives other logits at once, so equality with a model that reads the
-whole text anew shows that what was kept was right. tests/integration/test_draft_model_tiny.py has real models.
-"""
+whole text anew shows that what was kept was right. tests/integration/test_draft_model_tiny.py has real models."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
 
 import pytest
-import torch
-from torch import Tensor
 
-from alphaloop.deciding.goodput import DrafterState
+from tests.fixtures.draft_slots import (
+    GREEDY,
+    TOKENS,
+    VOCABULARY,
+    Model,
+    ask,
+    drafter,
+    greedy,
+    one,
+)
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import CHUNK, DraftModelDrafter
-from worker.decoding.drafters.draft_tokens import DraftTokens
-from worker.decoding.network.groups import Read
-from worker.decoding.network.slots import SlotCache
-from worker.decoding.proposal import Ask, Proposal
-from worker.decoding.sampling import randomness
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.verification.chain import draw
-from worker.engine import Sampling
-
-VOCABULARY: Final = 40
-GREEDY: Final = Sampling(max_tokens=100, temperature=0.0)
-TOKENS: Final = DraftTokens(VOCABULARY, VOCABULARY, frozenset())
-
-
-def logits_behind(text: Sequence[int], columns: int = VOCABULARY) -> Tensor:
-    """Logits [columns] that follow from the whole text."""
-    key = randomness.key_of(*text)
-    return randomness.gumbel(key, torch.arange(columns)) * 3
-
-
-class Slots:
-    """What every slot was given, in the way of SlotCache."""
-
-    def __init__(self, num_slots: int) -> None:
-        self.lengths = [0] * num_slots
-        self.held: list[list[int]] = [[] for _ in range(num_slots)]
-        self.free = list(range(num_slots))
-
-    def acquire(self) -> int:
-        slot = min(self.free)
-        self.free.remove(slot)
-        self.lengths[slot] = 0
-        return slot
-
-    def release(self, slot: int) -> None:
-        self.free.append(slot)
-
-    def clear(self) -> None:
-        self.free = list(range(len(self.lengths)))
-
-    def lower(self, slot: int) -> int:
-        lowest = min([*self.free, slot])
-        if lowest != slot:
-            self.free[self.free.index(lowest)] = slot
-            self.held[lowest], self.held[slot] = self.held[slot], []
-            self.lengths[lowest] = self.lengths[slot]
-        return lowest
-
-    close_gaps = SlotCache.close_gaps
-
-
-class Model:
-    """Reads into Slots; `columns` wide. Remembers how many tokens each pass read of each slot."""
-
-    def __init__(self, columns: int = VOCABULARY) -> None:
-        self.columns = columns
-        self.widths: list[dict[int, int]] = []
-        self.num_until_failure: int | None = None
-
-    def new_cache(self, num_slots: int) -> Slots:
-        self.cache = Slots(num_slots)
-        return self.cache
-
-    def read(self, cache: Slots, reads: Sequence[Read]) -> Tensor:
-        if self.num_until_failure is not None:
-            self.num_until_failure -= 1
-            if self.num_until_failure < 0:
-                raise RuntimeError("out of memory")
-        assert len({read.slot for read in reads}) == len(reads)
-        self.widths.append({read.slot: len(read.token_ids) for read in reads})
-        rows = []
-        for read in reads:
-            assert read.slot not in cache.free
-            assert read.parents is None
-            length = cache.lengths[read.slot]
-            assert length <= len(cache.held[read.slot]), "positions that were never written count"
-            cache.held[read.slot][length:] = read.token_ids
-            rows += [logits_behind(cache.held[read.slot], self.columns)] * read.num_logits
-        return torch.stack(rows)
-
-
-def drafter(
-    model: Model, tokens: DraftTokens = TOKENS, *, context: int = 10_000, max_prompt: int | None = None, **more: Any
-) -> DraftModelDrafter:
-    state = DrafterState("small", "r", 8, is_stale=False, max_prompt_tokens=max_prompt)
-    return DraftModelDrafter(state, model, tokens, num_slots=8, context_length=context, **more)
-
-
-def ask(text: list[int], num: int, sampling: Sampling = GREEDY, job_id: str = "j") -> Ask:
-    return Ask(job_id, text, num, TokenChooser(job_id, sampling, len(text)))
-
-
-def one(made: DraftModelDrafter, text: list[int], num: int, sampling: Sampling = GREEDY) -> Proposal:
-    """The first proposal for a text."""
-    made.open("j", text, sampling, "code")
-    (proposal,) = made.propose([ask(text, num, sampling)])
-    return proposal
-
-
-def greedy(text: Sequence[int], num: int) -> tuple[int, ...]:
-    """The draft's own greedy continuation, every logit computed from the whole text."""
-    found: list[int] = []
-    while len(found) < num:
-        found.append(int(logits_behind([*text, *found]).argmax()))
-    return tuple(found)
+from worker.decoding.drafters.draft_model import CHUNK
 
 
 def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:
@@ -239,105 +138,6 @@ def test_nothing_is_proposed_behind_the_end_of_a_text() -> None:
     assert one(drafter(Model(), tokens), [1, 2], 6).tokens == drafts[: drafts.index(drafts[2]) + 1]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("columns", [30, 40, 50], ids=["narrower", "as-wide", "wider"])
-def test_ids_that_the_tokenizers_do_not_share_are_never_proposed(columns: int, temperature: float) -> None:
-    tokens = replace(TOKENS, num_shared=25)
-    text = [1, 2]
-    proposal = one(drafter(Model(columns), tokens), text, 8, replace(GREEDY, temperature=temperature))
-    assert len(proposal.tokens) == 8
-    for place, token in enumerate(proposal.tokens):
-        own = logits_behind([*text, *proposal.tokens[:place]], columns)[:25]
-        if temperature == 0:
-            assert token == int(own.argmax())
-        else:
-            assert proposal.q is not None
-            assert torch.allclose(proposal.q[place, :25], own.softmax(0), atol=1e-12)
-            assert not proposal.q[place, 25:].any()
-
-
-@pytest.mark.parametrize(
-    "sampling", [GREEDY, replace(GREEDY, temperature=0.8), replace(GREEDY, temperature=0.8, seed=3)], ids=str
-)
-def test_a_head_that_was_cut_proposes_its_own_tokens(sampling: Sampling) -> None:
-    ids = torch.tensor([3, 5, 8, 13, 21, 34, 39])
-    proposal = one(drafter(Model(len(ids)), replace(TOKENS, num_shared=36, token_ids=ids)), [1, 2], 8, sampling)
-    assert set(proposal.tokens) <= {3, 5, 8, 13, 21, 34}
-    if sampling.temperature == 0:
-        assert proposal.tokens[0] == int(ids[logits_behind([1, 2], 7)[:6].argmax()])
-    if proposal.q is not None:
-        assert proposal.q.shape == (8, VOCABULARY)
-        assert torch.allclose(proposal.q[0, ids[:6]], (logits_behind([1, 2], 7)[:6] / 0.8).softmax(0))
-        assert torch.allclose(proposal.q.sum(1), torch.ones(8, dtype=torch.float64))
-
-
-def sampled(**more: Any) -> Sampling:
-    return replace(GREEDY, temperature=0.9, **more)
-
-
-def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> None:
-    kinds = [sampled(), sampled(top_p=0.8), sampled(top_p=0.8), sampled(top_k=5), sampled(repetition_penalty=1.5)]
-    made = drafter(Model())
-    texts = [[1, 2, number] for number in range(len(kinds))]
-    names = [f"{seed}-{number}" for number in range(len(kinds))]
-    asks = [ask(text, 6, kind, name) for text, kind, name in zip(texts, kinds, names, strict=True)]
-    for name, text, kind in zip(names, texts, kinds, strict=True):
-        made.open(name, text, kind, "code")
-    for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
-        assert proposal.q is not None
-        assert proposal.q.shape == (6, VOCABULARY)
-        again = TokenChooser(asked.job_id, kind, 3)
-        for place, token in enumerate(proposal.tokens):
-            before = proposal.tokens[:place]
-            logits = logits_behind([*asked.text, *before])[None]
-            q = again.probabilities(again.scores_behind(logits, asked.text, [before]))[0]
-            assert torch.equal(proposal.q[place], q)
-            assert token == draw(q, again.uniforms(1, q.device)[0])
-
-
-def test_a_job_with_a_seed_drafts_what_its_noise_says(seed: int) -> None:
-    sampling = sampled(seed=seed, top_p=0.9)
-    text = [4, 5, 6]
-    proposal = one(drafter(Model()), text, 5, sampling)
-    assert proposal.q is None
-    choice = TokenChooser("other", sampling, 3)
-    for place, token in enumerate(proposal.tokens):
-        logits = logits_behind([*text, *proposal.tokens[:place]])[None]
-        assert token == int(choice.tokens(logits, [len(text) + place]))
-
-
-def test_greedy_drafts_follow_a_jobs_bias() -> None:
-    banned = greedy([1, 2], 1)[0]
-    proposal = one(drafter(Model()), [1, 2], 4, replace(GREEDY, logit_bias=((banned, -100.0),)))
-    assert len(proposal.tokens) == 4
-    assert banned not in proposal.tokens
-
-
-@pytest.mark.parametrize("ids", [None, torch.arange(0, 40, 2)], ids=["whole", "cut"])
-@pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, sampled(), sampled(seed=2), replace(GREEDY, repetition_penalty=1.2)],
-    ids=["greedy", "sampled", "seeded", "penalised"],
-)
-def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
-    seed: int, sampling: Sampling, ids: Tensor | None
-) -> None:
-    text = [seed % 7, 1, 2]
-    tokens = replace(TOKENS, token_ids=ids)
-    columns = VOCABULARY if ids is None else len(ids)
-    whole = one(drafter(Model(columns), tokens), text, 8, sampling).tokens
-    choice = TokenChooser("j", sampling, 3)
-    probability, num = 1.0, 0
-    while num < 8 and probability >= 0.3:
-        logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
-        logits[0, slice(None) if ids is None else ids] = logits_behind([*text, *whole[:num]], columns)
-        scores = choice.scores_behind(logits, text, [whole[:num]])
-        p = scores.softmax(-1) if choice.is_greedy else choice.probabilities(scores)
-        probability *= float(p[0, whole[num]])
-        num += 1
-    assert one(drafter(Model(columns), tokens, min_probability=0.3), text, 8, sampling).tokens == whole[:num]
-
-
 def test_of_a_long_prompt_the_first_tokens_and_the_last_are_read_and_the_text_goes_on_behind_them(
     rng: random.Random,
 ) -> None:
@@ -354,41 +154,3 @@ def test_of_a_long_prompt_the_first_tokens_and_the_last_are_read_and_the_text_go
             text.append(token)
             read.append(token)
     assert model.widths[0] == {0: 20}
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, repetition_penalty=1.3)], ids=["plain", "penalised"])
-@pytest.mark.parametrize("num_branches", [2, 3])
-def test_branches_are_the_next_likeliest_tokens_of_every_place(
-    num_branches: int, sampling: Sampling, rng: random.Random
-) -> None:
-    made = drafter(Model(), num_branches=num_branches)
-    text = [rng.randrange(VOCABULARY) for _ in range(4)]
-    made.open("j", text, sampling, "code")
-    for _ in range(12):
-        num = rng.randint(1, 9)
-        choice = TokenChooser("j", sampling, 4)
-        (proposal,) = made.propose([Ask("j", text, num, choice)])
-        assert proposal.parents is not None
-        assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)
-        place, path, seen = -1, [], 0
-        while seen < len(proposal.tokens):
-            group = [i for i, parent in enumerate(proposal.parents) if parent == place]
-            scores = choice.scores_behind(logits_behind([*text, *path])[None], text, [path])[0]
-            assert [proposal.tokens[i] for i in group] == scores.topk(len(group)).indices.tolist()
-            assert group == list(range(seen, seen + len(group)))
-            assert len(group) <= num_branches
-            place, path, seen = group[0], [*path, proposal.tokens[group[0]]], seen + len(group)
-        assert len(path) == -(-min(num, 8) // num_branches)
-        # A branch may be what the target wants: then the chain behind its sibling is dropped.
-        kept = rng.randrange(-1, len(proposal.tokens))
-        accepted: list[int] = []
-        while kept >= 0:
-            accepted.insert(0, proposal.tokens[kept])
-            kept = proposal.parents[kept]
-        text += [*accepted, rng.randrange(VOCABULARY)]
-
-
-def test_sampled_drafts_have_no_branches() -> None:
-    for sampling in (sampled(), sampled(seed=1)):
-        proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
-        assert (len(proposal.tokens), proposal.parents) == (6, None)

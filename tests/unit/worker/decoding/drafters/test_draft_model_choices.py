@@ -1,0 +1,164 @@
+"""Which tokens a draft model proposes: drawn, biased, cut short by a gate, or several at a place."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.fixtures.draft_slots import (
+    GREEDY,
+    TOKENS,
+    VOCABULARY,
+    Model,
+    ask,
+    drafter,
+    greedy,
+    logits_behind,
+    one,
+)
+from worker.decoding.proposal import Ask
+from worker.decoding.sampling.chooser import TokenChooser
+from worker.decoding.verification.chain import draw
+from worker.engine import Sampling
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("columns", [30, 40, 50], ids=["narrower", "as-wide", "wider"])
+def test_ids_that_the_tokenizers_do_not_share_are_never_proposed(columns: int, temperature: float) -> None:
+    tokens = replace(TOKENS, num_shared=25)
+    text = [1, 2]
+    proposal = one(drafter(Model(columns), tokens), text, 8, replace(GREEDY, temperature=temperature))
+    assert len(proposal.tokens) == 8
+    for place, token in enumerate(proposal.tokens):
+        own = logits_behind([*text, *proposal.tokens[:place]], columns)[:25]
+        if temperature == 0:
+            assert token == int(own.argmax())
+        else:
+            assert proposal.q is not None
+            assert torch.allclose(proposal.q[place, :25], own.softmax(0), atol=1e-12)
+            assert not proposal.q[place, 25:].any()
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, replace(GREEDY, temperature=0.8), replace(GREEDY, temperature=0.8, seed=3)], ids=str
+)
+def test_a_head_that_was_cut_proposes_its_own_tokens(sampling: Sampling) -> None:
+    ids = torch.tensor([3, 5, 8, 13, 21, 34, 39])
+    proposal = one(drafter(Model(len(ids)), replace(TOKENS, num_shared=36, token_ids=ids)), [1, 2], 8, sampling)
+    assert set(proposal.tokens) <= {3, 5, 8, 13, 21, 34}
+    if sampling.temperature == 0:
+        assert proposal.tokens[0] == int(ids[logits_behind([1, 2], 7)[:6].argmax()])
+    if proposal.q is not None:
+        assert proposal.q.shape == (8, VOCABULARY)
+        assert torch.allclose(proposal.q[0, ids[:6]], (logits_behind([1, 2], 7)[:6] / 0.8).softmax(0))
+        assert torch.allclose(proposal.q.sum(1), torch.ones(8, dtype=torch.float64))
+
+
+def sampled(**more: Any) -> Sampling:
+    return replace(GREEDY, temperature=0.9, **more)
+
+
+def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> None:
+    kinds = [sampled(), sampled(top_p=0.8), sampled(top_p=0.8), sampled(top_k=5), sampled(repetition_penalty=1.5)]
+    made = drafter(Model())
+    texts = [[1, 2, number] for number in range(len(kinds))]
+    names = [f"{seed}-{number}" for number in range(len(kinds))]
+    asks = [ask(text, 6, kind, name) for text, kind, name in zip(texts, kinds, names, strict=True)]
+    for name, text, kind in zip(names, texts, kinds, strict=True):
+        made.open(name, text, kind, "code")
+    for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
+        assert proposal.q is not None
+        assert proposal.q.shape == (6, VOCABULARY)
+        again = TokenChooser(asked.job_id, kind, 3)
+        for place, token in enumerate(proposal.tokens):
+            before = proposal.tokens[:place]
+            logits = logits_behind([*asked.text, *before])[None]
+            q = again.probabilities(again.scores_behind(logits, asked.text, [before]))[0]
+            assert torch.equal(proposal.q[place], q)
+            assert token == draw(q, again.uniforms(1, q.device)[0])
+
+
+def test_a_job_with_a_seed_drafts_what_its_noise_says(seed: int) -> None:
+    sampling = sampled(seed=seed, top_p=0.9)
+    text = [4, 5, 6]
+    proposal = one(drafter(Model()), text, 5, sampling)
+    assert proposal.q is None
+    choice = TokenChooser("other", sampling, 3)
+    for place, token in enumerate(proposal.tokens):
+        logits = logits_behind([*text, *proposal.tokens[:place]])[None]
+        assert token == int(choice.tokens(logits, [len(text) + place]))
+
+
+def test_greedy_drafts_follow_a_jobs_bias() -> None:
+    banned = greedy([1, 2], 1)[0]
+    proposal = one(drafter(Model()), [1, 2], 4, replace(GREEDY, logit_bias=((banned, -100.0),)))
+    assert len(proposal.tokens) == 4
+    assert banned not in proposal.tokens
+
+
+@pytest.mark.parametrize("ids", [None, torch.arange(0, 40, 2)], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, sampled(), sampled(seed=2), replace(GREEDY, repetition_penalty=1.2)],
+    ids=["greedy", "sampled", "seeded", "penalised"],
+)
+def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
+    seed: int, sampling: Sampling, ids: Tensor | None
+) -> None:
+    text = [seed % 7, 1, 2]
+    tokens = replace(TOKENS, token_ids=ids)
+    columns = VOCABULARY if ids is None else len(ids)
+    whole = one(drafter(Model(columns), tokens), text, 8, sampling).tokens
+    choice = TokenChooser("j", sampling, 3)
+    probability, num = 1.0, 0
+    while num < 8 and probability >= 0.3:
+        logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
+        logits[0, slice(None) if ids is None else ids] = logits_behind([*text, *whole[:num]], columns)
+        scores = choice.scores_behind(logits, text, [whole[:num]])
+        p = scores.softmax(-1) if choice.is_greedy else choice.probabilities(scores)
+        probability *= float(p[0, whole[num]])
+        num += 1
+    assert one(drafter(Model(columns), tokens, min_probability=0.3), text, 8, sampling).tokens == whole[:num]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, repetition_penalty=1.3)], ids=["plain", "penalised"])
+@pytest.mark.parametrize("num_branches", [2, 3])
+def test_branches_are_the_next_likeliest_tokens_of_every_place(
+    num_branches: int, sampling: Sampling, rng: random.Random
+) -> None:
+    made = drafter(Model(), num_branches=num_branches)
+    text = [rng.randrange(VOCABULARY) for _ in range(4)]
+    made.open("j", text, sampling, "code")
+    for _ in range(12):
+        num = rng.randint(1, 9)
+        choice = TokenChooser("j", sampling, 4)
+        (proposal,) = made.propose([Ask("j", text, num, choice)])
+        assert proposal.parents is not None
+        assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)
+        place, path, seen = -1, [], 0
+        while seen < len(proposal.tokens):
+            group = [i for i, parent in enumerate(proposal.parents) if parent == place]
+            scores = choice.scores_behind(logits_behind([*text, *path])[None], text, [path])[0]
+            assert [proposal.tokens[i] for i in group] == scores.topk(len(group)).indices.tolist()
+            assert group == list(range(seen, seen + len(group)))
+            assert len(group) <= num_branches
+            place, path, seen = group[0], [*path, proposal.tokens[group[0]]], seen + len(group)
+        assert len(path) == -(-min(num, 8) // num_branches)
+        # A branch may be what the target wants: then the chain behind its sibling is dropped.
+        kept = rng.randrange(-1, len(proposal.tokens))
+        accepted: list[int] = []
+        while kept >= 0:
+            accepted.insert(0, proposal.tokens[kept])
+            kept = proposal.parents[kept]
+        text += [*accepted, rng.randrange(VOCABULARY)]
+
+
+def test_sampled_drafts_have_no_branches() -> None:
+    for sampling in (sampled(), sampled(seed=1)):
+        proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
+        assert (len(proposal.tokens), proposal.parents) == (6, None)
