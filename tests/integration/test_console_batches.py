@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
+from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
@@ -15,7 +18,7 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.runs import claim_request, outcome
 from tests.integration.test_console_actions import cancelled
 
@@ -109,6 +112,15 @@ def test_files_that_cannot_be_a_batch_are_refused_in_words(person: Visitor, cont
     large = person.upload(b"x" * 1_200_000, form)
     assert (large.status, "at most 1 MB" in large.text) == (400, True)
     assert person.get("/batches.json").data["batches"] == []
+
+
+def test_a_body_in_chunks_is_refused_whatever_length_it_announces(person: Visitor) -> None:
+    connection = http.client.HTTPConnection(urlsplit(person.url).netloc, timeout=WAIT_S)
+    headers = {"Cookie": person.cookie or "", "Content-Length": "1", "Transfer-Encoding": "chunked"}
+    with closing(connection):
+        connection.request("POST", "/batches", iter([b"x" * 1000] * 10), headers, encode_chunked=True)
+        answer = connection.getresponse()
+        assert (answer.status, "the length of the file" in answer.read().decode()) == (400, True)
 
 
 def test_without_a_password_nobody_uploads_and_nobody_takes_texts(
