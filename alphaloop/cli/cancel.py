@@ -10,8 +10,9 @@ import typer
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.ends import ends, jobs_named
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import connected_settings, global_options
 from alphaloop.cli.screen import note, out, print_json
+from alphaloop.cli.waiting_again import say_they_go_on, wait_again
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.cancelling import request_cancellation
 from alphaloop.outcomes.reading import status_of
@@ -54,7 +55,7 @@ def cancel(
         if not as_json:
             _tell(found, len(asked))
         awaited = [one.job_id for one in found if one.job_id in asked and one.place is not Place.UNKNOWN]
-        ended = _await(settings, database, awaited, timeout) if wait else {}
+        ended = _await(context, settings, database, awaited, timeout) if wait else {}
     if as_json:
         print_json([_as_json(one, ended.get(one.job_id)) for one in found])
     elif ended:
@@ -79,9 +80,19 @@ def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
         note("nothing to cancel")
 
 
-def _await(settings: Settings, database: Database, job_ids: Sequence[str], timeout_s: float) -> dict[str, str]:
-    """How each of the jobs ended."""
-    return {one.job_id: status_of(one) for one in ends(settings, database, job_ids, timeout_s=timeout_s)}
+def _await(
+    context: typer.Context, settings: Settings, database: Database, job_ids: Sequence[str], timeout_s: float
+) -> dict[str, str]:
+    """How each of the jobs ended. Ctrl-C ends the command."""
+    ended: dict[str, str] = {}
+    try:
+        for one in ends(settings, database, job_ids, timeout_s=timeout_s):
+            ended[one.job_id] = status_of(one)
+    except KeyboardInterrupt:
+        left = [job_id for job_id in job_ids if job_id not in ended]
+        say_they_go_on(len(left), wait_again(global_options(context), left))
+        raise typer.Exit(130) from None
+    return ended
 
 
 def _as_json(one: Whereabouts, ended: str | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from alphaloop.cli.children import child_command, child_environment
 from alphaloop.cli.options import global_options
 from alphaloop.cli.progress_lines import ProgressLines
 from alphaloop.cli.screen import err, note, progress
-from alphaloop.commands.events import EVENT, Advance, Failed, Note, Report, Stage
+from alphaloop.commands.events import EVENT, LOADING, Advance, Failed, Note, Report, Stage
 from alphaloop.commands.orders import MeasureOrder, Order
 from alphaloop.errors import AlphaloopError
 
@@ -59,9 +59,13 @@ def carry_out(
         assert child.stdout is not None  # noqa: S101
         try:
             _send(order, child.stdin)
-            with _passing_signals_to(child, on_interrupt):
-                failure = _show_events(child.stdout, lambda found: show(TypeAdapter(data).validate_python(found)))
+            stopping = _Stopping(child, on_interrupt)
+            with _passing_signals_to(stopping):
+                failure = _show_events(
+                    child.stdout, lambda found: show(TypeAdapter(data).validate_python(found)), stopping.on_stage
+                )
                 code = child.wait()
+                code = INTERRUPTED if stopping.was_ended else code
         except KeyboardInterrupt:
             note("interrupted")
             raise typer.Exit(INTERRUPTED) from None
@@ -84,16 +88,18 @@ def _send(order: Order, stdin: IO[bytes]) -> None:
             shutil.copyfileobj(sys.stdin.buffer, stdin)
 
 
-def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None:
+def _show_events(lines: IO[bytes], show: Callable[[Any], None], on_stage: Callable[[str], None]) -> Failed | None:
     """Show events until the process ends; returns the error if it reported one."""
     failure = None
     is_terminal = err().is_terminal
     written = ProgressLines(note)
-    with progress() as bar:
+    in_a_log = contextlib.nullcontext() if is_terminal else written.told_also_while_nothing_happens()
+    with progress() as bar, in_a_log:
         task = bar.add_task("starting", total=None, note="")
         for line in lines:
             match event := EVENT.validate_json(line):
                 case Stage():
+                    on_stage(event.name)
                     # The total of a task cannot be set to unknown, so another task replaces it.
                     bar.remove_task(task)
                     task = bar.add_task(event.name, total=event.total, completed=event.done, note="")
@@ -113,18 +119,39 @@ def _show_events(lines: IO[bytes], show: Callable[[Any], None]) -> Failed | None
     return failure
 
 
+class _Stopping:
+    """What a signal does to the process: it gets it, and a person reads `said` at the first one.
+
+    A process that loads its models answers late and has nothing to report: it is ended.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], said: str | None) -> None:
+        self._child = child
+        self._unsaid = [said] if said else []
+        self._is_loading = False
+        self.was_ended = False  #: while it loaded
+
+    def on_stage(self, name: str) -> None:
+        """The process has begun a stage."""
+        self._is_loading = name == LOADING
+
+    def on_signal(self, received: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if self._is_loading:
+            self.was_ended = True
+            self._unsaid = ["interrupted before anything was measured"]
+            self._child.kill()
+        else:
+            self._child.send_signal(received)
+        if self._unsaid:  # past the console, in whose middle the signal may have come
+            os.write(sys.stderr.fileno(), f"{self._unsaid.pop()}\n".encode())
+
+
 @contextmanager
-def _passing_signals_to(child: subprocess.Popen[bytes], said: str | None) -> Iterator[None]:
-    """While the block runs, pass SIGINT and SIGTERM to the process; `said` is written at the first one."""
+def _passing_signals_to(stopping: _Stopping) -> Iterator[None]:
+    """While the block runs, SIGINT and SIGTERM are the process's."""
     numbers = (signal.SIGINT, signal.SIGTERM)
-    unsaid = [f"{said}\n".encode()] if said else []
-
-    def handle(received: int, frame: FrameType | None) -> None:
-        child.send_signal(received)
-        if unsaid:  # past the console, in whose middle the signal may have come
-            os.write(sys.stderr.fileno(), unsaid.pop())
-
-    before = [signal.signal(number, handle) for number in numbers]
+    before = [signal.signal(number, stopping.on_signal) for number in numbers]
     try:
         yield
     finally:

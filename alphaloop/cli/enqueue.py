@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any, Final
 import typer
 
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import connected_settings, global_options
 from alphaloop.cli.screen import note, print_json
 from alphaloop.cli.sending import Summary, carried, report_wrong, send, send_and_wait
+from alphaloop.cli.waiting_again import say_they_go_on, wait_again
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding
@@ -84,8 +84,12 @@ def enqueue(
             _deliver(rows, output, shown, is_single=prompt is not None)
         else:
             send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)
-    again = wait_again(summary.without_result, batch_id, output)
-    _conclude(summary, again, waits=waits, as_json=as_json, shown=shown)
+    _conclude(summary, waits=waits, as_json=as_json, shown=shown)
+    if summary.without_result:
+        written = None if output is None or str(output) == "-" else output
+        options = global_options(context)
+        _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=written))
+    _exit(summary, waits=waits)
 
 
 def _overrides(
@@ -125,15 +129,6 @@ def _open(name: str, stack: contextlib.ExitStack) -> Iterable[bytes]:
         ) from None
 
 
-def wait_again(job_ids: Sequence[str], batch_id: str | None, output: Path | None) -> str:
-    """The command that waits for these jobs, as it is typed."""
-    if batch_id is not None:
-        return shlex.join(["alphaloop", "wait", "--batch-id", batch_id])
-    if output is not None and str(output) != "-":
-        return shlex.join(["alphaloop", "wait", "--file", str(output)])
-    return shlex.join(["alphaloop", "wait", *job_ids])
-
-
 def _deliver(
     rows: Iterator[dict[str, Any]], output: Path | None, shown: list[dict[str, Any]] | None, *, is_single: bool
 ) -> None:
@@ -155,9 +150,9 @@ def _deliver(
             target.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _conclude(summary: Summary, again: str, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:
+def _conclude(summary: Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:
     summary_text = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
-    if waits:
+    if waits and summary.sent:
         summary_text += (
             f"; {counts(summary.by_status)}; {summary.completion_tokens} tokens in {summary.wall_s:.1f} s, "
             f"{rate(summary.tokens_per_s)} tokens/s"
@@ -165,16 +160,22 @@ def _conclude(summary: Summary, again: str, *, waits: bool, as_json: bool, shown
     note(summary_text)
     if as_json:
         print_json({**summary.as_json(), **({} if shown is None else {"results": shown})})
+
+
+def _say_what_is_left(summary: Summary, again: str) -> None:
+    missing = len(summary.without_result)
     if summary.interrupted:
-        if missing := len(summary.without_result):
-            jobs = "1 job goes on" if missing == 1 else f"{missing} jobs go on"
-            note(f"stopped waiting; {jobs}. Wait again: {again}")
+        say_they_go_on(missing, again)
+        return
+    raise AlphaloopError(
+        f"{missing} {'job' if missing == 1 else 'jobs'} had no result within the timeout",
+        hint=f"they go on if a worker runs, which `alphaloop status` shows; wait again: {again}",
+    )
+
+
+def _exit(summary: Summary, *, waits: bool) -> None:
+    if summary.interrupted:
         raise typer.Exit(130)
-    if missing := summary.by_status["missing"]:
-        raise AlphaloopError(
-            f"{missing} jobs had no result within the timeout",
-            hint=f"they go on if a worker runs, which `alphaloop status` shows; wait again: {again}",
-        )
     bad = summary.invalid + sum(n for status, n in summary.by_status.items() if status != "succeeded")
     if bad or (waits and not summary.sent):
         raise typer.Exit(1)

@@ -35,6 +35,16 @@ class GlobalOptions:
         }
         return {**os.environ, **{name: value for name, value in given.items() if value}}
 
+    def typed(self) -> list[str]:
+        """The options as they were typed; those that come from the environment need not be typed again."""
+        given = {"configs": self.configs, "profile": self.profile, "data-dir": self.data_dir}
+        return [
+            word
+            for name, value in given.items()
+            if value and os.environ.get(f"ALPHALOOP_{name.replace('-', '_').upper()}") != str(value)
+            for word in (f"--{name}", str(value))
+        ]
+
 
 #: Commands also take the option after their name: `alphaloop up --data-dir ./data`.
 DATA_DIR: Final = typer.Option(None, help="The same option as before the command.")

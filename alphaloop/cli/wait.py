@@ -14,9 +14,10 @@ import typer
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.ends import ends, jobs_named
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import connected_settings, global_options
 from alphaloop.cli.screen import note
 from alphaloop.cli.sending import row_of, texts_of
+from alphaloop.cli.waiting_again import say_they_go_on, wait_again
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.outcomes.reading import Outcome, is_success, reason_of, status_of
 
@@ -39,7 +40,8 @@ def wait(
 ) -> None:
     """Wait for the results of jobs that were sent before; a job that has ended is answered at once.
 
-    The text of a single job is printed. The exit code is 0 if every job succeeded.
+    The text of a single job is printed. Ctrl-C ends the wait, and the jobs go on. The exit code is 0 if every job
+    succeeded.
     """
     if not job_id and batch_id is None and file is None:
         raise typer.BadParameter("expected job_ids, --batch-id or --file")
@@ -53,11 +55,16 @@ def wait(
         contents = ContentStore.of(settings.claim_check)
         found: dict[str, Outcome] = {}
         stack.callback(lambda: _write(output, wanted, found))
-        for outcome in ends(settings, database, wanted, timeout_s=timeout):
-            told = texts_of(outcome, contents)
-            assert told is not None  # noqa: S101 - None is only answered with None
-            found[outcome.job_id] = told
-            _show(told, is_single=len(wanted) == 1, as_json=as_json)
+        try:
+            for outcome in ends(settings, database, wanted, timeout_s=timeout):
+                told = texts_of(outcome, contents)
+                assert told is not None  # noqa: S101 - None is only answered with None
+                found[outcome.job_id] = told
+                _show(told, is_single=len(wanted) == 1, as_json=as_json)
+        except KeyboardInterrupt:
+            left = [job_id for job_id in wanted if job_id not in found]
+            say_they_go_on(len(left), wait_again(global_options(context), left, batch_id=batch_id, file=file))
+            raise typer.Exit(130) from None
     if missing := len(wanted) - len(found):
         raise AlphaloopError(
             f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",

@@ -7,6 +7,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+#: The stage before a measurement, in which nothing is measured that an interruption could lose.
+LOADING: Final = "loading the models"
+
 
 class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")

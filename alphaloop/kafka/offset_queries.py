@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -11,13 +12,13 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.kafka.conversion import theirs
-from alphaloop.kafka.errors import PASSING, broker_error, mapped
+from alphaloop.kafka.errors import PASSING, broker_error
 from alphaloop.kafka.records import TopicPartition
 
 Answer = TypeVar("Answer")
 
 _PASSING_S: Final = 0.1
-#: A broker tells of a new topic a moment before it answers for its partitions.
+#: Of a topic that was just made a broker first knows nothing, and a moment later nothing of its partitions.
 _NEW_TOPIC_S: Final = 2.0
 _UNKNOWN: Final = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
@@ -35,12 +36,16 @@ class OffsetQueries:
         """The partitions of the topics. Raises BrokerError when one does not exist."""
         partitions = []
         for topic in topics:
-            with mapped(f"reading {topic}"):
-                found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
-            if found.error is not None:
-                raise broker_error(found.error, f"reading {topic}")
-            partitions += [TopicPartition(topic, number) for number in found.partitions]
+            ask = functools.partial(self._numbers, topic)
+            numbers = self._with_retries(f"reading {topic}", ask, unknown_s=min(_NEW_TOPIC_S, self._timeout_s))
+            partitions += [TopicPartition(topic, number) for number in numbers]
         return partitions
+
+    def _numbers(self, topic: str) -> list[int]:
+        found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return list(found.partitions)
 
     def since(self, since: datetime, ends: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
         """Each partition of `ends` at its first message that is not older, or at its end where there is none."""

@@ -198,7 +198,9 @@ def _first_invalid_field(error: ValidationError, within: str | None = None) -> I
     message = first["msg"].removeprefix("Value error, ")
     for python, sent in _SENT_WORDS.items():
         message = message.replace(python, sent)
-    if first["type"] not in ("value_error", "missing"):
+    if first["type"] == "missing":
+        message = f"expected {'prompt, messages or a body' if path == 'body' else 'a value'}, found nothing"
+    elif first["type"] != "value_error":
         message = f"{message}; found {_kind(first['input'])}"
     others = error.error_count() - 1
     hint = f"{others} more field{'s are' if others > 1 else ' is'} wrong too" if others else None

@@ -107,7 +107,8 @@ def reason_of(outcome: Outcome) -> str | None:
     if error is None:
         return None
     told = f"{error.field}: {error.message}" if error.field else error.message
-    return f"{error.code}: {told}" + (f" (hint: {error.hint})" if error.hint else "")
+    code = "" if told.startswith(error.code) else f"{error.code}: "  # not "cancelled: cancelled on request"
+    return f"{code}{told}" + (f" (hint: {error.hint})" if error.hint else "")
 
 
 def is_success(outcome: Outcome | None) -> bool:

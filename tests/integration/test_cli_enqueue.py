@@ -212,7 +212,7 @@ def test_a_job_without_an_answer_ends_with_the_time(cli: Cli, task: str, respond
     ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 3, stdin=lines)
     assert ran.code == 1
     assert [json.loads(row)["status"] for row in ran.out.splitlines()] == ["succeeded", "missing"]
-    assert "error: 1 jobs had no result within the timeout" in ran.err
+    assert "error: 1 job had no result within the timeout" in ran.err
     assert "wait again: alphaloop wait " in ran.err
 
 

@@ -17,7 +17,7 @@ from alphaloop.outcomes.whereabouts import Place, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.cli import Cli
+from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -142,13 +142,30 @@ def test_cancel_says_what_it_found_and_waits_for_the_answer(
     assert (none.code, "no job of batch nobody's was found" in none.err) == (1, True)
 
 
-def test_a_queued_job_is_cancelled_before_a_worker_sees_it(jobs_cli: Cli, worker_settings: Settings) -> None:
+def test_a_queued_job_is_cancelled_before_a_worker_sees_it(
+    jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Client(worker_settings)
     jobs_cli("enqueue", "--file", "-", stdin=jobs(1))
     ran = jobs_cli("cancel", "job-1")
     assert ran.code == 0
     assert "job-1: waits in Kafka, first in its partition" in ran.out
     assert "asked to cancel 1 job;" in ran.err
+    monkeypatch.setattr(OutcomeReader, "outcomes", interrupted)
+    stopped = jobs_cli("cancel", "job-1", "--wait")
+    assert stopped.code == 130
+    assert wait_again(stopped) == ["wait", "job-1"]
+
+
+def interrupted(*_: Any, **__: Any) -> Iterator[Any]:
+    """In the place of a wait for outcomes: Ctrl-C."""
+    raise KeyboardInterrupt
+    yield
+
+
+def wait_again(ran: Ran) -> list[str]:
+    """The arguments of the command that is printed."""
+    return shlex.split(ran.err.rsplit("Wait again: ", 1)[1])[1:]
 
 
 @pytest.mark.parametrize("by", ["ids", "batch", "file"])
@@ -156,19 +173,16 @@ def test_an_interrupted_wait_says_how_to_wait_again(
     jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
 ) -> None:
     Client(worker_settings)
-
-    def interrupted(*_: Any, **__: Any) -> Iterator[Any]:
-        raise KeyboardInterrupt
-        yield
-
     output = tmp_path / "results.jsonl"
     extra = {"ids": ["--wait"], "batch": ["--wait", "--batch-id", "a batch"], "file": ["--output", output]}[by]
     with monkeypatch.context() as patched:
         patched.setattr(OutcomeReader, "outcomes", interrupted)
         ran = jobs_cli("enqueue", "--file", "-", *extra, stdin=jobs(1, 2))
-    assert ran.code == 130
-    assert "stopped waiting; 2 jobs go on. Wait again: alphaloop wait" in ran.err
-    command = shlex.split(ran.err.rsplit("Wait again: alphaloop ", 1)[1])
+        command = wait_again(ran)
+        stopped = jobs_cli(*command)
+    assert (ran.code, stopped.code) == (130, 130)
+    assert "stopped waiting; 2 jobs go on. Wait again: " in ran.err
+    assert wait_again(stopped) == command
     late = jobs_cli(*command, "--timeout", "0.1")
     assert (late.code, "2 of 2 jobs have not ended" in late.err) == (1, True)
     with running_worker(worker_settings, FakeEngine(num_slots=2)):

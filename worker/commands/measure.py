@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Sequence
 
-from alphaloop.commands.events import Event, Note, Report, Stage, Tell
+from alphaloop.commands.events import LOADING, Event, Note, Report, Stage, Tell
 from alphaloop.commands.orders import MeasureOrder
 from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA
@@ -33,7 +33,7 @@ def measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
 def _measure(
     order: MeasureOrder, settings: Settings, lines: Sequence[JobLine], notes: Sequence[str], tell: Tell
 ) -> int:
-    tell(Stage(name="loading the models"))
+    tell(Stage(name=LOADING))
     # Imported here, because torch takes four seconds to load and a wrong option should be reported at once.
     from worker.decoding.load import load_engine
     from worker.measuring.records import MemoryWatch, records_of

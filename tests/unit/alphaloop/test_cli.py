@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import shlex
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import confluent_kafka
 import pytest
 import typer.main
 from typer.core import TyperGroup
@@ -248,4 +252,25 @@ def test_ctrl_c_while_commands_are_imported_ends_without_a_traceback(cli: Cli, m
 
     monkeypatch.setitem(sys.modules, "alphaloop.cli.app", Interrupted("alphaloop.cli.app"))
     ran = cli("status")
+    assert (ran.code, ran.out, ran.err) == (130, "", "")
+
+
+def test_ctrl_c_in_a_callback_of_the_kafka_client_is_an_interruption(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Python's own handler the client's `poll` raises SystemError here."""
+
+    def polling(**_: object) -> None:
+        def interrupt(_: str) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        nobody = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "logger": logging.getLogger("quiet")}
+        client = confluent_kafka.Consumer({**nobody, "statistics.interval.ms": 1, "stats_cb": interrupt})
+        with contextlib.closing(client):
+            client.poll(10.0)
+
+    monkeypatch.setattr("alphaloop.cli.app.app", polling)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        ran = cli("wait", "job-1")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (ran.code, ran.out, ran.err) == (130, "", "")

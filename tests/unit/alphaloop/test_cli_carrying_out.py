@@ -145,6 +145,22 @@ def test_the_first_ctrl_c_of_a_measurement_is_answered_at_once(tmp_path: Path) -
         assert parent.wait(30) == 130
 
 
+def test_ctrl_c_while_the_models_are_loaded_ends_the_measurement_at_once(tmp_path: Path) -> None:
+    """Its process would not end by itself."""
+    loading = _COUNTING.replace(
+        'tell("note", text=f"ready {os.getpgrp()}")', 'tell("stage", name="loading the models")'
+    )
+    told = loading.replace('name="loading the models")', 'name="loading the models")\ntell("note", text="loads")')
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "mine.jsonl", told]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stderr is not None
+        assert parent.stderr.readline() == "loads\n"
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(30) == 130
+        assert parent.stderr.read() == "interrupted before anything was measured\n"
+
+
 @pytest.fixture
 def interrupts() -> Iterator[None]:
     """Children obey SIGINT even if a shell started these tests in the background, where it is ignored."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from alphaloop.cli.progress_lines import EVERY_S, ProgressLines
 
 
@@ -38,3 +40,23 @@ def test_a_stage_of_unknown_length_is_named_alone() -> None:
     now[0] = 7.0
     lines.stage("comparing texts", 0, None)
     assert written == ["comparing texts, after 7 s"]
+
+
+def test_a_stage_in_which_nothing_happens_is_told_again() -> None:
+    written: list[str] = []
+    is_told = threading.Event()
+    times = iter(range(0, 1000, 4))
+
+    def write(line: str) -> None:
+        written.append(line)
+        is_told.set()
+
+    lines = ProgressLines(write, clock=lambda: float(next(times)))
+    with lines.told_also_while_nothing_happens(look_every_s=0.001):
+        lines.stage("loading the models", 0, None)
+        for _ in range(3):
+            assert is_told.wait(30)
+            is_told.clear()
+    assert {line.split(",")[0] for line in written} <= {"starting", "loading the models"}
+    assert written[-1].startswith("loading the models, after ")
+    assert not any(thread.name == "progress-lines" for thread in threading.enumerate())

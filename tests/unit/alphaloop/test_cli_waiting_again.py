@@ -1,0 +1,45 @@
+"""The command that waits again can be typed: it has the options that were given, and no thousands of ids."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from alphaloop.cli.options import GlobalOptions
+from alphaloop.cli.waiting_again import say_they_go_on, wait_again
+
+
+@pytest.fixture(autouse=True)
+def typed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alphaloop.cli.waiting_again.program", lambda: "alphaloop")
+
+
+def test_options_are_typed_again_and_those_of_the_environment_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = GlobalOptions(configs=Path("configs"), profile="local", data_dir=Path("my data"))
+    monkeypatch.setenv("ALPHALOOP_PROFILE", "local")
+    command = wait_again(options, ["a job"])
+    assert command == "alphaloop --configs configs --data-dir 'my data' wait 'a job'"
+    assert wait_again(GlobalOptions(), ["a"], batch_id="monday") == "alphaloop wait --batch-id monday"
+    assert wait_again(GlobalOptions(), ["a"], file=Path("out.jsonl")) == "alphaloop wait --file out.jsonl"
+
+
+def test_the_ids_of_many_jobs_are_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job_ids = [f"job {n}" for n in range(21)]
+    *command, name = shlex.split(wait_again(GlobalOptions(), job_ids))
+    assert command == ["alphaloop", "wait", "--file"]
+    assert [json.loads(line)["job_id"] for line in Path(name).read_text().splitlines()] == job_ids
+    assert wait_again(GlobalOptions(), job_ids[1:]).endswith("'job 20'")
+
+
+def test_one_job_goes_on_and_two_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        say_they_go_on(number, "alphaloop wait --batch-id b")
+    assert capsys.readouterr().err.splitlines() == [
+        "stopped waiting; 1 job goes on. Wait again: alphaloop wait --batch-id b",
+        "stopped waiting; 2 jobs go on. Wait again: alphaloop wait --batch-id b",
+    ]
