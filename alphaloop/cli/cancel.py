@@ -62,7 +62,7 @@ def cancel(
         note(f"ended: {counts(_count(list(ended.values())))}")
     if wait and (missing := len(awaited) - len(ended)):
         raise AlphaloopError(
-            f"{missing} jobs have not ended within {timeout:g} s",
+            f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
     if any(one.place is Place.UNKNOWN for one in found):
