@@ -50,8 +50,13 @@ def person(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[
 
 
 def test_a_file_is_uploaded_watched_taken_and_cancelled(
-    person: Visitor, content: bytes, database: Database, kafka_settings: KafkaSettings
+    person: Visitor,
+    content: bytes,
+    database: Database,
+    kafka_settings: KafkaSettings,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("DEBUG", logger="alphaloop")
     form = {"token": person.token("/batches"), "task": "code"}
     answer = person.upload(content, form)
     assert answer.status == 303
@@ -95,6 +100,8 @@ def test_a_file_is_uploaded_watched_taken_and_cancelled(
     assert asked & set(open_rows) == set(open_rows[1:]), "what has ended is not cancelled"
     again = person.upload(content, form)
     assert again.headers["location"].endswith("sent=1"), "two were seen by a worker"
+    assert f"batch {batch_id}, 3 requests, by alphaloop in the console" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def _open_jobs(content: bytes, batch_id: str) -> list[str]:
