@@ -36,6 +36,12 @@ class Ended:
     seconds: float
 
 
+def _own_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # A process that a script started with `&` ignores Ctrl-C, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A context manager: bash in a terminal of 100 columns that cannot draw, so programs print plain lines."""
 
@@ -62,7 +68,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_own_terminal,
         )
         os.close(theirs)
         self._unread = b""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -96,6 +98,15 @@ def test_a_terminal_shows_what_is_typed_into_it(tmp_path: Path) -> None:
             terminal.until("nothing", timeout_s=0.1)
 
 
+@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["taken", "ignored"])
+def own_interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that a script started with `&` ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, request.param)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_interrupts")
 def test_ctrl_c_ends_what_runs_and_not_the_terminal(tmp_path: Path) -> None:
     with Terminal(tmp_path, {"PATH": os.environ["PATH"]}) as terminal:
         terminal.type("bash -c 'echo begun; while :; do :; done'")

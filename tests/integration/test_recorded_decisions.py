@@ -262,6 +262,6 @@ def assert_mixed(past: RecordedDecisions, decided: Mapping[UUID, Sequence[Decisi
     assert sum("splits" in its for its in inputs) > 20
     assert sum("settings_from" in its for its in inputs) > 20
     errors = {origin.error for record in past.records for group in past.inputs(record).posteriors for origin in group}
-    assert len(errors) > 20, "what earlier expectations missed moved on while it was decided"
+    assert len(errors) > 5, "what earlier expectations missed moved on while it was decided"
     assert min(error.bias for error in errors) < -0.02
     assert sum(len({one.setting for one in decisions}) > 1 for decisions in decided.values()) > 5
