@@ -50,12 +50,12 @@ LONG: Final = Size(
     num_brokers=3,
     phases=tuple((name,) for name in FAULTS),
     num_pairs=2,
-    fault_s=40.0,
+    fault_s=25.0,
     num_storm_restarts=16,
     round_s=0.05,
     session_timeout_s=6.0,
     lease_s=8.0,
-    catch_up_s=20.0,
+    catch_up_s=15.0,
     settle_s=120.0,
     measure_every_s=20.0,
 )
@@ -69,6 +69,7 @@ OUTAGES: Final = replace(
     phases=tuple((name,) for name in _OUTAGES),
     num_pairs=0,
     fault_s=75.0,
+    catch_up_s=20.0,
     is_ordered=True,
 )
 SHORT: Final = Size(
