@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,9 +17,15 @@ from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.errors import delivery_error, mapped
 from alphaloop.settings import KafkaSettings
 
+log = logging.getLogger(__name__)
+
 OnDelivery = Callable[[BrokerError | None], None]
 
 _SERVE_S: Final = 0.1
+#: A message that is not acknowledged for so long has failed. Longer than a broker waits for its replicas (30 s).
+_DELIVERY_TIMEOUT_MS: Final = 45_000
+#: How long messages that are under way may still be acknowledged before the client is replaced.
+_LEAVE_S: Final = 1.0
 #: Delivery reports are handled after so many messages. Each time, other threads may take the interpreter.
 _SENT_BETWEEN_POLLS: Final = 64
 #: A topic that is not seen for so long counts as missing. A new topic takes a moment to reach every broker.
@@ -30,6 +37,9 @@ class Producer:
 
     A retry by librdkafka is stored once (idempotence). A message that the caller sends again after an unknown outcome
     may be stored twice; readers recognise duplicate results by their key, the job_id.
+
+    The client is replaced after a message has timed out. One that knew a topic before it was deleted and made anew never
+    learns of a new leader, and sends to the old one for ever (confluentinc/librdkafka#4898).
     """
 
     def __init__(self, kafka: KafkaSettings, client_id: str = "alphaloop") -> None:
@@ -39,17 +49,18 @@ class Producer:
         self._failed: Counter[str] = Counter()
         self._first_failure: BrokerError | None = None
         self._num_sent = 0
+        self._has_timed_out = False
         own: dict[str, Any] = {
             "client.id": client_id,
             "enable.idempotence": True,
             "acks": "all",
-            "delivery.timeout.ms": 120_000,
+            "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS,
             "linger.ms": 5,
             "topic.metadata.propagation.max.ms": _PROPAGATION_MS,
             "compression.type": "lz4",
         }
-        with mapped("starting a producer"):
-            self._client = ck.Producer(client_config(kafka, own, watch=self._watch))
+        self._config = client_config(kafka, own, watch=self._watch)
+        self._client = self._start()
 
     @property
     def num_pending(self) -> int:
@@ -74,6 +85,8 @@ class Producer:
         DeliveryFailed if it stays full, MessageTooLarge or TopicUnavailable if the client knows at once,
         FatalBrokerError when the client is dead.
         """
+        if self._has_timed_out:
+            self._replace_client()
         report = functools.partial(self._delivered, topic, on_delivery)
         wait_s = self._buffer_s if wait_s is None else wait_s
         deadline = time.monotonic() + wait_s
@@ -129,6 +142,18 @@ class Producer:
         self._client.purge()
         self._client.flush(_SERVE_S)
 
+    def _start(self) -> ck.Producer:
+        with mapped("starting a producer"):
+            return ck.Producer(self._config)
+
+    def _replace_client(self) -> None:
+        """Go on with a client that knows nothing yet; what the old one still has fails, and is told so."""
+        self._client.flush(_LEAVE_S)
+        self.close()
+        self._client = self._start()
+        self._has_timed_out = False
+        log.warning("a message timed out: its client is replaced", extra={"action": "producer_replaced"})
+
     def _delivered(
         self, topic: str, on_delivery: OnDelivery | None, error: KafkaError | None, _message: ck.Message
     ) -> None:
@@ -138,6 +163,7 @@ class Producer:
             self._watch.answered()
         else:
             failure = delivery_error(error, topic)
+            self._has_timed_out |= error.code() == KafkaError._MSG_TIMED_OUT
         if on_delivery is not None:
             on_delivery(failure)
         elif failure is not None:
