@@ -38,8 +38,8 @@ class Producer:
     A retry by librdkafka is stored once (idempotence). A message that the caller sends again after an unknown outcome
     may be stored twice; readers recognise duplicate results by their key, the job_id.
 
-    The client is replaced after a message has timed out. One that knew a topic before it was deleted and made anew never
-    learns of a new leader, and sends to the old one for ever (confluentinc/librdkafka#4898).
+    The client is replaced after a message has timed out. One that knew a topic before it was deleted and made anew
+    never learns of a new leader, and sends to the old one for ever (confluentinc/librdkafka#4898).
     """
 
     def __init__(self, kafka: KafkaSettings, client_id: str = "alphaloop") -> None:
