@@ -38,8 +38,9 @@ class Ended:
 
 def _own_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # A process that a script started with `&` ignores Ctrl-C, and so would all that it starts.
+    # A process that a script started with `&` or nohup ignores these signals, and so would all that it starts.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class Terminal:
