@@ -42,6 +42,8 @@ class Membership:
         def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
             self._num_rebalances += 1
             client.incremental_assign(self._starts(partitions))
+            # librdkafka remembers that a partition was paused, also while it belongs to another member.
+            client.resume(partitions)
             on_assign(ours(partitions))
 
         def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
