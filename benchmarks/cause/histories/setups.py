@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.cause.histories.draw import DAYS, FIRST, Draw, evidence
-from benchmarks.cause.world import Level
+from benchmarks.cause.world import Level, World
 from scheduler.causes.naming import Evidence
 from scheduler.verdicts import Setup
 
@@ -20,26 +20,20 @@ def harmless_changes(draw: Draw) -> Evidence:
 
 def new_target(draw: Draw) -> Evidence:
     """A new target that the draft does not match."""
-    world = draw.world()
-    world.levels += [Level(5.5, world.alpha(0) - draw.fall())]
-    world.setups += [(5.5, replace(FIRST, target_revision="target-2"))]
+    world = _unmatched_by_draft(draw)
     return evidence(world, world.probes(DAYS, draw.prompts()))
 
 
 def new_target_and_registered_again(draw: Draw) -> Evidence:
     """The same, and later another version of the probe set."""
-    world = draw.world()
-    world.levels += [Level(5.5, world.alpha(0) - draw.fall())]
-    world.setups += [(5.5, replace(FIRST, target_revision="target-2"))]
+    world = _unmatched_by_draft(draw)
     first = world.probes(range(8), range(24), "set-1")
     return evidence(world, first + world.probes(range(8, 13), range(6, 30), "set-2"))
 
 
 def registered_again_with_the_target(draw: Draw) -> Evidence:
     """The same, with the other version at once."""
-    world = draw.world()
-    world.levels += [Level(5.5, world.alpha(0) - draw.fall())]
-    world.setups += [(5.5, replace(FIRST, target_revision="target-2"))]
+    world = _unmatched_by_draft(draw)
     first = world.probes(range(6), range(32), "set-1")
     return evidence(world, first + world.probes(range(6, 13), range(8, 40), "set-2"))
 
@@ -92,3 +86,11 @@ def new_dtype(draw: Draw) -> Evidence:
     world.levels += [Level(6.5, world.alpha(0) - draw.rng.uniform(0.1, 0.15))]
     world.setups += [(6.5, replace(FIRST, engine="engine-1-float16"))]
     return evidence(world, world.probes(DAYS, draw.prompts()))
+
+
+def _unmatched_by_draft(draw: Draw) -> World:
+    """A new target on day 5 that the draft does not match."""
+    world = draw.world()
+    world.levels += [Level(5.5, world.alpha(0) - draw.fall())]
+    world.setups += [(5.5, replace(FIRST, target_revision="target-2"))]
+    return world
