@@ -26,6 +26,7 @@ class CostKind(StrEnum):
 
     ROUND = "round"  #: one round's target pass, or one round's proposal
     PREFILL = "prefill"  #: reading a prompt that was never seen
+    SERVED = "served"  #: one round on a server that drafts, draft and pass together: no server tells them apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,11 @@ class FakeEngine:
         self._slowness = slowness
         self._running: list[_Running] = []
 
+    @property
+    def can_redraft(self) -> bool:
+        """Whether a running sequence can change how it drafts."""
+        return True
+
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """A token a word."""
         if job.body.model not in (None, self.identity.target):
@@ -206,6 +211,13 @@ class FakeEngine:
     def abandon(self) -> None:
         """Drop every sequence."""
         self._running = []
+
+    def wake(self) -> None:
+        """A step waits for nothing."""
+
+    def close(self) -> None:
+        """Drop every sequence."""
+        self.abandon()
 
     def load(self) -> Load:
         """How full the engine is."""

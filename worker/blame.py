@@ -11,6 +11,7 @@ from worker.engine import PreparedJob
 from worker.jobs import outcomes
 from worker.jobs.running import RunningJob, RunningJobs
 from worker.jobs.self_test import SelfTest
+from worker.served import FailedRequest
 
 
 class Blame:
@@ -36,11 +37,23 @@ class Blame:
         """
         blamed = []
         for job, error in failed:
-            failure = outcomes.failure_of(error)
             if not self._self_test.is_job_to_blame(job.job_id, job.setting):
                 self._running.run_alone_later([job.claimed])
-            elif self._c.retries.put(job.claimed, failure, self._c.now()):
-                self._c.feed.ended([job.lane])
-            else:
+            elif not self._is_tried_again(job, failure := outcomes.failure_of(error)):
                 blamed.append((job, failure))
         return blamed
+
+    def refused_for_good(self, refused: Sequence[tuple[RunningJob, FailedRequest]]) -> list[tuple[RunningJob, Failure]]:
+        """The jobs that failed for good on a server; the others wait in Kafka for their next try."""
+        blamed = []
+        for job, failed in refused:
+            failure = outcomes.failure_of(failed.error)
+            if failed.is_final or not self._is_tried_again(job, failure):
+                blamed.append((job, failure))
+        return blamed
+
+    def _is_tried_again(self, job: RunningJob, failure: Failure) -> bool:
+        if not self._c.retries.put(job.claimed, failure, self._c.now()):
+            return False
+        self._c.feed.ended([job.lane])
+        return True

@@ -14,6 +14,7 @@ from worker.jobs import outcomes
 from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
 from worker.jobs.recording import EndedJob
 from worker.jobs.running import RunningJob, Stepped
+from worker.served import FailedRequest
 
 
 class EndedJobs:
@@ -46,11 +47,16 @@ class EndedJobs:
         now = self._c.now()
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
         ended += self._failed_for_good(stepped.failed)
+        ended += self._refused_for_good(stepped.refused)
         self._end(ended)
         return len(ended)
 
     def _failed_for_good(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[EndedJob]:
         blamed = self._blame.failed_for_good(failed)
+        return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in blamed]
+
+    def _refused_for_good(self, refused: Sequence[tuple[RunningJob, FailedRequest]]) -> list[EndedJob]:
+        blamed = self._blame.refused_for_good(refused)
         return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in blamed]
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:

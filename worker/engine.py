@@ -1,7 +1,8 @@
 """The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`.
 
 The code that uses this interface does not depend on the library that decodes, and an engine does not depend on Kafka or
-Postgres. Each `step` is one round of all sequences; sequences join and leave between two steps.
+Postgres. Of an engine that owns a device, each `step` is one round of all sequences; sequences join and leave between
+two steps. Of an engine that sends jobs to servers, a `step` is what came from them since the step before.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.engine_identity import EngineIdentity as EngineIdentity
 from alphaloop.messages import Job
-from worker.cache_memory import CacheMemory
+from worker.measuring_device import MeasuringDevice
+from worker.served import FailedRequest, Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +67,18 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job whose prompt is tokenized and fits."""
+    """A job that the engine can decode. Its prompt is tokenized, unless a server will do that."""
 
     job: Job
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  #: empty where only the server can tokenize
     sampling: Sampling
     is_pooled: bool = False  #: whether the job's segment has no evidence of its own
+    num_estimated_tokens: int = 0  #: of a prompt that is not tokenized here
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, estimated where it is not tokenized here."""
+        return len(self.token_ids) or self.num_estimated_tokens
 
     @property
     def segment(self) -> str:
@@ -114,7 +122,7 @@ class Generation:
 
     job_id: str
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  #: empty where the server does not tell
     finish_reason: Literal["stop", "length"]
     num_prompt_tokens: int
     counts: AcceptanceCounts  #: of all rounds: those of `drafted`, and the vanilla ones
@@ -129,6 +137,7 @@ class Generation:
     num_vanilla_rounds: int = 0  #: rounds that belong to no drafter, the prefill's among them
     #: Of a greedy probe or control, by token of its text; empty for others, and where the engine does not tell.
     second_choices: tuple[SecondChoice, ...] = ()
+    served: Served | None = None  #: where and how fast a server decoded it; None: this process did
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +172,7 @@ class Step:
     #: Draft tokens that the target read, by job_id; sequences without a proposal are left out.
     proposed_by_job: Mapping[str, int] = field(default_factory=dict)
     drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
+    failed: tuple[FailedRequest, ...] = ()  #: jobs that are here no more, by their own fault; the others go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +188,8 @@ class Load:
         return self.num_slots - self.num_running
 
 
-class Engine(Protocol):
-    """Decodes sequences, each with its own decision, in shared steps."""
+class Engine(MeasuringDevice, Protocol):
+    """Decodes sequences, each with its own decision."""
 
     @property
     def identity(self) -> EngineIdentity:
@@ -188,6 +198,10 @@ class Engine(Protocol):
     @property
     def drafters(self) -> tuple[DrafterState, ...]:
         """The drafters loaded here, never marked stale: staleness is in the store."""
+
+    @property
+    def can_redraft(self) -> bool:
+        """Whether a running sequence can change how it drafts. If not, a job is decoded as it was admitted."""
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job can never be decoded here."""
@@ -204,13 +218,19 @@ class Engine(Protocol):
         The distribution of its text stays the same. `None` is vanilla and closes the drafter; k = 0 pauses the drafter,
         which keeps the tokens it has read and its memory. Another drafter closes the one before. Where the device has
         no memory for a drafter that has to be opened, the sequence decodes vanilla until the next call. Nothing happens
-        if the job is not here; it may have ended.
+        if the job is not here (it may have ended), or where `can_redraft` is false.
 
         Raises DecodeFailed for a drafter that is not loaded.
         """
 
     def step(self) -> Step:
-        """One round for every admitted sequence; raises DecodeFailed, after which `abandon` empties the engine."""
+        """One round for every admitted sequence, or what servers sent since the last step.
+
+        Raises DecodeFailed, after which `abandon` empties the engine.
+        """
+
+    def wake(self) -> None:
+        """End the wait of `step`, because there is something else to do. Any thread may call it."""
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
@@ -218,20 +238,11 @@ class Engine(Protocol):
     def abandon(self) -> None:
         """Drop every sequence."""
 
+    def close(self) -> None:
+        """Drop every sequence and every connection. The last call."""
+
     def load(self) -> Load:
         """How full the engine is."""
 
-    def memory(self) -> CacheMemory:
-        """Memory for keys and values, as it is now."""
-
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words."""
-
-    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
-        """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
-
-        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched.
-        """
-
-    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
-        """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""

@@ -146,7 +146,7 @@ class Worker:
         self._c.feed.charge({task: number * share_s for task, number in num_by_task.items()})
 
     def _stream(self, stepped: Stepped) -> None:
-        ended = {job.job_id: job for job, _ in stepped.finished}
+        ended = {job.job_id: job for job, _ in (*stepped.finished, *stepped.refused)}
         for delta in stepped.step.deltas if stepped.step else ():
             job = ended.get(delta.job_id) or self._running.by_id()[delta.job_id]
             if stream := job.claimed.stream:

@@ -48,6 +48,8 @@ class DrafterState:
     #: One name for drafters with shared weights, which differ only in where they end a draft: rounds of one are
     #: counted for the others too. Empty: no other drafter has its weights.
     shared_weights: str = ""
+    #: Where above 1, no shorter draft can be asked for: a server drafts as many tokens as it was started with.
+    least_draft_tokens: int = 1
 
     def shares_weights_with(self, other: DrafterState) -> bool:
         """Whether rounds of one are counted for the other too."""
@@ -153,7 +155,8 @@ def weigh(
         draft_prompt_ms = drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
         draft_read_ms = num_running * draft_prompt_ms
         read_ms = reading_ms + draft_read_ms
-        for k in range(1, min(drafter.max_draft_tokens, posterior.max_draft_tokens) + 1):
+        longest_draft = min(drafter.max_draft_tokens, posterior.max_draft_tokens)
+        for k in range(drafter.least_draft_tokens, longest_draft + 1):
             components = here.components_ms(drafter.name, k, posterior.proposed, longest[k])
             if components is None:
                 break

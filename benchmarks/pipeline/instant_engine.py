@@ -37,6 +37,11 @@ class InstantEngine:
         self._num_slots = num_slots
         self._running: list[PreparedJob] = []
 
+    @property
+    def can_redraft(self) -> bool:
+        """Whether a running sequence can change how it drafts."""
+        return True
+
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """The same tokens for every prompt."""
         self.num_prepared += 1
@@ -98,6 +103,13 @@ class InstantEngine:
     def abandon(self) -> None:
         """Drop every job."""
         self._running = []
+
+    def wake(self) -> None:
+        """A step waits for nothing."""
+
+    def close(self) -> None:
+        """Drop every job."""
+        self.abandon()
 
     def load(self) -> Load:
         """How full the engine is."""

@@ -44,13 +44,14 @@ def subject_of(key: DecisionKey) -> Subject:
 
 def facts_of(job: PreparedJob) -> JobFacts:
     """What a decision may know of the job."""
-    return JobFacts(len(job.token_ids), job.sampling.max_tokens, job.segment, job.job.deadline)
+    return JobFacts(job.num_prompt_tokens, job.sampling.max_tokens, job.segment, job.job.deadline)
 
 
 def conditions_of(engine: Engine, jobs: Sequence[PreparedJob], num_running: int) -> EngineConditions:
     """What `engine` allows for `jobs`, at least one, while `num_running` sequences share a round."""
-    longest = max(len(job.token_ids) + job.sampling.max_tokens for job in jobs)
+    longest = max(job.num_prompt_tokens + job.sampling.max_tokens for job in jobs)
     widest = 1 + max((drafter.max_draft_tokens for drafter in engine.drafters), default=0)
     needs_memory = any(drafter.cache_bytes_per_token for drafter in engine.drafters)
-    free = engine.memory().left_for_drafts(num_running, longest, widest) if needs_memory else None
+    memory = engine.memory() if needs_memory else None
+    free = memory.left_for_drafts(num_running, longest, widest) if memory else None
     return EngineConditions(free, engine.unserved(jobs))

@@ -59,6 +59,11 @@ class TransformersEngine:
         """The drafters loaded here."""
         return tuple(drafter.state for drafter in self._drafters.values())
 
+    @property
+    def can_redraft(self) -> bool:
+        """Whether a running sequence can change how it drafts."""
+        return True
+
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job cannot be decoded here."""
         target, identity = self._target, self._target.identity
@@ -164,6 +169,13 @@ class TransformersEngine:
         self._admitted.clear()
         self._shadows.clear()
         self._open_drafters.clear()
+
+    def wake(self) -> None:
+        """A step waits for nothing."""
+
+    def close(self) -> None:
+        """Drop every sequence."""
+        self.abandon()
 
     def load(self) -> Load:
         """How full the engine is."""

@@ -14,6 +14,7 @@ from alphaloop.errors import DecodeFailed, reason_of
 from worker.engine import Engine, Generation, Step
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import LaneKey
+from worker.served import FailedRequest
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class Stepped:
     lanes: tuple[LaneKey, ...] = ()  #: of the sequences that were in it
     finished: list[tuple[RunningJob, Generation]] = field(default_factory=list)
     failed: list[tuple[RunningJob, DecodeFailed]] = field(default_factory=list)
+    #: By their own fault, as the engine made sure; the others in the engine go on.
+    refused: list[tuple[RunningJob, FailedRequest]] = field(default_factory=list)
 
 
 class RunningJobs:
@@ -132,7 +135,8 @@ class RunningJobs:
         except Exception as error:
             return self._after_failure(_decode_failed(f"a step over {len(lanes)} jobs", error), lanes)
         finished = [(self._running.pop(generation.job_id), generation) for generation in step.finished]
-        return Stepped(step, lanes, finished)
+        refused = [(self._running.pop(failed.job_id), failed) for failed in step.failed]
+        return Stepped(step, lanes, finished, refused=refused)
 
     def overdue(self, now: datetime) -> list[str]:
         """Those of the jobs here whose deadline has passed."""

@@ -120,7 +120,7 @@ class Session:
         return Setup(
             identity=self._engine.identity,
             num_prompts=len(plan.prepared),
-            prompt_tokens=statistics.median(len(job.token_ids) for job in plan.prepared),
+            prompt_tokens=statistics.median(job.num_prompt_tokens for job in plan.prepared),
             max_tokens=max(job.sampling.max_tokens for job in plan.prepared),
             temperature=max(job.sampling.temperature for job in plan.prepared),
             batch=plan.batch,

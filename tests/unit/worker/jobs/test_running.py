@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.deciding.policy import DraftSetting
-from alphaloop.errors import DecodeFailed
+from alphaloop.errors import DecodeFailed, RequestRefused
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
+from worker.engine import Step
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.running import RunningJob, RunningJobs
+from worker.served import FailedRequest
 
 
 def start(running: RunningJobs, *claimed: ClaimedJob, alone: bool = False) -> None:
@@ -165,3 +168,21 @@ def test_every_job_leaves_exactly_once_whatever_happens(acts: list[str], failing
             left += [job.job_id for job, _ in stepped.finished] + [job.job_id for job, _ in stepped.failed]
     left += names(running.give_back())
     assert sorted(left) == sorted(came)
+
+
+def test_a_job_that_a_server_refuses_leaves_alone() -> None:
+    class Server(FakeEngine):
+        """Refuses one job."""
+
+        def step(self) -> Step:
+            step = super().step()
+            if not self.cancel("one"):
+                return step
+            return replace(step, failed=(FailedRequest("one", RequestRefused("no"), is_final=True),))
+
+    running = RunningJobs(Server(num_slots=2))
+    start(running, claimed_job("one"), claimed_job("two"))
+    stepped = running.step()
+    assert [(job.job_id, failed.error.code) for job, failed in stepped.refused] == [("one", "request_refused")]
+    assert list(running.by_id()) == ["two"]
+    assert run_out(running) == ["two"]

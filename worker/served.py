@@ -1,0 +1,30 @@
+"""What an engine tells of jobs that servers decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alphaloop.errors import AlphaloopError
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a server decoded a text, and how fast; costs are learned from it, because no server tells of its passes."""
+
+    endpoint: str  #: its name in the settings
+    drafter: str | None  #: what drafts there; None: nothing does
+    num_draft_tokens: int  #: the k of that endpoint; 0 without a drafter
+    num_beside: float  #: requests in flight at that endpoint while this one was, the mean, itself included
+    num_rounds: int | None  #: passes of the target, the one that read the prompt included; None where not told
+    prefill_s: float | None  #: from the start of work to the first token; None where not known
+    decode_s: float | None  #: from the first token to the last; None where not known
+    queue_s: float | None = None  #: in the server's queue; None where not known
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """A job that a server refused or failed to decode while the server itself was well."""
+
+    job_id: str
+    error: AlphaloopError
+    is_final: bool  #: whether the same request would fail for ever
