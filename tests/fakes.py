@@ -223,6 +223,10 @@ class FakeEngine:
         """How full the engine is."""
         return Load(len(self._running), self._num_slots)
 
+    def unavailable(self) -> str | None:
+        """Nothing is away."""
+        return None
+
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""
         return CacheMemory(1 << 30, 0, 1 << 30, 1000, {}, 1, 1000)

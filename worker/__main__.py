@@ -28,6 +28,7 @@ from alphaloop.store.database import Database
 from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
 from worker.components import Components
+from worker.engine_opening import open_engine
 from worker.garbage import search_rarely
 from worker.health import ProcessHealth, WorkerHealth
 from worker.loop import Worker
@@ -83,10 +84,9 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         await_servers(settings, database, start_wait)
         producer = Producer(settings.kafka)
         exits.callback(producer.close)
-        # Loaded here, so that everything that can be checked without a model is checked before one is read.
-        from worker.decoding.load import load_engine
-
-        engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
+        # Here, so that everything that can be checked without a model is checked before one is read.
+        engine = open_engine(settings.models, num_slots=settings.worker.batch_size)
+        exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.
         await_servers(settings, database, start_wait)
         components = assemble(

@@ -161,6 +161,8 @@ def assemble(
         publishing,
         recorder,
         contents,
+        num_slots=engine.load().num_slots,
+        wake_engine=engine.wake,
         read_s=deciding.costs.read_s,
         retry=retry,
         is_ending=lambda: stop.is_set() or died.is_set(),

@@ -173,6 +173,9 @@ class Step:
     proposed_by_job: Mapping[str, int] = field(default_factory=dict)
     drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
     failed: tuple[FailedRequest, ...] = ()  #: jobs that are here no more, by their own fault; the others go on
+    #: Jobs that are here no more, because their server went away when a part of their text was out. Each is decoded
+    #: again, under a new attempt, so that readers of its stream can tell both texts apart.
+    interrupted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,9 @@ class Engine(MeasuringDevice, Protocol):
 
     def load(self) -> Load:
         """How full the engine is."""
+
+    def unavailable(self) -> str | None:
+        """Why nothing can be decoded now, in words: every server is away. Any thread may call it."""
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words."""

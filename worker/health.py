@@ -52,6 +52,8 @@ class WorkerHealth:
             return "draining"
         if (reason := self._c.topics.reason(RESULTS)) is not None:
             return f"no result can be published: {reason}"
+        if (reason := self._c.engine.unavailable()) is not None:
+            return reason
         return None if self._c.intake.is_assigned else "no partitions assigned yet"
 
     def give_back_unstarted(self) -> None:

@@ -134,6 +134,7 @@ class Worker:
             self._stream(stepped)
         else:
             self._keep(self._c.steering.close())
+        self._starting.again(stepped.interrupted)
         return self._ended.decoded(stepped)
 
     def _keep(self, slices: Sequence[TaskSlice]) -> None:
@@ -146,7 +147,8 @@ class Worker:
         self._c.feed.charge({task: number * share_s for task, number in num_by_task.items()})
 
     def _stream(self, stepped: Stepped) -> None:
-        ended = {job.job_id: job for job, _ in (*stepped.finished, *stepped.refused)}
+        gone = [*(job for job, _ in (*stepped.finished, *stepped.refused)), *stepped.interrupted]
+        ended = {job.job_id: job for job in gone}
         for delta in stepped.step.deltas if stepped.step else ():
             job = ended.get(delta.job_id) or self._running.by_id()[delta.job_id]
             if stream := job.claimed.stream:

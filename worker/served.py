@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alphaloop.errors import AlphaloopError
+from alphaloop.server_kind import Granularity
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +14,17 @@ class Served:
 
     endpoint: str  #: its name in the settings
     drafter: str | None  #: what drafts there; None: nothing does
+    draft_revision: str  #: empty without a drafter
     num_draft_tokens: int  #: the k of that endpoint; 0 without a drafter
     num_beside: float  #: requests in flight at that endpoint while this one was, the mean, itself included
     num_rounds: int | None  #: passes of the target, the one that read the prompt included; None where not told
     prefill_s: float | None  #: from the start of work to the first token; None where not known
     decode_s: float | None  #: from the first token to the last; None where not known
     queue_s: float | None = None  #: in the server's queue; None where not known
+    granularity: Granularity = "rounds"  #: how finely the server told what was drafted
+    num_proposed: int = 0  #: draft tokens, as the server told
+    num_accepted: int = 0
+    is_counted: bool = True  #: whether the job's counts are known; if not, they say only how many tokens it has
 
 
 @dataclass(frozen=True, slots=True)

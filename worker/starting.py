@@ -51,13 +51,24 @@ class Starting:
         self._c.feed.started()
         return num_started
 
+    def again(self, interrupted: Sequence[RunningJob]) -> None:
+        """Have jobs whose server went away start again, before others."""
+        claimed = [ours for job in interrupted if (ours := self._claim_again(job.claimed)) is not None]
+        if claimed:
+            self._c.feed.ready.put_back(claimed)
+
     def _start_alone(self, claimed: ClaimedJob) -> int:
+        ours = self._claim_again(claimed)
+        return 0 if ours is None else self._start_lane([ours], alone=True)
+
+    def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:
+        """The claim to decode with; None if the job has ended."""
         match self._c.decoding_again.claim(claimed):
             case ClaimedJob() as ours:
-                return self._start_lane([ours], alone=True)
+                return ours
             case EndedUndecoded() as found:
                 self._ended.found_ended(found)
-                return 0
+                return None
 
     def _startable(self, taken: Sequence[ClaimedJob]) -> list[ClaimedJob]:
         """The jobs that are not cancelled or expired and may share the engine."""

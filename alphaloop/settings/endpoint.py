@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from alphaloop.messages.text import TaskName
 from alphaloop.server_kind import ServerKind
 from alphaloop.settings.section import Section
 
@@ -41,12 +42,21 @@ def _sendable(key: SecretStr) -> SecretStr:
 
 
 class EndpointSettings(Section):
-    """An inference server, which `alphaloop check-server <name>` asks. Jobs are not sent to servers yet."""
+    """An inference server: jobs are sent there where `models.target.engine` is "server"."""
 
     kind: ServerKind  #: what the server is; openai for any other with OpenAI's interface
     url: Annotated[str, AfterValidator(refuse_address)]  #: as OpenAI's clients take it; without a path /v1 is added
     model: str | None = Field(None, min_length=1)  #: unset: the server's only one
     api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
+    drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
+    num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
+    max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     connect_s: float = Field(10.0, gt=0)  #: wait for a connection
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
     silence_s: float = Field(60.0, gt=0)  #: between two pieces of a reply that has begun
+
+    @model_validator(mode="after")
+    def _drafts_with_a_k(self) -> Self:
+        if (self.drafter is None) != (self.num_draft_tokens is None):
+            raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
+        return self

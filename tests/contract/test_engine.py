@@ -1,10 +1,14 @@
-"""What every engine promises above the seam, for the fake and for a tiny real model alike."""
+"""What every engine promises above the seam: the fake, a tiny real model, and servers over real connections.
+
+A test that changes how a running text is drafted, or counts the rounds of a step, is for engines that own a device.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +21,9 @@ from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, lookup_decision, make_job
+from tests.fixtures.served_engine import engine_of_servers
 from worker.costs.calibration import calibrate, plan
-from worker.engine import Engine, Generation, Sampling
+from worker.engine import Engine, Generation, Sampling, Step
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 SAMPLED = Sampling(max_tokens=24, temperature=1.0)
@@ -39,9 +44,40 @@ def build(request: pytest.FixtureRequest) -> Build:
     if request.param == "transformers":
         made: Build = request.getfixturevalue("tiny_engine")
         return made
-    return lambda num_slots=4, context_length=None: FakeEngine(
-        num_slots=num_slots, context_length=context_length or 512
-    )
+    return fake
+
+
+def fake(num_slots: int = 4, context_length: int | None = None) -> Engine:
+    """An engine without a model."""
+    return FakeEngine(num_slots=num_slots, context_length=context_length or 512)
+
+
+@pytest.fixture(params=["fake", "transformers", "servers"])
+def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
+    """The same of every engine; that of servers has a vanilla endpoint and one that drafts with k = 4."""
+    if request.param != "servers":
+        yield fake if request.param == "fake" else request.getfixturevalue("tiny_engine")
+        return
+    with ExitStack() as exits:
+
+        def build(num_slots: int = 4, context_length: int | None = None) -> Engine:
+            engine = exits.enter_context(
+                engine_of_servers(num_slots=num_slots, context_length=context_length or 512, round_s=0.002)
+            )
+            return engine
+
+        yield build
+
+
+def drafting(engine: Engine, k: int) -> Decision:
+    """A decision for look-up, with the k that the engine has where it has one only."""
+    return lookup_decision(max(k, engine.drafters[0].least_draft_tokens))
+
+
+def step_once(engine: Engine) -> Step:
+    """A step that waits for nothing."""
+    engine.wake()
+    return engine.step()
 
 
 def run(engine: Engine, work: Iterable[tuple[Any, Sampling, Decision]]) -> dict[str, Generation]:
@@ -56,32 +92,35 @@ def run(engine: Engine, work: Iterable[tuple[Any, Sampling, Decision]]) -> dict[
     return finished
 
 
-def mixed(rng: random.Random, num: int) -> list[tuple[Any, Sampling, Decision]]:
+def mixed(engine: Engine, rng: random.Random, num: int, **body: Any) -> list[tuple[Any, Sampling, Decision]]:
     """Jobs that differ in prompt, length, sampling and decision."""
     return [
         (
-            make_job(PROMPTS[i % len(PROMPTS)], i),
+            make_job(PROMPTS[i % len(PROMPTS)], i, **body),
             replace(rng.choice((GREEDY, SAMPLED)), max_tokens=rng.randint(1, 30)),
-            rng.choice((VANILLA, lookup_decision(1), lookup_decision(5))),
+            rng.choice((VANILLA, drafting(engine, 1), drafting(engine, 5 if engine.can_redraft else 4))),
         )
         for i in range(num)
     ]
 
 
-def test_a_job_is_decoded_to_its_end(build: Build) -> None:
-    engine = build()
+def test_a_job_is_decoded_to_its_end(build_any: Build) -> None:
+    engine = build_any()
     (generation,) = run(engine, [(make_job("hello there", 1), GREEDY, VANILLA)]).values()
     assert generation.finish_reason in ("stop", "length")
     assert 1 <= len(generation.token_ids) <= GREEDY.max_tokens
-    assert generation.num_prompt_tokens == len(engine.prepare(make_job("hello there", 1), GREEDY).token_ids)
+    assert generation.num_prompt_tokens > 0
+    token_ids = engine.prepare(make_job("hello there", 1), GREEDY).token_ids
+    assert generation.num_prompt_tokens == len(token_ids) or not token_ids
     assert 0 < generation.time_to_first_token_s <= generation.wall_s
     assert 0 < generation.device_s <= generation.wall_s
     assert engine.load().num_running == 0
 
 
-def test_ragged_jobs_join_between_steps_and_their_counts_add_up(build: Build, rng: random.Random) -> None:
-    work = mixed(rng, 12)
-    finished = run(build(num_slots=3), work)
+def test_ragged_jobs_join_between_steps_and_their_counts_add_up(build_any: Build, rng: random.Random) -> None:
+    engine = build_any(num_slots=3)
+    work = mixed(engine, rng, 12)
+    finished = run(engine, work)
     assert set(finished) == {job.job_id for job, _, _ in work}
     for job, sampling, decision in work:
         generation = finished[job.job_id]
@@ -103,7 +142,7 @@ def test_speculation_takes_fewer_rounds_than_tokens(build: Build) -> None:
 
 
 def test_a_text_does_not_depend_on_its_company(build: Build, rng: random.Random) -> None:
-    work = [(job, sampling, decision) for job, sampling, decision in mixed(rng, 8)]
+    work = [(job, sampling, decision) for job, sampling, decision in mixed(build(), rng, 8)]
     together = run(build(num_slots=8), work)
     engine = build(num_slots=1)
     for item in work:
@@ -113,22 +152,22 @@ def test_a_text_does_not_depend_on_its_company(build: Build, rng: random.Random)
         assert together[alone.job_id].counts == alone.counts
 
 
-def test_greedy_speculation_equals_vanilla(build: Build) -> None:
-    engine = build()
+def test_greedy_speculation_equals_vanilla(build_any: Build) -> None:
+    engine = build_any()
     for i, prompt in enumerate(PROMPTS):
         vanilla, drafted = (
             run(engine, [(make_job(prompt, i), replace(GREEDY, max_tokens=48), decision)]).popitem()[1]
-            for decision in (VANILLA, lookup_decision(6))
+            for decision in (VANILLA, drafting(engine, 6 if engine.can_redraft else 4))
         )
         assert (vanilla.token_ids, vanilla.text) == (drafted.token_ids, drafted.text)
 
 
-def test_deltas_make_up_the_text(build: Build, rng: random.Random) -> None:
-    engine = build()
+def test_deltas_make_up_the_text(build_any: Build, rng: random.Random) -> None:
+    engine = build_any()
     seen: dict[str, str] = defaultdict(str)
     indexes: dict[str, list[int]] = defaultdict(list)
     finished: dict[str, Generation] = {}
-    for job, sampling, decision in mixed(rng, 4):
+    for job, sampling, decision in mixed(engine, rng, 4, stream=True):
         engine.admit(engine.prepare(job, sampling), decision)
     while engine.load().num_running:
         step = engine.step()
@@ -154,9 +193,9 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(build: Build
     assert text(1, None) != text(2, None)
 
 
-@pytest.mark.parametrize("decision", [VANILLA, lookup_decision(5)], ids=["vanilla", "speculative"])
-def test_a_text_ends_before_the_first_stop_string(build: Build, decision: Decision) -> None:
-    engine = build()
+@pytest.mark.parametrize("decision", [VANILLA, lookup_decision(4)], ids=["vanilla", "speculative"])
+def test_a_text_ends_before_the_first_stop_string(build_any: Build, decision: Decision) -> None:
+    engine = build_any()
     for number, prompt in enumerate(PROMPTS):
         job = make_job(prompt, number)
         whole = run(engine, [(job, GREEDY, decision)])[job.job_id]
@@ -168,21 +207,21 @@ def test_a_text_ends_before_the_first_stop_string(build: Build, decision: Decisi
         assert cut.counts.num_tokens == len(cut.token_ids)
 
 
-def test_one_token_is_the_prefill_alone(build: Build) -> None:
-    engine = build()
-    (generation,) = run(engine, [(make_job("hi", 1), replace(GREEDY, max_tokens=1), lookup_decision(5))]).values()
+def test_one_token_is_the_prefill_alone(build_any: Build) -> None:
+    engine = build_any()
+    (generation,) = run(engine, [(make_job("hi", 1), replace(GREEDY, max_tokens=1), drafting(engine, 4))]).values()
     assert len(generation.token_ids) == generation.counts.rounds == 1
     assert generation.counts.num_trials == 0
 
 
-def test_load_follows_admission_cancellation_and_abandonment(build: Build) -> None:
-    engine = build(num_slots=3)
+def test_load_follows_admission_cancellation_and_abandonment(build_any: Build) -> None:
+    engine = build_any(num_slots=3)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
     for i, job in enumerate(jobs):
         assert engine.load().num_free == 3 - i
         engine.admit(engine.prepare(job, GREEDY), VANILLA)
         if i == 0:
-            engine.step()
+            step_once(engine)
     with pytest.raises(DecodeFailed):
         engine.admit(engine.prepare(make_job("one too many", 9), GREEDY), VANILLA)
     assert engine.cancel(jobs[0].job_id)
@@ -192,17 +231,17 @@ def test_load_follows_admission_cancellation_and_abandonment(build: Build) -> No
     assert engine.load().num_running == 1
     engine.abandon()
     assert engine.load().num_running == 0
-    assert engine.step().batch == 0
+    assert step_once(engine).batch == 0
 
 
-def test_a_cancelled_job_leaves_the_others_as_they_are(build: Build) -> None:
-    engine = build(num_slots=3)
+def test_a_cancelled_job_leaves_the_others_as_they_are(build_any: Build) -> None:
+    engine = build_any(num_slots=3)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
     expected = [run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text for job in jobs]
     for job in jobs:
         engine.admit(engine.prepare(job, GREEDY), VANILLA)
-    engine.step()
-    engine.step()
+    step_once(engine)
+    step_once(engine)
     engine.cancel(jobs[1].job_id)
     newcomer = make_job(PROMPTS[3], 8)
     finished = run(engine, [(newcomer, GREEDY, VANILLA)])
@@ -211,14 +250,14 @@ def test_a_cancelled_job_leaves_the_others_as_they_are(build: Build) -> None:
     assert finished[newcomer.job_id].text == run(engine, [(newcomer, GREEDY, VANILLA)])[newcomer.job_id].text
 
 
-def test_work_goes_on_after_abandonment(build: Build) -> None:
-    engine = build(num_slots=2)
+def test_work_goes_on_after_abandonment(build_any: Build) -> None:
+    engine = build_any(num_slots=2)
     job = make_job(PROMPTS[0], 1)
     expected = run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
     engine.admit(engine.prepare(job, GREEDY), VANILLA)
-    engine.step()
+    step_once(engine)
     engine.abandon()
-    assert run(engine, [(job, GREEDY, lookup_decision(3))])[job.job_id].text == expected
+    assert run(engine, [(job, GREEDY, drafting(engine, 3))])[job.job_id].text == expected
 
 
 def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> None:
@@ -235,13 +274,13 @@ def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> N
     assert "word" not in str(refused.value)
 
 
-def test_another_model_is_refused(build: Build) -> None:
+def test_another_model_is_refused(build_any: Build) -> None:
     with pytest.raises(InvalidField, match=r"body\.model"):
-        build().prepare(make_job("hi", model="some-other-model"), GREEDY)
+        build_any().prepare(make_job("hi", model="some-other-model"), GREEDY)
 
 
-def test_an_unknown_drafter_is_refused_and_takes_no_slot(build: Build) -> None:
-    engine = build()
+def test_an_unknown_drafter_is_refused_and_takes_no_slot(build_any: Build) -> None:
+    engine = build_any()
     with pytest.raises(DecodeFailed):
         engine.admit(engine.prepare(make_job("hi"), GREEDY), replace(lookup_decision(3), drafter="unheard-of"))
     assert engine.load().num_running == 0

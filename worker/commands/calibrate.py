@@ -17,6 +17,7 @@ from alphaloop.store.database import Database
 from worker.costs.calibration import calibrate, plan
 from worker.costs.shared_weights import timed_by
 from worker.engine import Engine
+from worker.engine_opening import open_engine
 
 
 def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
@@ -38,10 +39,7 @@ def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> i
 
 def _measure(settings: Settings, budget_s: float, tell: Tell) -> tuple[Engine, tuple[CostPoint, ...]]:
     tell(Stage(name="loading the model"))
-    # Imported here, because torch takes four seconds to load and a wrong option should be told at once.
-    from worker.decoding.load import load_engine
-
-    engine = load_engine(settings.models, num_slots=settings.worker.batch_size)
+    engine = open_engine(settings.models, num_slots=settings.worker.batch_size)
     tell(Stage(name="measuring"))
     points = calibrate(
         engine,

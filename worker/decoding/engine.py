@@ -181,6 +181,10 @@ class TransformersEngine:
         """How full the engine is."""
         return Load(len(self._admitted), self._num_slots)
 
+    def unavailable(self) -> str | None:
+        """Nothing is away."""
+        return None
+
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads the device's state: 0.3 ms on a CPU."""
         drafts = self._open_drafters.draft_models

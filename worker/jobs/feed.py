@@ -69,8 +69,12 @@ class JobFeed:
         clock: Callable[[], float] = time.monotonic,
         contents: Contents | None = None,
         num_readers: int = 1,
+        wake_engine: Callable[[], object] = lambda: None,
     ) -> None:
-        """`contents` is where prompts lie that are in no message; `num_readers` of them are read at once."""
+        """`contents` is where prompts lie that are in no message; `num_readers` of them are read at once.
+
+        `wake_engine` is called when jobs are ready, because the loop may be waiting for what runs.
+        """
         self._intake = intake
         self._line = JobLine(queue, clock)
         self._claiming = claiming
@@ -93,6 +97,7 @@ class JobFeed:
         self._held = HeldJobs()
         self._suspects = Suspects(leases, rng, delay_s=suspect_delay_s, clock=clock)
         self._assignment = -1
+        self._wake_engine = wake_engine
         self.ready: BoundedQueue[ClaimedJob] = BoundedQueue(
             max_items=self._ahead.most,
             max_bytes=max_waiting_bytes,
@@ -213,6 +218,7 @@ class JobFeed:
         self._line.ended(job.lane for job, _ in claims.suspects)
         self._pass_on(claims)
         self.ready.put(claims.to_decode, give_up=self._is_ending)
+        self._wake_engine()
 
     def _pass_on(self, claims: Claims) -> None:
         """Pass on jobs that need no decoding, and ask again later for jobs that could not be claimed."""

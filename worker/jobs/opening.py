@@ -99,16 +99,21 @@ def open_feed(
     recorder: Recorder,
     contents: ContentStore | None,
     *,
+    num_slots: int,
+    wake_engine: Callable[[], object],
     read_s: Callable[[int], float],
     retry: Retry,
     is_ending: Callable[[], bool],
     now: Callable[[], datetime],
     rng: random.Random,
 ) -> JobFeed:
-    """Build it. `read_s`: device seconds in which the target reads so many tokens of a prompt, as measured."""
+    """Build it. `num_slots` and `wake_engine` are the engine's.
+
+    `read_s`: device seconds in which the target reads so many tokens of a prompt, as measured.
+    """
     limits = settings.worker
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
-        measured_batch=limits.batch_size,
+        measured_batch=num_slots,
         quantum_s=limits.task_quantum_s,
         ageing_s=limits.priority_ageing_s,
         normal_share=limits.normal_lane_share,
@@ -130,9 +135,10 @@ def open_feed(
         now=now,
         rng=rng,
         suspect_delay_s=limits.suspect_delay_s,
-        num_ahead=max(LEAST_AHEAD, limits.batch_size),
+        num_ahead=max(LEAST_AHEAD, num_slots),
         max_waiting=limits.max_buffered,
         max_waiting_bytes=limits.max_buffered_bytes,
         contents=contents,
         num_readers=settings.claim_check.num_readers,
+        wake_engine=wake_engine,
     )

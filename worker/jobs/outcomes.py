@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
 
 from alphaloop.acceptance import PREFILL, EvidenceKey, prompt_bucket
@@ -139,6 +139,8 @@ def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIde
     sampling = claimed.ready.prepared.sampling
     if claimed.ready.job.purpose is Purpose.TRAFFIC or sampling.temperature > 0 or sampling.is_adjusted:
         return None
+    if len(generation.token_ids) != generation.counts.num_tokens:  # the server does not tell them
+        return None
     return ProbeText(
         token_ids=generation.token_ids,
         finish_reason=generation.finish_reason,
@@ -161,7 +163,7 @@ def _run(
 ) -> DecodeRun:
     """The row of a job. It names the drafter that most rounds belong to; of several the first."""
     job, sampling = claimed.ready.job, claimed.ready.prepared.sampling
-    most = max(generation.drafted, key=lambda one: one.counts.rounds, default=None)
+    drafted = _drafted_most(generation)
     key = _key(
         job.task,
         identity.target_revision,
@@ -169,15 +171,15 @@ def _run(
         sampling.bucket,
         prompt_bucket(generation.num_prompt_tokens),
         claimed.ready.prepared.segment,
-        most.drafter if most else "",
-        most.draft_revision if most else "",
+        drafted.drafter if drafted else "",
+        drafted.draft_revision if drafted else "",
     )
     return DecodeRun(
         key=key,
         decode_batch_id=decode_batch_id or uuid4(),
         purpose=job.purpose.value,
-        mode=(Mode.SPECULATIVE if most else Mode.VANILLA).value,
-        num_draft_tokens=most.num_draft_tokens if most else 0,
+        mode=(Mode.SPECULATIVE if drafted else Mode.VANILLA).value,
+        num_draft_tokens=drafted.num_draft_tokens if drafted else 0,
         reason=decision.reason.value,
         device=identity.device,
         counts=generation.counts,
@@ -190,7 +192,26 @@ def _run(
         wall_s=generation.wall_s,
         device_s=generation.device_s,
         decoded_at=now,
+        is_counted=generation.served is None or generation.served.is_counted,
     )
+
+
+class _Drafted(NamedTuple):
+    """What drafted a job."""
+
+    drafter: str
+    draft_revision: str
+    num_draft_tokens: int
+
+
+def _drafted_most(generation: Generation) -> _Drafted | None:
+    """The drafter that most rounds belong to; of several the first, and None where nothing drafted."""
+    if most := max(generation.drafted, key=lambda one: one.counts.rounds, default=None):
+        return _Drafted(most.drafter, most.draft_revision, most.num_draft_tokens)
+    served = generation.served
+    if served is None or served.drafter is None:
+        return None
+    return _Drafted(served.drafter, served.draft_revision, served.num_draft_tokens)
 
 
 @lru_cache(maxsize=_MOST_KEYS)

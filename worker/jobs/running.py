@@ -56,6 +56,7 @@ class Stepped:
     failed: list[tuple[RunningJob, DecodeFailed]] = field(default_factory=list)
     #: By their own fault, as the engine made sure; the others in the engine go on.
     refused: list[tuple[RunningJob, FailedRequest]] = field(default_factory=list)
+    interrupted: list[RunningJob] = field(default_factory=list)  #: to be decoded again, under a new attempt
 
 
 class RunningJobs:
@@ -136,7 +137,8 @@ class RunningJobs:
             return self._after_failure(_decode_failed(f"a step over {len(lanes)} jobs", error), lanes)
         finished = [(self._running.pop(generation.job_id), generation) for generation in step.finished]
         refused = [(self._running.pop(failed.job_id), failed) for failed in step.failed]
-        return Stepped(step, lanes, finished, refused=refused)
+        interrupted = [self._running.pop(job_id) for job_id in step.interrupted]
+        return Stepped(step, lanes, finished, refused=refused, interrupted=interrupted)
 
     def overdue(self, now: datetime) -> list[str]:
         """Those of the jobs here whose deadline has passed."""

@@ -37,10 +37,7 @@ def body_of(kind: ServerKind, model: str, job: Job, sampling: Sampling, *, strea
         "n": 1,
         "stream": stream,
     }
-    if job.body.messages is not None:
-        body["messages"] = [{"role": said.role, "content": said.content} for said in job.body.messages]
-    else:
-        body["prompt"] = job.body.prompt
+    body |= _prompt_of(job)
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     if sampling.stop:
@@ -50,6 +47,25 @@ def body_of(kind: ServerKind, model: str, job: Job, sampling: Sampling, *, strea
     if stream:
         body["stream_options"] = {"include_usage": True}
     return body | _ADDED[kind](sampling) | _asking_for_counts(kind, job, stream=stream)
+
+
+def tokenize_body_of(model: str, job: Job) -> Body:
+    """The JSON of a request to count the tokens of a job's prompt, as vLLM takes it."""
+    return {"model": model, **_prompt_of(job)}
+
+
+def _prompt_of(job: Job) -> Body:
+    if job.body.messages is not None:
+        return {"messages": [{"role": said.role, "content": said.content} for said in job.body.messages]}
+    return {"prompt": job.body.prompt}
+
+
+def refuse_settings(kind: ServerKind, sampling: Sampling, *, drafts: bool) -> None:
+    """Raise InvalidField for a setting that this kind of server cannot follow, or cannot while it drafts."""
+    _ADDED[kind](sampling)
+    if drafts and kind == "vllm":
+        # vllm/sampling_params.py, _validate_spec_decode: answered with 400.
+        _refuse("vLLM with drafts", {"min_p": sampling.min_p, "logit_bias": sampling.logit_bias})
 
 
 def _asking_for_counts(kind: ServerKind, job: Job, *, stream: bool) -> Body:

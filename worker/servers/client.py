@@ -28,10 +28,10 @@ from alphaloop.errors import (
 from alphaloop.messages import Job
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
-from worker.servers.asking import Body, body_of, path_of
+from worker.servers.asking import Body, body_of, path_of, tokenize_body_of
 from worker.servers.endpoint import Endpoint
 from worker.servers.events import events
-from worker.servers.forms import Form, ModelCard, ModelList, Piece, Version
+from worker.servers.forms import Form, ModelCard, ModelList, Piece, Tokenized, Version
 from worker.servers.reading import Reply, ReplyReader
 from worker.servers.refusals import of_piece, refusal
 
@@ -94,6 +94,23 @@ class ServerClient:
             else:
                 await self._stream(response, reader, on_text, began)
         return reader.reply(time.perf_counter() - began)
+
+    @property
+    def must_stream(self) -> bool:
+        """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
+        return self._endpoint.kind in ("openai", "tensorrt_llm")
+
+    async def room_behind(self, job: Job) -> int | None:
+        """Tokens that the context leaves behind the job's prompt; None where the server does not count for others.
+
+        Raises what `complete` raises.
+        """
+        if self._endpoint.kind != "vllm":
+            return None
+        body = tokenize_body_of(self._endpoint.model, job)
+        async with self._asked("POST", f"{self._endpoint.root}/tokenize", body) as response:
+            found = _sound(Tokenized, await self._whole(response))
+        return found.max_model_len - found.count
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""

@@ -172,6 +172,13 @@ class Version(Form):
     build_info: str | None = None
 
 
+class Tokenized(Form):
+    """vLLM's `POST /tokenize`."""
+
+    count: Count
+    max_model_len: Count
+
+
 class ModelList(Form):
     """`GET /v1/models`."""
 

@@ -217,3 +217,21 @@ def test_a_wrong_endpoint_is_refused_with_its_path_and_without_its_secrets(confi
         load_settings(configs)
     assert str(caught.value).startswith(said)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "said"),
+    [
+        ({}, r"expected \[models\.endpoints\.NAME\]"),
+        ({"one": {"drafter": "ngram"}}, "expected drafter and num_draft_tokens together"),
+        ({"one": {"num_draft_tokens": 4}}, "expected drafter and num_draft_tokens together"),
+        (
+            {"one": {"drafter": "ngram", "num_draft_tokens": 4}, "two": {"drafter": "ngram", "num_draft_tokens": 8}},
+            "expected one num_draft_tokens of the drafter ngram, found 4 at one and 8 at two",
+        ),
+    ],
+)
+def test_servers_that_contradict_each_other_are_refused(endpoints: dict[str, dict[str, object]], said: str) -> None:
+    known = {name: {"kind": "vllm", "url": "http://localhost:8000", **found} for name, found in endpoints.items()}
+    with pytest.raises(ConfigError, match=said):
+        load_settings(overrides={"models": {"target": {"engine": "server"}, "endpoints": known}})

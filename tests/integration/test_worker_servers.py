@@ -1,0 +1,140 @@
+"""A worker in front of inference servers: real broker, real database, real connections to servers that speak vLLM."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.kafka.topics import CONTROL, TOKENS
+from alphaloop.messages import Mode, Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import Connection, head, whole
+from tests.fixtures.served_engine import ServedEngine, engine_over
+from tests.fixtures.worker import Client, headers_of, running_worker, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+
+def job(number: int, **fields: object) -> bytes:
+    plain = {"job_id": f"job-{number}", "prompt": f"complete function number {number}", "max_tokens": 24}
+    return json.dumps({**plain, **fields}).encode()
+
+
+def pair(round_s: float = 0.0) -> dict[str, ServedEngine]:
+    """A server that drafts nothing and one that drafts with k = 4."""
+    return {
+        "plain": ServedEngine(FakeEngine(), round_s=round_s),
+        "speculative": ServedEngine(FakeEngine(), "lookup", 4, round_s),
+    }
+
+
+def attempts(database: Database) -> dict[str, tuple[int, int]]:
+    """Of every job, its attempt and how often it failed."""
+    with database.begin() as connection:
+        rows = connection.execute(text("SELECT job_id, attempt, num_failures FROM jobs"))
+        return {job_id: (attempt, num_failures) for job_id, attempt, num_failures in rows}
+
+
+def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
+    worker_settings: Settings, database: Database
+) -> None:
+    servers = pair()
+    client = Client(worker_settings)
+    with engine_over(servers) as engine, running_worker(worker_settings, engine):
+        forced = [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(20)]
+        client.send("code", [*forced, *(job(number) for number in range(20, 40))])
+        by_id = {result.job_id: result for result in client.results(40)}
+    assert {result.status for result in by_id.values()} == {Status.SUCCEEDED}
+    for number in range(20):
+        decoding = by_id[f"job-{number}"].decoding
+        assert decoding is not None
+        assert decoding.mode == (Mode.SPECULATIVE, Mode.VANILLA)[number % 2]
+        assert decoding.num_draft_tokens == (4, 0)[number % 2]
+        assert decoding.engine == "vllm-0.32.0"
+        assert bool(sum(decoding.proposed)) == (number % 2 == 0)
+    with database.begin() as connection:
+        sums = "SELECT count(*), count(DISTINCT job_id), sum(num_tokens), sum(array_sum(proposed)) FROM decode_runs"
+        runs, distinct, num_tokens, num_proposed = connection.execute(text(sums)).one()
+    assert (runs, distinct) == (40, 40)
+    assert num_tokens == sum(result.usage.completion_tokens for result in by_id.values() if result.usage)
+    told = [result.decoding for result in by_id.values() if result.decoding]
+    assert num_proposed == sum(sum(decoding.proposed) for decoding in told)
+    assert servers["plain"].num_texts >= 10
+    assert servers["speculative"].num_texts >= 10
+
+
+def test_a_prompt_that_the_server_refuses_fails_alone_and_at_once(
+    worker_settings: Settings, database: Database
+) -> None:
+    client = Client(worker_settings)
+    with engine_over(pair()) as engine, running_worker(worker_settings, engine):
+        client.send("code", [job(1, prompt="word " * 5000), job(2), job(3, prompt="word " * 4085)])
+        by_id = {result.job_id: result for result in client.results(3)}
+    long = by_id["job-1"]
+    assert long.status is Status.FAILED
+    assert long.error is not None
+    assert long.error.code == "prompt_too_long"
+    assert by_id["job-2"].status is Status.SUCCEEDED
+    cut = by_id["job-3"]
+    assert cut.usage is not None
+    assert cut.usage.completion_tokens <= 4096 - 4085, "as long as the context leaves room"
+
+
+def test_no_job_pays_for_an_outage_of_all_servers(worker_settings: Settings, database: Database) -> None:
+    servers = pair(round_s=0.001)
+    client = Client(worker_settings)
+    with engine_over(servers) as engine, running_worker(worker_settings, engine) as running:
+        client.send("code", [job(number) for number in range(4)])
+        client.results(4)
+        for server in servers.values():
+            server.answer = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+        client.send("code", [job(number) for number in range(4, 20)])
+        until(lambda: running.components.engine.unavailable() is not None, "no server can be sent jobs")
+        for server in servers.values():
+            server.answer = None
+        results = client.results(20)
+    assert {result.status for result in results} == {Status.SUCCEEDED}
+    assert set(attempts(database).values()) == {(1, 0)}
+
+
+def test_a_stream_that_is_cut_begins_again_under_another_attempt(worker_settings: Settings, database: Database) -> None:
+    server = ServedEngine(FakeEngine(), round_s=0.001)
+
+    async def cut(connection: Connection) -> None:
+        server.answer = None
+        event = json.dumps({"model": "fake", "choices": [{"index": 0, "text": "amber ", "finish_reason": None}]})
+        data = f"data: {event}\n\n".encode()
+        await connection.send(head(content_type="text/event-stream", Transfer_Encoding="chunked"))
+        await connection.send(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        connection.reset()
+
+    client = Client(worker_settings)
+    with engine_over({"plain": server}) as engine, running_worker(worker_settings, engine):
+        server.answer = cut
+        client.send("code", [job(1, stream=True)])
+        (result,) = client.results(1)
+        chunks = client.read([TOKENS], lambda found: bool(found) and headers_of(found[-1])["final"] == "1")
+    assert result.status is Status.SUCCEEDED
+    assert result.attempt == 2
+    texts: dict[str, str] = {}
+    for chunk in chunks:
+        (choice,) = json.loads(chunk.value or b"{}")["choices"]
+        attempt = headers_of(chunk)["attempt"]
+        texts[attempt] = texts.get(attempt, "") + (choice["delta"].get("content") or "")
+    assert texts == {"1": "amber ", "2": result.text}
+
+
+def test_a_cancelled_job_is_aborted_on_its_server(worker_settings: Settings) -> None:
+    server = ServedEngine(FakeEngine(), round_s=0.05)
+    client = Client(worker_settings)
+    with engine_over({"plain": server}) as engine, running_worker(worker_settings, engine):
+        client.send("code", [job(1, max_tokens=400)])
+        until(lambda: server.engine.load().num_running == 1, "the server decodes it")
+        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
+        (result,) = client.results(1)
+        until(lambda: server.engine.load().num_running == 0, "the server has aborted it")
+    assert result.status is Status.CANCELLED

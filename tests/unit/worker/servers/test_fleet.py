@@ -1,0 +1,267 @@
+"""A fleet: where requests go, and what their outcomes say about the endpoints."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from alphaloop.errors import (
+    AlphaloopError,
+    ModelNotServed,
+    PromptTooLong,
+    ReplyCut,
+    ReplyInvalid,
+    RequestRefused,
+    ServerBusy,
+    ServerFailed,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+)
+from worker.servers.fleet import Fleet, FleetEndpoint
+from worker.servers.places import Flight
+
+PLAIN = FleetEndpoint("plain", None, 0, 4)
+PLAIN_2 = FleetEndpoint("plain-2", None, 0, 4)
+NGRAM = FleetEndpoint("ngram", "ngram", 4, 4)
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def fleet_of(clock: Clock, *endpoints: FleetEndpoint, seed: int = 0) -> Fleet:
+    return Fleet(endpoints, clock=clock, rng=Random(seed))
+
+
+def send(fleet: Fleet, drafter: str | None, num: int, *, is_bound: bool = False) -> list[Flight]:
+    """As many requests as find room, at most `num`."""
+    flights = []
+    for _ in range(num):
+        name = fleet.choose(drafter, is_bound=is_bound)
+        if name is None:
+            break
+        flights.append(fleet.began(name))
+    return flights
+
+
+def state_of(fleet: Fleet, name: str = "plain") -> str:
+    return next(status.state for status in fleet.statuses() if status.name == name)
+
+
+def limit_of(fleet: Fleet, name: str = "plain") -> int:
+    return next(status.limit for status in fleet.statuses() if status.name == name)
+
+
+def pass_test(fleet: Fleet, clock: Clock, *, after_s: float = 0.0) -> None:
+    clock.pass_s(after_s)
+    for name in fleet.due_tests():
+        fleet.tested(name, None)
+
+
+def test_a_fleet_needs_endpoints_of_different_names(clock: Clock) -> None:
+    for endpoints in ((), (PLAIN, PLAIN)):
+        with pytest.raises(ValueError, match="different names"):
+            fleet_of(clock, *endpoints)
+
+
+def test_requests_of_a_route_go_to_its_replicas_by_load(clock: Clock) -> None:
+    large = FleetEndpoint("large", None, 0, 8)
+    fleet = fleet_of(clock, PLAIN, large, NGRAM)
+    flights = send(fleet, None, 9, is_bound=True)
+    by_name = {name: sum(flight.endpoint == name for flight in flights) for name in ("plain", "large", "ngram")}
+    assert by_name == {"plain": 3, "large": 6, "ngram": 0}
+
+
+def test_ties_are_drawn(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, PLAIN_2)
+    drawn = [fleet.choose(None, is_bound=False) for _ in range(200)]
+    assert 70 < drawn.count("plain") < 130
+
+
+def test_a_full_route_sends_ordinary_requests_elsewhere_and_lets_bound_ones_wait(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, NGRAM)
+    flights = send(fleet, "ngram", 4)
+    assert {flight.endpoint for flight in flights} == {"ngram"}
+    assert fleet.choose("ngram", is_bound=True) is None
+    assert fleet.choose("ngram", is_bound=False) == "plain"
+    assert fleet.num_places == 8
+    assert fleet.num_in_flight == 4
+    fleet.ended(flights[0])
+    assert fleet.choose("ngram", is_bound=True) == "ngram"
+
+
+def test_a_job_avoids_where_it_failed_unless_nothing_else_is_open(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, PLAIN_2)
+    assert {fleet.choose(None, is_bound=True, avoid={"plain"}) for _ in range(20)} == {"plain-2"}
+    fleet.failed("plain-2", ServerUnavailable())
+    assert fleet.choose(None, is_bound=True, avoid={"plain"}) == "plain"
+
+
+def test_the_mean_in_flight_is_over_a_requests_life(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    first = fleet.began("plain")
+    clock.pass_s(2.0)
+    second = fleet.began("plain")
+    clock.pass_s(1.0)
+    assert fleet.ended(second) == pytest.approx(2.0)
+    clock.pass_s(1.0)
+    assert fleet.ended(first) == pytest.approx((2 * 1 + 1 * 2 + 1 * 1) / 4)
+    assert fleet.ended(fleet.began("plain")) == 1.0, "a request that took no time"
+
+
+@pytest.mark.parametrize("error", [ServerUnavailable("away"), ServerLoginRefused("no key")])
+def test_a_server_that_is_away_is_tested_with_longer_and_longer_waits(clock: Clock, error: AlphaloopError) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    fleet.failed("plain", error)
+    assert state_of(fleet) == "down"
+    assert fleet.choose(None, is_bound=False) is None
+    waits_s = []
+    for _ in range(8):
+        assert fleet.due_tests() == ()
+        wait_s = fleet.next_change_s()
+        assert wait_s is not None
+        waits_s.append(wait_s)
+        clock.pass_s(wait_s)
+        assert fleet.due_tests() == ("plain",)
+        assert fleet.due_tests() == (), "one test at a time"
+        assert fleet.next_change_s() is None
+        fleet.failed("plain", error)  # a request that was on its way says nothing new
+        assert fleet.due_tests() == ()
+        fleet.tested("plain", error)
+    for wait_s, longest_s in zip(waits_s, (1, 2, 4, 8, 16, 30, 30, 30), strict=True):
+        assert longest_s / 2 <= wait_s <= longest_s
+    assert len({wait_s / longest_s for wait_s, longest_s in zip(waits_s[-3:], (30, 30, 30), strict=True)}) == 3
+
+
+def test_a_server_that_is_back_starts_slowly(clock: Clock) -> None:
+    fleet = fleet_of(clock, FleetEndpoint("plain", None, 0, 64))
+    fleet.failed("plain", ServerUnavailable())
+    pass_test(fleet, clock, after_s=1.0)
+    limits = []
+    for _ in range(8):
+        limits.append((state_of(fleet), limit_of(fleet)))
+        clock.pass_s(1.0)
+    assert limits == [("starting", 2**power) for power in range(6)] + [("up", 64)] * 2
+
+
+@pytest.mark.parametrize("error", [ServerFailed(), ReplyCut(), ServerSilent(), ReplyInvalid()])
+def test_a_doubted_server_gets_nothing_until_its_test_has_passed(clock: Clock, error: AlphaloopError) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    fleet.failed("plain", error)
+    fleet.succeeded("plain")
+    assert state_of(fleet) == "doubted"
+    assert fleet.choose(None, is_bound=False) is None
+    assert fleet.unavailable() is None
+    assert fleet.due_tests() == ("plain",)
+    fleet.tested("plain", None)
+    assert (state_of(fleet), limit_of(fleet)) == ("up", 4), "nothing was wrong with it"
+
+
+def test_a_doubted_server_that_fails_its_test_is_down(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    fleet.failed("plain", ServerFailed())
+    assert fleet.due_tests() == ("plain",)
+    fleet.tested("plain", ServerFailed("the server answered 500"))
+    assert state_of(fleet) == "down"
+    clock.pass_s(1.5)
+    assert fleet.unavailable() == (
+        "no inference server can be sent jobs: plain is down for 2 s (the server answered 500)"
+    )
+    pass_test(fleet, clock)
+    assert (state_of(fleet), limit_of(fleet)) == ("starting", 1)
+
+
+def test_replies_that_are_invalid_in_a_row_open_the_circuit_whatever_tests_say(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    for _ in range(2):
+        fleet.failed("plain", ReplyInvalid())
+        pass_test(fleet, clock)
+    assert state_of(fleet) == "up"
+    fleet.failed("plain", ReplyInvalid("usage: missing"))
+    assert state_of(fleet) == "down"
+
+
+def test_a_job_at_fault_says_that_the_server_answers(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    for error in (PromptTooLong(), RequestRefused()) * 10:
+        fleet.failed("plain", error)
+    assert state_of(fleet) == "up"
+
+
+def test_another_model_behind_the_address_is_out_until_a_person_looks(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, PLAIN_2, NGRAM)
+    fleet.failed("plain", ModelNotServed("another model"))
+    fleet.failed("plain-2", ServerFailed())
+    fleet.due_tests()
+    fleet.tested("plain-2", ModelNotServed("another model"))
+    fleet.retired("ngram", "k is 7, not 4")
+    clock.pass_s(1e6)
+    assert fleet.due_tests() == ()
+    fleet.tested("plain", None)
+    assert [status.state for status in fleet.statuses()] == ["retired"] * 3
+    assert "ngram is retired for 1000000 s (k is 7, not 4)" in (fleet.unavailable() or "")
+
+
+def test_a_busy_server_is_sent_half_as_many_and_nothing_for_as_long_as_it_asks(clock: Clock) -> None:
+    fleet = fleet_of(clock, FleetEndpoint("plain", None, 0, 60))
+    flights = send(fleet, None, 60)
+    for flight in flights[40:]:  # twenty are refused at once: that counts once
+        fleet.ended(flight)
+        fleet.failed("plain", ServerBusy(retry_after_s=5.0))
+    assert (state_of(fleet), limit_of(fleet)) == ("busy", 0)
+    assert fleet.unavailable() is None
+    assert fleet.next_change_s() == pytest.approx(5.0)
+    clock.pass_s(5.0)
+    assert limit_of(fleet) == 29
+    fleet.succeeded("plain")
+    clock.pass_s(10.0)
+    assert limit_of(fleet) == pytest.approx(39, abs=1), "one of 60 places more each second"
+    clock.pass_s(60.0)
+    assert (state_of(fleet), limit_of(fleet)) == ("up", 60)
+
+
+def test_a_server_that_is_busy_again_and_again_is_down(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    pauses_s = []
+    while state_of(fleet) != "down":
+        fleet.failed("plain", ServerBusy())
+        if state_of(fleet) == "busy":
+            pauses_s.append(fleet.next_change_s() or 0.0)
+            clock.pass_s(max(pauses_s[-1], 1.0))
+    assert len(pauses_s) == 5
+    for pause_s, longest_s in zip(pauses_s, (1, 2, 4, 8, 16), strict=True):
+        assert longest_s / 2 <= pause_s <= longest_s
+    clock.pass_s(30.0)
+    assert fleet.due_tests() == ("plain",)
+    fleet.tested("plain", ServerBusy())
+    assert state_of(fleet) == "down"
+
+
+def test_a_mistaken_retry_after_does_not_keep_a_server_out_for_a_day(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    fleet.failed("plain", ServerBusy(retry_after_s=86_400.0))
+    assert fleet.next_change_s() == pytest.approx(600.0)
+
+
+def test_a_busy_answer_to_a_test_ends_the_doubt(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    fleet.failed("plain", ReplyCut())
+    fleet.due_tests()
+    fleet.tested("plain", ServerBusy())
+    assert state_of(fleet) == "busy"

@@ -1,0 +1,55 @@
+"""The event loop's thread: calls keep their order, errors come back, and its end ends everything."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from worker.servers.loop_thread import LoopThread
+
+
+def test_calls_keep_their_order_and_results_come_back() -> None:
+    thread = LoopThread("test")
+    seen: list[int] = []
+    for number in range(100):
+        thread.call(lambda number=number: seen.append(number))
+
+    async def count() -> int:
+        return len(seen)
+
+    assert thread.wait_for(count()) == 100
+    assert seen == sorted(seen)
+    thread.close()
+
+
+def test_what_a_coroutine_raises_reaches_the_caller() -> None:
+    thread = LoopThread("test")
+
+    async def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        thread.wait_for(fail())
+    thread.close()
+
+
+def test_its_end_cancels_what_runs_and_later_calls_do_nothing() -> None:
+    thread = LoopThread("test")
+    ended: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def begin() -> None:
+        thread.keep(forever())
+        await asyncio.sleep(0)
+
+    thread.wait_for(begin())
+    thread.close()
+    assert ended == ["cancelled"]
+    thread.call(lambda: ended.append("never"))
+    assert ended == ["cancelled"]

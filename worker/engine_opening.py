@@ -1,0 +1,23 @@
+"""The engine that the settings name: one that owns a device, or one that sends jobs to servers.
+
+Either is imported only when it is opened, because torch takes four seconds to load, and aiohttp may not be installed.
+"""
+
+from __future__ import annotations
+
+from alphaloop.errors import ConfigError
+from alphaloop.settings import ModelSettings
+from worker.engine import Engine
+
+
+def open_engine(models: ModelSettings, *, num_slots: int) -> Engine:
+    """Open it; `num_slots` are those of an engine that owns a device. Raises AlphaloopError."""
+    if models.target.engine == "server":
+        try:
+            from worker.servers.opening import open_server_engine
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
+        return open_server_engine(models)
+    from worker.decoding.load import load_engine
+
+    return load_engine(models, num_slots=num_slots)

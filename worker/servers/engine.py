@@ -1,0 +1,235 @@
+"""The engine that sends jobs to inference servers: `worker.engine.Engine` over the endpoints of a fleet.
+
+A decision names a drafter or none. The endpoint of that route with most room takes the job, or one of another route
+where that one is full or away, because the distribution of a text does not depend on what drafts. A request stays where
+it began.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.errors import DecodeFailed, InvalidField
+from alphaloop.messages import Job
+from worker.cache_memory import CacheMemory
+from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+from worker.served import FailedRequest
+from worker.servers.client import ServerClient
+from worker.servers.fleet import Fleet
+from worker.servers.loop_thread import LoopThread
+from worker.servers.preparing import TokenEstimate, prepare, refusal_of
+from worker.servers.request import Event, Failed, Finished, Interrupted, Request, Streamed
+from worker.servers.sending import Sending
+from worker.servers.server import Server
+from worker.servers.timing import Timing
+
+#: A step waits so long for something to happen, unless it is woken.
+_WAIT_S: Final = 0.2
+#: Jobs that are decoded for these reasons mean the route of their decision and no other.
+_BOUND: Final = frozenset({Reason.PROBE, Reason.CONTROL, Reason.FORCED, Reason.EXPLORING})
+
+
+class ServerEngine:
+    """`worker.engine.Engine` over inference servers. One thread owns it; any may call `prepare` and `wake`."""
+
+    def __init__(
+        self,
+        identity: EngineIdentity,
+        servers: Sequence[Server],
+        fleet: Fleet,
+        *,
+        num_slots: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`num_slots`: most jobs at once; all that the endpoints take unless given."""
+        self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
+        self._tokens = TokenEstimate()
+        self._running: dict[str, Request] = {}
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._is_woken = False
+        most = sum(server.max_requests for server in servers)
+        self._num_slots = most if num_slots is None else min(num_slots, most)
+        self._thread = LoopThread("servers")
+        self._clients = {
+            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in servers
+        }
+        self._sending = Sending(
+            self._clients,
+            {server.name: server.drafter for server in servers},
+            fleet,
+            self._tokens,
+            tell=self._take,
+            clock=clock,
+        )
+        self._timing = Timing(self._servers, self._clients, self._thread)
+        self._thread.wait_for(self._open())
+
+    async def _open(self) -> None:
+        for client in self._clients.values():
+            await client.__aenter__()
+        self._thread.keep(self._sending.watch())
+
+    @property
+    def identity(self) -> EngineIdentity:
+        """What decodes."""
+        return self._identity
+
+    @property
+    def drafters(self) -> tuple[DrafterState, ...]:
+        """What drafts at the endpoints, each once."""
+        return tuple({server.drafter.name: server.drafter for server in self._servers if server.drafter}.values())
+
+    @property
+    def can_redraft(self) -> bool:
+        """A request stays where it began."""
+        return False
+
+    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+        """Check what can be checked here. Raises InvalidField where no server can follow the job's settings."""
+        if job.body.model not in (None, self._identity.target):
+            raise InvalidField(f"expected {self._identity.target!r}, the model served here", field="body.model")
+        return prepare(job, sampling, self._servers, limit=self._identity.context_length, tokens=self._tokens)
+
+    def has_room(self, prepared: PreparedJob) -> bool:
+        """Whether an endpoint could take another request."""
+        return self.load().num_free > 0
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        """Send the job, or let it wait for its endpoint. Raises DecodeFailed for a drafter that no endpoint has."""
+        if not self.load().num_free:
+            raise DecodeFailed(
+                f"no room for another of {self._num_slots} requests", hint="ask has_room() before admit()"
+            )
+        if decision.drafter is not None and decision.drafter not in {one.name for one in self.drafters}:
+            raise DecodeFailed(f"no endpoint has the drafter {decision.drafter!r}")
+        sampling = prepared.sampling
+        barred = {server.name for server in self._servers if refusal_of(server, sampling) is not None}
+        of_route = {server.name for server in self._servers if server.drafter_name == decision.drafter}
+        request = Request(
+            prepared,
+            decision.drafter,
+            decision.reason in _BOUND and not of_route <= barred,
+            self._clock(),
+            frozenset(barred),
+            sampling.max_tokens,
+        )
+        self._running[request.job_id] = request
+        self._thread.call(partial(self._sending.put, request))
+
+    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
+        """A request stays where it began."""
+
+    def step(self) -> Step:
+        """What came from the servers since the last step; waits a little if nothing did."""
+        began = self._clock()
+        num_running = len(self._running)
+        deltas: list[TokenDelta] = []
+        finished: list[Generation] = []
+        failed: list[FailedRequest] = []
+        interrupted: list[str] = []
+        for event in self._next_events():
+            if self._running.get(event.request.job_id) is not event.request:
+                continue  # cancelled meanwhile
+            match event:
+                case Streamed(delta=delta):
+                    deltas.append(delta)
+                    continue
+                case Finished(generation=generation):
+                    finished.append(generation)
+                case Failed(failure=failure):
+                    failed.append(failure)
+                case Interrupted():
+                    interrupted.append(event.request.job_id)
+            del self._running[event.request.job_id]
+        return Step(
+            tuple(finished),
+            tuple(deltas),
+            num_running,
+            1,
+            self._clock() - began,
+            tokens_by_job={one.job_id: one.counts.num_tokens for one in finished},
+            proposed_by_job={one.job_id: one.served.num_proposed for one in finished if one.served},
+            failed=tuple(failed),
+            interrupted=tuple(interrupted),
+        )
+
+    def wake(self) -> None:
+        """End the wait of `step`."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def cancel(self, job_id: str) -> bool:
+        """Close the request's connection, so that its server aborts it; False if it is not here."""
+        request = self._running.pop(job_id, None)
+        if request is None:
+            return False
+        self._thread.call(partial(self._sending.drop, request))
+        return True
+
+    def abandon(self) -> None:
+        """Close the connections of all requests."""
+        self._running.clear()
+        self._thread.call(self._sending.drop_all)
+
+    def close(self) -> None:
+        """Close all connections and end the event loop."""
+        self._running.clear()
+        self._thread.wait_for(self._close())
+        self._thread.close()
+
+    async def _close(self) -> None:
+        self._sending.drop_all()
+        for client in self._clients.values():
+            await client.__aexit__(None, None, None)
+
+    def load(self) -> Load:
+        """How full the engine is."""
+        return Load(len(self._running), self._num_slots)
+
+    def memory(self) -> CacheMemory | None:
+        """The servers have it."""
+        return None
+
+    def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
+        """Drafters none of whose endpoints can follow the settings of any of the jobs."""
+        found: dict[str, str] = {}
+        for drafter in self.drafters:
+            theirs = [server for server in self._servers if server.drafter_name == drafter.name]
+            refusals = [refusal_of(server, job.sampling) for server in theirs for job in jobs]
+            if refusals and all(refusals):
+                found[drafter.name] = next(refusal.message for refusal in refusals if refusal)
+        return found
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
+        return self._timing.round_ms(drafter, batch, context, num_samples)
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds to the first token of a prompt that the server has never seen."""
+        return self._timing.prefill_ms(drafter, num_tokens, num_samples)
+
+    def unavailable(self) -> str | None:
+        """Why no job can be sent, in words; None where one can."""
+        return self._fleet.unavailable()
+
+    def _take(self, event: Event) -> None:
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+
+    def _next_events(self) -> list[Event]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self._is_woken, _WAIT_S)
+            self._is_woken = False
+            events = list(self._events)
+            self._events.clear()
+            return events

@@ -1,0 +1,142 @@
+"""One endpoint of a fleet: what it is, its circuit and its places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Literal
+
+from alphaloop.errors import (
+    AlphaloopError,
+    MessageError,
+    ModelNotServed,
+    ReplyCut,
+    ReplyInvalid,
+    RequestRefused,
+    ServerBusy,
+    ServerFailed,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+    reason_of,
+)
+from worker.servers.circuit import Circuit
+from worker.servers.places import Places
+
+EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
+
+#: Failures that may be the server's fault or the job's: a test tells.
+DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
+_JOBS_FAULT: Final = (MessageError, RequestRefused)
+_INVALID_IN_A_ROW: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEndpoint:
+    """An endpoint as requests are routed to it. Those with the same drafter are replicas of one route."""
+
+    name: str
+    drafter: str | None  #: what drafts there; None: nothing does
+    num_draft_tokens: int  #: 0 without a drafter
+    max_requests: int  #: at once, at least 1
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """How an endpoint is, for metrics and `status`."""
+
+    name: str
+    drafter: str | None
+    state: EndpointState
+    num_in_flight: int
+    limit: int  #: requests that it may have in flight now; 0 where it gets none
+    since_s: float  #: seconds in that state of its circuit
+    reason: str | None
+    is_for_suspect: bool  #: whether it is kept for a request that has to run alone
+
+
+class Member:
+    """An endpoint's health and load. One thread uses it."""
+
+    def __init__(self, endpoint: FleetEndpoint, *, clock: Callable[[], float], rng: Random) -> None:
+        self.endpoint = endpoint
+        self.circuit = Circuit(clock=clock, rng=rng)
+        self.places = Places(endpoint.max_requests, clock=clock, rng=rng)
+        self._clock = clock
+        self._num_invalid = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests now, if it has room."""
+        return self.circuit.state == "up" and not self.places.is_paused
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes one request more now."""
+        return self.is_open and self.places.num_in_flight < self.places.limit
+
+    @property
+    def load(self) -> float:
+        """Requests in flight relative to what it may take now."""
+        return self.places.num_in_flight / self.places.limit
+
+    def succeeded(self) -> None:
+        """A request was finished."""
+        self._num_invalid = 0
+        self.circuit.worked()
+        self.places.worked()
+
+    def failed(self, error: AlphaloopError) -> None:
+        """A request failed."""
+        if isinstance(error, _JOBS_FAULT):
+            self.succeeded()
+        elif isinstance(error, ModelNotServed):
+            self.circuit.retire(reason_of(error))
+        elif isinstance(error, ServerBusy):
+            if self.places.refused(error.retry_after_s):
+                self.circuit.down(reason_of(error), is_death=False)
+        elif isinstance(error, DOUBTFUL):
+            self._doubt(error)
+        elif isinstance(error, ServerUnavailable):
+            self.circuit.down(reason_of(error), is_death=not isinstance(error, ServerLoginRefused))
+
+    def tested(self, error: AlphaloopError | None) -> None:
+        """A test ended."""
+        if isinstance(error, ModelNotServed):
+            self.circuit.retire(reason_of(error))
+        elif isinstance(error, ServerBusy) and self.circuit.state != "down":
+            self.circuit.passed()  # it answers
+            self.places.refused(error.retry_after_s)
+        elif error is not None:
+            is_death = isinstance(error, ServerUnavailable | ServerFailed | ReplyCut)
+            is_death = is_death and not isinstance(error, ServerLoginRefused | ServerBusy)
+            self.circuit.test_failed(reason_of(error), is_death=is_death)
+        elif self.circuit.passed():
+            self.places.start_slowly()
+
+    def status(self, *, is_for_suspect: bool) -> EndpointStatus:
+        """How it is now."""
+        state, places = self.circuit.state, self.places
+        shown: EndpointState = state
+        if state == "up" and (places.is_paused or places.is_busy):
+            shown = "busy"
+        elif state == "up" and not places.is_full_size:
+            shown = "starting"
+        return EndpointStatus(
+            self.endpoint.name,
+            self.endpoint.drafter,
+            shown,
+            places.num_in_flight,
+            places.limit if self.is_open else 0,
+            self._clock() - self.circuit.since_s,
+            self.circuit.reason,
+            is_for_suspect,
+        )
+
+    def _doubt(self, error: AlphaloopError) -> None:
+        self._num_invalid = self._num_invalid + 1 if isinstance(error, ReplyInvalid) else 0
+        if self._num_invalid >= _INVALID_IN_A_ROW:
+            self.circuit.down(reason_of(error), is_death=False)
+        else:
+            self.circuit.doubt(reason_of(error))

@@ -1,0 +1,140 @@
+"""How many requests one endpoint takes now: from one after a restart to its most, and fewer when it is busy.
+
+The limit grows with time, not with finished requests, because a text can take minutes. Below the level at which the
+server last worked it doubles each second; above it grows evenly. An answer "busy" halves it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+_DOUBLES_S: Final = 1.0
+_RECOVERS_S: Final = 60.0  #: even growth over the endpoint's whole range
+#: Refusals come in crowds: those of the requests that were sent together count once.
+_ONE_CROWD_S: Final = 1.0
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+#: A longer Retry-After is taken for a mistake.
+_LONGEST_ASKED_PAUSE_S: Final = 600.0
+_BUSY_IN_A_ROW: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A request on its way, as `Fleet.began` hands it out and `Fleet.ended` takes it back."""
+
+    endpoint: str
+    began_s: float
+    area: float  #: requests in flight at the endpoint, summed over time up to `began_s`
+    is_alone: bool
+
+
+class Places:
+    """The limit of one endpoint and what is in flight there. One thread uses it."""
+
+    def __init__(self, most: int, *, clock: Callable[[], float], rng: Random) -> None:
+        self._most, self._clock, self._rng = most, clock, rng
+        self._limit, self._known_good = float(most), float(most)
+        self._grown_s = self._counted_s = clock()
+        self._paused_until_s = self._last_cut_s = -math.inf
+        self._num_busy = 0
+        self._num_in_flight = 0
+        self._area = 0.0
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that began and have not ended."""
+        return self._num_in_flight
+
+    @property
+    def limit(self) -> int:
+        """How many may be in flight now, 1 to the endpoint's most; what is there already may be more."""
+        self._grow()
+        return max(1, int(self._limit))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the server asked for quiet, so that nothing new is sent now."""
+        return self._clock() < self._paused_until_s
+
+    @property
+    def paused_until_s(self) -> float:
+        """When the last pause ends or ended, on the clock; minus infinity where there was none."""
+        return self._paused_until_s
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the server's last word was that it is busy."""
+        return self._num_busy > 0
+
+    @property
+    def is_full_size(self) -> bool:
+        """Whether the limit is the endpoint's most."""
+        return self.limit >= self._most
+
+    def add(self, endpoint: str, *, is_alone: bool) -> Flight:
+        """One request more."""
+        now = self._count()
+        self._num_in_flight += 1
+        return Flight(endpoint, now, self._area, is_alone)
+
+    def remove(self, flight: Flight) -> float:
+        """One request less. Its mean number of requests in flight while it was, itself included."""
+        now = self._count()
+        self._num_in_flight -= 1
+        life_s = now - flight.began_s
+        return (self._area - flight.area) / life_s if life_s > 0 else self._num_in_flight + 1.0
+
+    def start_slowly(self) -> None:
+        """The server is new: begin with one request."""
+        self._limit, self._known_good = 1.0, float(self._most)
+        self._grown_s = self._clock()
+        self._num_busy = 0
+        self._paused_until_s = -math.inf
+
+    def worked(self) -> None:
+        """The server finished a request."""
+        self._num_busy = 0
+
+    def refused(self, retry_after_s: float | None) -> bool:
+        """The server is busy: halve the limit, and send nothing for as long as it asks.
+
+        Where it does not say how long: from one second on, twice as long for each time in a row. Whether it was busy so
+        often in a row that it is no use to go on.
+        """
+        now = self._clock()
+        if retry_after_s is not None:
+            until_s = now + min(retry_after_s, _LONGEST_ASKED_PAUSE_S)
+            self._paused_until_s = max(self._paused_until_s, until_s)
+        if now - self._last_cut_s < _ONE_CROWD_S:
+            return False
+        self._grow()
+        self._limit = self._known_good = max(1.0, min(self._limit, float(self._num_in_flight)) / 2)
+        self._last_cut_s = now
+        self._num_busy += 1
+        if retry_after_s is None:
+            pause_s = min(_FIRST_PAUSE_S * 2 ** (self._num_busy - 1), _LONGEST_PAUSE_S)
+            self._paused_until_s = max(self._paused_until_s, now + pause_s * self._rng.uniform(0.5, 1.0))
+        return self._num_busy >= _BUSY_IN_A_ROW
+
+    def _count(self) -> float:
+        now = self._clock()
+        self._area += self._num_in_flight * (now - self._counted_s)
+        self._counted_s = now
+        return now
+
+    def _grow(self) -> None:
+        """Bring the limit up to now; it does not grow during a pause."""
+        now = self._clock()
+        passed_s = max(0.0, now - max(self._grown_s, self._paused_until_s))
+        self._grown_s = now
+        doubling_s = _DOUBLES_S * math.log2(self._known_good / self._limit) if self._limit < self._known_good else 0.0
+        if passed_s < doubling_s:
+            self._limit *= 2 ** (passed_s / _DOUBLES_S)
+        else:
+            evenly = (passed_s - doubling_s) * self._most / _RECOVERS_S
+            self._limit = min(float(self._most), max(self._limit, self._known_good) + evenly)

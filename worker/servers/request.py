@@ -1,0 +1,67 @@
+"""A job that is sent to servers, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from worker.engine import Generation, PreparedJob, TokenDelta
+from worker.served import FailedRequest
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One job, from its admission to its end. The event loop's thread owns it."""
+
+    prepared: PreparedJob
+    drafter: str | None  #: as decided; None: vanilla
+    is_bound: bool  #: whether no other route may take it: a probe, a control, an arm of an experiment
+    admitted_at: float  #: by the engine's clock, seconds
+    barred: frozenset[str] = frozenset()  #: endpoints that cannot follow its settings
+    max_tokens: int = 0  #: of the text; lowered where the server's context leaves less
+    num_deltas: int = 0  #: pieces of text that are out
+    failed_on: set[str] = field(default_factory=set)  #: endpoints on which it failed
+    num_failures: int = 0  #: on servers that were well afterwards
+    must_be_alone: bool = False  #: servers died with it, so nothing else may run where it runs
+    task: asyncio.Task[None] | None = None
+    is_dropped: bool = False
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self.prepared.job.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The text is whole."""
+
+    request: Request
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A piece of text came."""
+
+    request: Request
+    delta: TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The job failed while the servers are well."""
+
+    request: Request
+    failure: FailedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The server went away when a part of the text was out."""
+
+    request: Request
+
+
+Event: TypeAlias = Finished | Streamed | Failed | Interrupted

@@ -1,0 +1,201 @@
+"""Sends requests to the endpoints of a fleet, and tells what became of each.
+
+Everything here runs on one event loop. A request waits in line until its endpoint has room. If a server is away, the
+request goes to another or waits; nobody above learns of it, because nothing is said against the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, PromptTooLong, RequestRefused, ServerError, ServerFailed, reason_of
+from worker.engine import TokenDelta
+from worker.served import FailedRequest
+from worker.servers.client import ServerClient
+from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import DOUBTFUL
+from worker.servers.judging import Judge, Verdict
+from worker.servers.places import Flight
+from worker.servers.preparing import TokenEstimate
+from worker.servers.reading import Reply
+from worker.servers.request import Event, Failed, Finished, Interrupted, Request, Streamed
+from worker.servers.served_text import Sent, generation_of
+from worker.servers.testing import is_well
+
+log = logging.getLogger(__name__)
+
+#: Between two looks at which endpoints are due for a test.
+_LOOK_EVERY_S: Final = 0.25
+
+
+class Sending:
+    """The requests that are in line or on their way."""
+
+    def __init__(
+        self,
+        clients: Mapping[str, ServerClient],
+        drafters: Mapping[str, DrafterState | None],
+        fleet: Fleet,
+        tokens: TokenEstimate,
+        *,
+        tell: Callable[[Event], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`drafters` are by endpoint. `tell` takes events from the loop's thread."""
+        self._clients = clients
+        self._drafters = drafters
+        self._fleet = fleet
+        self._tokens = tokens
+        self._tell = tell
+        self._clock = clock
+        self._judge = Judge()
+        self._line: list[Request] = []
+        self._on_their_way: set[Request] = set()
+        self._tests: dict[str, asyncio.Task[AlphaloopError | None]] = {}
+
+    def put(self, request: Request) -> None:
+        """Let it wait for its endpoint."""
+        self._line.append(request)
+        self._dispatch()
+
+    def drop(self, request: Request) -> None:
+        """Nobody waits for it any more: its connection is closed, so that its server aborts it."""
+        request.is_dropped = True
+        if request in self._line:
+            self._line.remove(request)
+        if request.task is not None:
+            request.task.cancel()
+
+    def drop_all(self) -> None:
+        """Nobody waits for any of them."""
+        for request in [*self._line, *self._on_their_way]:
+            self.drop(request)
+
+    async def watch(self) -> None:
+        """Test endpoints when they are due, and send what waits for them; runs until it is cancelled."""
+        while True:
+            for name in self._fleet.due_tests():
+                self._test(name)
+            self._dispatch()
+            next_s = self._fleet.next_change_s()
+            await asyncio.sleep(_LOOK_EVERY_S if next_s is None else min(_LOOK_EVERY_S, max(0.0, next_s)))
+
+    def _dispatch(self) -> None:
+        """Send what can be sent, in the order of the line."""
+        waiting: list[Request] = []
+        for request in self._line:
+            name = self._fleet.choose(
+                request.drafter,
+                is_bound=request.is_bound,
+                avoid=request.failed_on,
+                barred=request.barred,
+                alone=request.must_be_alone,
+            )
+            if name is None:
+                waiting.append(request)
+                continue
+            flight = self._fleet.began(name, alone=request.must_be_alone)
+            self._on_their_way.add(request)
+            request.task = asyncio.create_task(self._send(request, flight))
+        self._line = waiting
+
+    async def _send(self, request: Request, flight: Flight) -> None:
+        name, sent_at = flight.endpoint, self._clock()
+        outcome: Reply | AlphaloopError | None = None
+        try:
+            try:
+                outcome = await self._ask(request, name)
+            except AlphaloopError as error:
+                outcome = error
+            except Exception as error:
+                log.error("a request failed", exc_info=error, extra={"action": "request_raised", "endpoint": name})
+                outcome = ServerFailed(f"asking the server failed: {reason_of(error)}")
+            finally:
+                ended_at, num_beside = self._clock(), self._fleet.ended(flight)
+            if isinstance(outcome, AlphaloopError):
+                await self._after(request, name, outcome)
+            else:
+                self._fleet.succeeded(name)
+                self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
+                sent = Sent(name, self._drafters[name], request.admitted_at, sent_at, ended_at, num_beside)
+                self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
+        finally:
+            self._on_their_way.discard(request)
+            request.task = None
+            self._dispatch()
+
+    async def _ask(self, request: Request, name: str) -> Reply:
+        """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""
+        client, prepared = self._clients[name], request.prepared
+        on_text = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
+        sampling = replace(prepared.sampling, max_tokens=request.max_tokens)
+        try:
+            return await client.complete(prepared.job, sampling, on_text=on_text)
+        except PromptTooLong:
+            room = await client.room_behind(prepared.job)
+            if room is None or not 0 < room < request.max_tokens:
+                raise
+            request.max_tokens = room
+            return await client.complete(prepared.job, replace(sampling, max_tokens=room), on_text=on_text)
+
+    def _streamed(self, request: Request, text: str) -> None:
+        if request.prepared.job.body.stream:
+            self._say(request, Streamed(request, TokenDelta(request.job_id, text, request.num_deltas)))
+            request.num_deltas += 1
+
+    async def _after(self, request: Request, name: str, error: AlphaloopError) -> None:
+        """What follows a failure: another endpoint, a turn alone, or the job's end."""
+        self._fleet.failed(name, error)
+        self._dispatch()  # others need not wait for the test
+        test = await asyncio.shield(self._test(name)) if isinstance(error, DOUBTFUL) else None
+        verdict = self._judge.judge(request, error, test)
+        if verdict is Verdict.REFUSED and isinstance(error, RequestRefused) and self._has_other_route(request, name):
+            verdict = Verdict.ELSEWHERE
+        told = {"action": "request_failed", "endpoint": name, "job_id": request.job_id, "code": error.code}
+        log.warning("%s: %s", verdict.value, error.message, extra=told)
+        request.failed_on.add(name)
+        if verdict in (Verdict.BLAMED, Verdict.REFUSED):
+            failure = FailedRequest(request.job_id, error, is_final=verdict is Verdict.REFUSED)
+            self._say(request, Failed(request, failure))
+        elif request.num_deltas:
+            self._say(request, Interrupted(request))
+        elif not request.is_dropped:
+            request.must_be_alone = verdict is Verdict.ALONE
+            self._line.insert(0, request)
+
+    def _has_other_route(self, request: Request, name: str) -> bool:
+        """Bar the route that refused the request; whether another is left that may take it.
+
+        A server that drafts may refuse settings that the same server without drafts takes.
+        """
+        drafter = self._drafters[name]
+        request.barred |= {other for other, drafts in self._drafters.items() if drafts == drafter}
+        return not request.is_bound and not request.barred.issuperset(self._drafters)
+
+    def _test(self, name: str) -> asyncio.Task[AlphaloopError | None]:
+        """The test of an endpoint that runs, or a new one."""
+        if name not in self._tests:
+            self._tests[name] = asyncio.create_task(self._tested(name))
+        return self._tests[name]
+
+    async def _tested(self, name: str) -> AlphaloopError | None:
+        try:
+            error: AlphaloopError | None = None
+            try:
+                await is_well(self._clients[name])
+            except ServerError as found:
+                error = found
+            self._fleet.tested(name, error)
+            return error
+        finally:
+            del self._tests[name]
+
+    def _say(self, request: Request, event: Event) -> None:
+        if not request.is_dropped:
+            self._tell(event)

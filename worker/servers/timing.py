@@ -1,0 +1,95 @@
+"""What rounds and prompts take on servers, measured through requests of our own.
+
+The texts that are asked for are scratch. They share the server with whatever runs there, so a measurement of a busy
+server says what it takes beside that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from alphaloop.errors import AlphaloopError, DecodeFailed
+from alphaloop.messages import Body, Job, Purpose
+from worker.engine import Generation, Sampling
+from worker.servers.client import ServerClient
+from worker.servers.loop_thread import LoopThread
+from worker.servers.served_text import Sent, generation_of
+from worker.servers.server import Server
+
+_NUM_TOKENS: Final = 24  #: of a text that is timed
+_WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "the", "and")
+_MOST_S: Final = 300.0  #: for the requests of one measurement
+
+
+class Timing:
+    """Asks the first endpoint of each route. One thread owns it; the requests run on the event loop's."""
+
+    def __init__(self, servers: Sequence[Server], clients: Mapping[str, ServerClient], thread: LoopThread) -> None:
+        self._clients, self._thread = clients, thread
+        self._by_drafter: dict[str | None, Server] = {}
+        for server in servers:
+            self._by_drafter.setdefault(server.drafter.name if server.drafter else None, server)
+        self._rng = random.Random(0)
+
+    def round_ms(self, drafter: str | None, batch: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of a round of `batch` requests with `context` tokens before. Raises DecodeFailed."""
+        found = []
+        for _ in range(num_samples):
+            for generation in self._together(drafter, batch, max(1, context - _NUM_TOKENS // 2), _NUM_TOKENS):
+                served = generation.served
+                if served and served.decode_s is not None and served.num_rounds is not None and served.num_rounds > 1:
+                    found.append(1000 * served.decode_s / (served.num_rounds - 1))
+        if not found:
+            raise DecodeFailed(
+                f"the server tells neither times nor rounds of its texts: {self._server(drafter).name}",
+                hint="docs/guides/engines.md says what each kind of server has to be started with",
+            )
+        return statistics.median(found)
+
+    def prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds to the first token of a prompt of about `num_tokens`. Raises DecodeFailed."""
+        found = [
+            1000 * (generation.served.prefill_s or generation.time_to_first_token_s)
+            for _ in range(num_samples)
+            for generation in self._together(drafter, 1, num_tokens, 1)
+            if generation.served
+        ]
+        return statistics.median(found)
+
+    def _together(self, drafter: str | None, batch: int, num_prompt_tokens: int, num_tokens: int) -> list[Generation]:
+        server = self._server(drafter)
+        jobs = [self._job(number, num_prompt_tokens) for number in range(batch)]
+
+        async def ask_all() -> list[Generation]:
+            async with asyncio.timeout(_MOST_S):
+                return await asyncio.gather(*(self._ask(server, job, num_tokens, batch) for job in jobs))
+
+        try:
+            return self._thread.wait_for(ask_all())
+        except TimeoutError:
+            raise DecodeFailed(f"{server.name}: {batch} texts took more than {_MOST_S:g} s") from None
+        except AlphaloopError as error:
+            raise DecodeFailed(f"measuring {server.name} failed: {error.message}", hint=error.hint) from error
+
+    async def _ask(self, server: Server, job: Job, num_tokens: int, batch: int) -> Generation:
+        client = self._clients[server.name]
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        on_text = (lambda text: None) if client.must_stream else None
+        reply = await client.complete(job, Sampling(max_tokens=num_tokens, temperature=0.0), on_text=on_text)
+        sent = Sent(server.name, server.drafter, began, began, clock(), float(batch))
+        return generation_of(job.job_id, reply, sent)
+
+    def _server(self, drafter: str | None) -> Server:
+        if drafter not in self._by_drafter:
+            raise DecodeFailed(f"no endpoint {'drafts' if drafter is None else 'has'} {drafter or 'nothing'}")
+        return self._by_drafter[drafter]
+
+    def _job(self, number: int, num_tokens: int) -> Job:
+        """A prompt that no cache of prefixes has: its words are drawn, about one token each."""
+        words = " ".join(self._rng.choices(_WORDS, k=max(1, num_tokens)))
+        return Job(job_id=f"measuring-{number}", task="measuring", body=Body(prompt=words), purpose=Purpose.CONTROL)
