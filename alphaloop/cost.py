@@ -5,11 +5,14 @@ the device at a few (batch, width, context) points, and interpolated in between.
 differ: a pass of width 8 may cost hardly more than one of width 1 (a GPU, or a CPU that reads its weights from memory),
 or eight times as much. What real rounds took corrects the points while the worker runs. Each point carries the variance
 of its logarithm, so that decisions know how sure a cost is.
+
+A server that drafts does not tell draft and pass apart: there a round has one time, and `batch` is the number of
+requests in flight at one server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -34,7 +37,8 @@ class CostPoint:
     """Median time at one shape: `width` target positions for each of `batch` sequences with `context` tokens before.
 
     `drafter` is None for the target's own time; otherwise the point is the time that drafter needs to propose
-    `width - 1` tokens for each of `batch` sequences. Of a prefill `width` is the prompt's length, and `context` is 0.
+    `width - 1` tokens for each of `batch` sequences, or of a whole round on a server where it drafts. Of a prefill
+    `width` is the prompt's length, and `context` is 0.
     """
 
     drafter: str | None
@@ -65,10 +69,13 @@ class CostTable:
         self.points: Final = tuple(sorted(points, key=_order))
         self._rounds: dict[str | None, Surface] = {}
         self._prompts: dict[str | None, tuple[list[float], list[float]]] = {}
+        self._served: Final = frozenset(point.drafter for point in self.points if point.kind is CostKind.SERVED)
         planes: dict[str | None, dict[int, dict[int, tuple[list[float], list[float]]]]] = {}
         for point in self.points:
             if point.kind is CostKind.PREFILL:
                 widths, values = self._prompts.setdefault(point.drafter, ([], []))
+            elif point.drafter in self._served and point.kind is not CostKind.SERVED:
+                continue
             else:
                 plane = planes.setdefault(point.drafter, {}).setdefault(point.context, {})
                 widths, values = plane.setdefault(point.batch, ([], []))
@@ -83,11 +90,23 @@ class CostTable:
         """Whether the target was never measured."""
         return None not in self._rounds
 
-    def rounds(self, batch: int, context: float | None = None) -> RoundCosts:
-        """The costs of rounds of `batch` sequences; without a `context`, at the one with the most points."""
-        return RoundCosts(self._rounds, self._variances, batch, context)
+    @property
+    def is_of_servers(self) -> bool:
+        """Whether the rounds are those of servers: each alternative has servers of its own and reads prompts there."""
+        return bool(self._served)
 
-    def part_ms(self, drafter: str | None, batch: int, width: float, context: float | None = None) -> float | None:
+    def is_served(self, drafter: str) -> bool:
+        """Whether the drafter's points are whole rounds on a server."""
+        return drafter in self._served
+
+    def rounds(self, batch: float, context: float | None = None) -> RoundCosts:
+        """The costs of rounds of `batch` sequences; without a `context`, at the one with the most points.
+
+        `batch` may be a mean: the sequences at each of several servers.
+        """
+        return RoundCosts(self._rounds, self._variances, self._served, batch, context)
+
+    def part_ms(self, drafter: str | None, batch: float, width: float, context: float | None = None) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured.
 
         Without a `context`, at the one with the most points. The width may be a mean over the sequences.
@@ -95,7 +114,7 @@ class CostTable:
         return self.rounds(batch, context).part_ms(drafter, width)
 
     def round_ms(
-        self, drafter: str | None, batch: int, num_draft_tokens: int, context: float | None = None
+        self, drafter: str | None, batch: float, num_draft_tokens: int, context: float | None = None
     ) -> float | None:
         """Milliseconds of a round in which every sequence has so many draft tokens; None when never measured."""
         return self.rounds(batch, context).round_ms(drafter, num_draft_tokens)
@@ -119,10 +138,11 @@ class RoundCosts:
         self,
         surfaces: Mapping[str | None, Surface],
         variances: Mapping[str | None, float],
-        batch: int,
+        served: Collection[str | None],
+        batch: float,
         context: float | None,
     ) -> None:
-        self._surfaces, self._variances = surfaces, variances
+        self._surfaces, self._variances, self._served = surfaces, variances, served
         self._lines: dict[str | None, Line] = {}
         self._steps: list[float] = []  # of the target's time, from one width to the next
         self.batch, self._context = batch, context
@@ -165,8 +185,12 @@ class RoundCosts:
 
         `proposed[i]` is how many tokens a sequence gets on average when it asks for i, from 0; always i unless given.
         The drafter's time is that of the longest proposal of the batch, `longest_proposed` tokens on average, k unless
-        given. A drafter that was never measured makes the cost unknown rather than free.
+        given. A drafter that was never measured makes the cost unknown rather than free. On a server the whole round
+        is the draft's: its time is the mean over what is proposed there, and no pass beside it is known.
         """
+        if drafter in self._served:
+            whole_ms = self.part_ms(drafter, num_draft_tokens + 1)
+            return None if whole_ms is None else (whole_ms, 0.0)
         draft_ms = self.part_ms(drafter, 1 + (num_draft_tokens if longest_proposed is None else longest_proposed))
         if draft_ms is None:
             return None
@@ -218,7 +242,7 @@ def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, float]:
     """By what was timed, the target or a drafter; of rounds, not of prompts."""
     found: dict[str | None, list[float]] = {}
     for point in points:
-        if point.kind is CostKind.ROUND:
+        if point.kind is not CostKind.PREFILL:
             found.setdefault(point.drafter, []).append(point.correction_variance)
     return {drafter: sum(variances) / len(variances) for drafter, variances in found.items()}
 

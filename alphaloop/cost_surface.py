@@ -26,7 +26,7 @@ class Surface:
             (context, None if context == base else self._over_base(planes[context])) for context in sorted(planes)
         ]
 
-    def line(self, batch: int, context: float | None) -> Line:
+    def line(self, batch: float, context: float | None) -> Line:
         """Milliseconds by width; without a `context`, at the one with the most points."""
         ms = _line(self._base, batch)
         if context is None or len(self._ratios) == 1:
@@ -48,10 +48,10 @@ class Surface:
         }
 
 
-def _line(plane: Plane, batch: int) -> Line:
+def _line(plane: Plane, batch: float) -> Line:
     """Values by width at one batch size, interpolated between the two nearest that were measured."""
     if batch in plane:
-        return plane[batch]
+        return plane[int(batch)]
     sizes = sorted(plane)
     after = bisect_left(sizes, batch)
     if after in (0, len(sizes)):
@@ -60,7 +60,7 @@ def _line(plane: Plane, batch: int) -> Line:
     return _blend(plane[smaller], plane[larger], (batch - smaller) / (larger - smaller))
 
 
-def _flat(plane: Plane | None, batch: int) -> Line:
+def _flat(plane: Plane | None, batch: float) -> Line:
     return ((1,), (1.0,)) if plane is None else _line(plane, batch)
 
 

@@ -45,7 +45,9 @@ def show(found: Calibration) -> None:
     screen, identity = out(), found.identity
     screen.print(f"{identity.target} on {identity.device}, {identity.engine}\n", soft_wrap=True, markup=False)
     screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
-    screen.print(_rounds_table([point for point in found.points if point.kind is CostKind.ROUND]))
+    screen.print(_rounds_table([point for point in found.points if point.kind is not CostKind.PREFILL]))
+    if any(point.kind is CostKind.SERVED for point in found.points):
+        screen.print("of a server that drafts, the whole round; batch is the requests in flight at one server")
     prompts = [point for point in found.points if point.kind is CostKind.PREFILL]
     if prompts:
         screen.print("\nreading a prompt")

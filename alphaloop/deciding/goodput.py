@@ -8,6 +8,10 @@ shares of T(w) and of D in the time of the job. Then
 
 because T(1) and T(w) were measured apart. Reading the prompt takes the same time in both jobs and is left out.
 
+On servers each alternative has servers of its own, and its rounds are those of the requests in flight at one of them:
+the running sequences, divided by the servers. A whole round is D, and so is the reading of the prompt, which that
+server does for itself; so v and d are 1.
+
 Both are what the model knows. Earlier expectations were compared with measured speed-ups: their mean error corrects the
 speed-up, and its variance is added to that of ln(speed-up) (expectation_error.py).
 """
@@ -17,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log, sqrt
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from alphaloop.acceptance import Z95
 from alphaloop.cost import CostTable, RoundCosts
@@ -50,6 +54,8 @@ class DrafterState:
     shared_weights: str = ""
     #: Where above 1, no shorter draft can be asked for: a server drafts as many tokens as it was started with.
     least_draft_tokens: int = 1
+    num_endpoints: int = 1  #: servers on which it drafts, and which share its jobs; this process counts as one
+    num_vanilla_endpoints: int = 1  #: servers of the same target on which nothing drafts
 
     def shares_weights_with(self, other: DrafterState) -> bool:
         """Whether rounds of one are counted for the other too."""
@@ -59,9 +65,18 @@ class DrafterState:
         """Tokens that it reads of a prompt."""
         return num_prompt_tokens if self.max_prompt_tokens is None else min(num_prompt_tokens, self.max_prompt_tokens)
 
+    def within(self, num_draft_tokens: int) -> int:
+        """The k nearest to `num_draft_tokens` that it can be asked for."""
+        return max(min(num_draft_tokens, self.max_draft_tokens), self.least_draft_tokens)
+
     def reading_ms(self, costs: CostTable, num_prompt_tokens: float) -> float:
-        """Expected milliseconds in which it reads its part of a prompt."""
+        """Expected milliseconds in which it reads its part of a prompt; of a server, in which that reads the prompt."""
         return costs.prefill_ms(self.name, self.num_read(num_prompt_tokens))
+
+    def first_token_ms(self, costs: CostTable, num_prompt_tokens: float) -> float:
+        """Expected milliseconds in which a prompt is read where it drafts, by all that read it there."""
+        own_ms = self.reading_ms(costs, num_prompt_tokens)
+        return own_ms if costs.is_served(self.name) else costs.prefill_ms(None, num_prompt_tokens) + own_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +124,25 @@ class Alternative(NamedTuple):
         return Expected(self.speedup, self.speedup_low, self.speedup_high, self.speedup / self.error.factor, model_sd)
 
 
+class Shares:
+    """Of so many sequences, those at one of the servers that share them; all, where this process decodes."""
+
+    def __init__(self, num_running: int, drafters: Sequence[DrafterState]) -> None:
+        self._num_running = num_running
+        #: Each drafter is told of the servers without a drafter.
+        self.num_vanilla_endpoints: Final = max((d.num_vanilla_endpoints for d in drafters), default=1)
+        self.vanilla: Final = self.at_one(num_running, self.num_vanilla_endpoints)
+
+    def of(self, drafter: DrafterState) -> float:
+        """At one of the drafter's servers."""
+        return self.at_one(self._num_running, drafter.num_endpoints)
+
+    @staticmethod
+    def at_one(num_sequences: int, num_endpoints: int) -> float:
+        """At one of `num_endpoints`, at least one."""
+        return num_sequences if num_endpoints == 1 else max(1.0, num_sequences / num_endpoints)
+
+
 def weigh(
     posteriors: Mapping[str, Posterior],
     drafters: Sequence[DrafterState],
@@ -122,10 +156,13 @@ def weigh(
 
     Rounds are those of `num_running` sequences. Prompts are read one after the other beside the running sequences:
     while a job runs, each of the `num_running` slots takes one new job on average, so a job's time includes the reading
-    of so many prompts. A first token waits only for the prompts of the `num_jobs` jobs that join together, all running
-    ones unless given. Drafters without a posterior are left out.
+    of so many prompts. On servers it includes the reading of its own, because the rounds of requests that were timed
+    there include the waiting for others. A first token waits only for the prompts of the `num_jobs` jobs that join
+    together, all running ones unless given. Drafters without a posterior are left out.
     """
-    here = costs.rounds(num_running, size.context if size else None)
+    shares = Shares(num_running, drafters)
+    context = size.context if size else None
+    by_load = {shares.vanilla: (here := costs.rounds(shares.vanilla, context))}
     vanilla_ms = here.part_ms(None, 1)
     if vanilla_ms is None:
         return ()
@@ -133,28 +170,34 @@ def weigh(
     has_target = objective.aim is not Aim.THROUGHPUT
     num_first = num_jobs if num_jobs is not None and objective.aim is Aim.TIME_TO_FIRST_TOKEN else num_running
     prompt_ms = costs.prefill_ms(None, size.num_prompt_tokens) if size else 0.0
-    reading_ms = num_running * prompt_ms
+    num_read = 1 if costs.is_of_servers else num_running
+    reading_ms = num_read * prompt_ms
     num_tokens = size.num_tokens if size else 1.0
     job_ms = reading_ms + num_tokens * vanilla_ms
     met = objective.chance(
-        reading_ms=num_first * prompt_ms,
+        reading_ms=shares.at_one(num_first, shares.num_vanilla_endpoints) * prompt_ms,
         round_ms=vanilla_ms,
         num_tokens=num_tokens,
         tokens_per_round=1.0,
         tokens_sd=0.0,
     )
     found = [Alternative(None, 0, 1.0, vanilla_ms, 1.0, 1.0, 1.0, 0.0, met)]
-    target_variance, vanilla_share = here.variance(None), num_tokens * vanilla_ms / job_ms
+    target_variance = here.variance(None)
+    vanilla_share = 1.0 if costs.is_of_servers else num_tokens * vanilla_ms / job_ms
     for drafter in drafters:
         posterior = posteriors.get(drafter.name)
         if posterior is None:
             continue
         error = posterior.error
+        load = shares.of(drafter)
+        if load not in by_load:
+            by_load[load] = costs.rounds(load, context)
+        here = by_load[load]
         longest = posterior.longest_proposed(num_running)
         draft_variance = here.variance(drafter.name)
-        draft_prompt_ms = drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
-        draft_read_ms = num_running * draft_prompt_ms
-        read_ms = reading_ms + draft_read_ms
+        first_token_ms = drafter.first_token_ms(costs, size.num_prompt_tokens) if size else 0.0
+        draft_read_ms = num_read * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
+        read_ms = draft_read_ms if costs.is_served(drafter.name) else reading_ms + draft_read_ms
         longest_draft = min(drafter.max_draft_tokens, posterior.max_draft_tokens)
         for k in range(drafter.least_draft_tokens, longest_draft + 1):
             components = here.components_ms(drafter.name, k, posterior.proposed, longest[k])
@@ -168,7 +211,7 @@ def weigh(
             low, high = max(1.0, tokens - Z95 * sd), min(k + 1.0, tokens + Z95 * sd)
             if has_target:
                 met = objective.chance(
-                    reading_ms=num_first * (prompt_ms + draft_prompt_ms),
+                    reading_ms=shares.at_one(num_first, drafter.num_endpoints) * first_token_ms,
                     round_ms=round_ms,
                     num_tokens=num_tokens,
                     tokens_per_round=error.factor * tokens,

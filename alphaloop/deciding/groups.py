@@ -9,7 +9,8 @@ drafter propose together; different drafters propose one after the other.
 
 As in goodput.py, prompts are read before, by the target and by the draft models of those that use them. The search
 climbs group by group until nothing improves. It begins from the best common setting, so it never ends below that.
-Running sequences beyond these jobs are assumed to have the same mix of groups. A trial covers all jobs together: one
+Running sequences beyond these jobs are assumed to have the same mix of groups. On servers each alternative has rounds
+of its own, so groups do not pay for each other's drafts, and goodputs add up. A trial covers all jobs together: one
 group is no comparison for another, because every group pays for the drafts of the others.
 """
 
@@ -22,7 +23,7 @@ from typing import Final
 from alphaloop.cost import CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState, JobSize
+from alphaloop.deciding.goodput import DrafterState, JobSize, Shares
 from alphaloop.deciding.guards import fit
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.policy import decide
@@ -94,7 +95,8 @@ class Together:
         if size is not None:
             self._reading_ms = {d.name: d.reading_ms(costs, size.num_prompt_tokens) for d in drafters}
             self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
-        self._here: dict[int, RoundCosts] = {}
+        self._here: dict[float, RoundCosts] = {}
+        self._shares, self._drafters = Shares(num_running, drafters), {d.name: d for d in drafters}
         self._longest = [
             {
                 name: posterior.longest_proposed(self._running(group.num_jobs))
@@ -108,13 +110,18 @@ class Together:
             *(
                 choice
                 for d in known
-                for k in range(1, min(d.max_draft_tokens, *(g.posteriors[d.name].max_draft_tokens for g in groups)) + 1)
+                for k in range(
+                    d.least_draft_tokens,
+                    min(d.max_draft_tokens, *(g.posteriors[d.name].max_draft_tokens for g in groups)) + 1,
+                )
                 if self.rate((choice := DraftSetting(d.name, k),) * len(groups)) is not None
             ),
         ]
 
     def rate(self, choices: Sequence[DraftSetting]) -> float | None:
         """Tokens a millisecond of all together, one choice a group; None where a cost was never measured."""
+        if self._costs.is_of_servers:
+            return self._rate_apart(choices)
         tokens, positions = 0.0, 0.0
         reading_ms = self._num_jobs * self._reading_ms[None]
         drafting: dict[str, tuple[int, float]] = {}
@@ -140,6 +147,22 @@ class Together:
         num_tokens = self._num_running * self._size.num_tokens if self._size else tokens
         return num_tokens / (reading_ms + ms * num_tokens / tokens)
 
+    def _rate_apart(self, choices: Sequence[DraftSetting]) -> float | None:
+        """The same on servers; each is as full as if all sequences had its setting, as in goodput.py."""
+        rate = 0.0
+        for group, choice in zip(self._groups, choices, strict=True):
+            drafter = self._drafters[choice.drafter] if choice.drafter is not None else None
+            load = self._shares.of(drafter) if drafter else self._shares.vanilla
+            round_ms = self._at(load).round_ms(choice.drafter, choice.num_draft_tokens)
+            if round_ms is None:
+                return None
+            k = choice.num_draft_tokens
+            token_ms = round_ms / (group.posteriors[drafter.name].corrected_tokens[k] if drafter else 1.0)
+            num_tokens = self._size.num_tokens if self._size else 1.0
+            job_ms = self._reading_ms.get(choice.drafter, 0.0) + num_tokens * token_ms
+            rate += self._share * group.num_jobs * num_tokens / job_ms
+        return rate
+
     def best_common(self, given: DraftSetting) -> DraftSetting:
         """The best setting that all groups share; `given` if no other is better."""
         return max([given, *self._choices], key=lambda choice: self.rate((choice,) * len(self._groups)) or 0.0)
@@ -163,7 +186,7 @@ class Together:
         """Running sequences that so many of the jobs stand for."""
         return max(1, round(self._share * num_jobs))
 
-    def _at(self, num_running: int) -> RoundCosts:
+    def _at(self, num_running: float) -> RoundCosts:
         if num_running not in self._here:
             self._here[num_running] = self._costs.rounds(num_running, self._size.context if self._size else None)
         return self._here[num_running]

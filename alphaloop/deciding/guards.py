@@ -81,8 +81,8 @@ def _late(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> 
         return None
     target_ms = context.num_jobs * costs.prefill_ms(None, context.prompt_tokens)
     draft_ms = context.num_jobs * drafter.reading_ms(costs, context.prompt_tokens)
-    if draft_ms <= 0 or target_ms + draft_ms <= context.objective.target_ms:
-        return None
+    if costs.is_served(drafter.name) or draft_ms <= 0 or target_ms + draft_ms <= context.objective.target_ms:
+        return None  # on a server the prompt is read once, as it is where nothing drafts
     return Refusal(
         Reason.FIRST_TOKENS,
         f"with {drafter.name} the first token comes after {target_ms:.0f} + {draft_ms:.0f} ms of reading, "

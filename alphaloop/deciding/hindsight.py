@@ -23,7 +23,7 @@ from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.evidence_source import Place
-from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
+from alphaloop.deciding.goodput import DrafterState, JobSize, Shares, expected_round_ms
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.posteriors import Posteriors
@@ -182,23 +182,26 @@ class _Day:
     def price(self, case: Case, tally: Tally, setting: DraftSetting) -> tuple[float, list[float]] | None:
         """Seconds of the device for the jobs of the case, and the same for every draw; None without a cost."""
         prompt, output = tally.num_prompt_tokens / tally.num_jobs, tally.num_tokens / tally.num_jobs
-        here = self._costs.rounds(case.batch, JobSize(prompt, output).context)
+        drafter = self._drafters.get(setting.drafter or "")
+        shares = Shares(case.batch, list(self._drafters.values()))
+        load = shares.of(drafter) if drafter else shares.vanilla
+        here = self._costs.rounds(load, JobSize(prompt, output).context)
         reading_s = tally.num_jobs * self._costs.prefill_ms(None, prompt) / 1000
         if setting.drafter is None:
             ms = here.part_ms(None, 1)
             if ms is None:
                 return None
-            seconds = reading_s + tally.num_tokens * ms / 1000 / case.batch
+            seconds = reading_s + tally.num_tokens * ms / 1000 / load
             return seconds, [seconds] * _NUM_DRAWS
         name, k = setting.drafter, setting.num_draft_tokens
-        if name not in self._drafters:
+        if drafter is None:
             return None
         posterior = self._posterior(case.wanted, name)
         ms = expected_round_ms(here, name, posterior, k, posterior.longest_proposed(case.batch)[k])
         if ms is None:
             return None
-        reading_s += tally.num_jobs * self._drafters[name].reading_ms(self._costs, prompt) / 1000
-        rounds_s = tally.num_tokens * ms / 1000 / case.batch
+        reading_s = tally.num_jobs * drafter.first_token_ms(self._costs, prompt) / 1000
+        rounds_s = tally.num_tokens * ms / 1000 / load
         drawn = self._tokens(case.wanted, setting, posterior)
         return reading_s + rounds_s / posterior.corrected_tokens[k], [
             reading_s + rounds_s / (posterior.error.factor * tokens) for tokens in drawn

@@ -58,7 +58,10 @@ def decide(
     if budget is not None:
         decision = _explore(decision, chosen, able, posteriors, budget, context, limits)
     if decision.reason in COMPARED and context.objective.aim is Aim.THROUGHPUT:
-        decision = replace(decision, posteriors=posteriors)
+        # A server's draft length is fixed, so it cannot follow what else runs.
+        one_length = {drafter.name for drafter in able if drafter.least_draft_tokens > 1}
+        free = {name: its for name, its in posteriors.items() if name not in one_length}
+        decision = replace(decision, posteriors=free if one_length else posteriors)
     return decision
 
 
@@ -154,8 +157,12 @@ def _fixed_by_caller(
         named = [d for d in drafters if context.probe_drafter in (None, d.name)]
         if not named:
             return _vanilla(Reason.NO_DRAFTER, f"this worker has no drafter {context.probe_drafter}")
-        k = min(context.probe_num_draft_tokens or named[0].max_draft_tokens, named[0].max_draft_tokens)
-        return _speculative(named[0], k, Reason.PROBE, f"a probe measures {named[0].name} at k={k}")
+        wanted = context.probe_num_draft_tokens or named[0].max_draft_tokens
+        k = named[0].within(wanted)
+        sentence = f"a probe measures {named[0].name} at k={k}"
+        if k > wanted:
+            sentence += f", not at k={wanted}: its server drafts no fewer"
+        return _speculative(named[0], k, Reason.PROBE, sentence)
     if context.decoding is Decoding.VANILLA:
         return _vanilla(Reason.FORCED, "vanilla was asked for")
     if context.decoding is not Decoding.SPECULATIVE:
@@ -176,7 +183,7 @@ def _usual_length(posterior: Posterior, drafter: DrafterState) -> int:
     for i, s in enumerate(posterior.through[: drafter.max_draft_tokens]):
         through *= s
         if through < 0.5:
-            return max(i, 1)
+            return drafter.within(i)
     return drafter.max_draft_tokens
 
 

@@ -83,7 +83,7 @@ cost_profiles: Final = Table(
         "drafter", Text, primary_key=True, comment="Empty: the target's pass; else the time of this drafter's proposal"
     ),
     Column("draft_revision", Text, primary_key=True, comment="Empty for the target"),
-    Column("batch", Integer, primary_key=True, comment="Sequences"),
+    Column("batch", Integer, primary_key=True, comment="Sequences; on servers, requests in flight at one of them"),
     Column(
         "width",
         Integer,
@@ -91,7 +91,13 @@ cost_profiles: Final = Table(
         comment="Target positions a sequence, k + 1; of a prefill, the prompt's tokens",
     ),
     Column("context", Integer, primary_key=True, server_default=text("256"), comment="Tokens before, a sequence"),
-    Column("kind", Text, primary_key=True, server_default=text("'round'"), comment="round or prefill"),
+    Column(
+        "kind",
+        Text,
+        primary_key=True,
+        server_default=text("'round'"),
+        comment="round, prefill, or served: a whole round on a server",
+    ),
     Column("median_ms", Double, nullable=False, comment="Median milliseconds, as measured"),
     Column("num_samples", Integer, nullable=False, comment="Timings behind the median"),
     instant("measured_at", "When", server_default=NOW),
@@ -120,7 +126,7 @@ cost_profiles: Final = Table(
     CheckConstraint("median_ms > 0", name="median_ms"),
     CheckConstraint("correction > 0", name="correction"),
     CheckConstraint("correction_variance >= 0", name="correction_variance"),
-    CheckConstraint("kind IN ('round','prefill')", name="kind"),
+    CheckConstraint("kind IN ('round','prefill','served')", name="kind"),
     comment="What a round costs on a device of a machine",
 )
 

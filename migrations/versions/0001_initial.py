@@ -387,7 +387,7 @@ def create_choices() -> None:
             "drafter", Text(), nullable=False, comment="Empty: the target's pass; else the time of this drafter's proposal"
         ),
         Column("draft_revision", Text(), nullable=False, comment="Empty for the target"),
-        Column("batch", Integer(), nullable=False, comment="Sequences"),
+        Column("batch", Integer(), nullable=False, comment="Sequences; on servers, requests in flight at one of them"),
         Column(
             "width",
             Integer(),
@@ -395,7 +395,13 @@ def create_choices() -> None:
             comment="Target positions a sequence, k + 1; of a prefill, the prompt's tokens",
         ),
         Column("context", Integer(), server_default=text("256"), nullable=False, comment="Tokens before, a sequence"),
-        Column("kind", Text(), server_default=text("'round'"), nullable=False, comment="round or prefill"),
+        Column(
+            "kind",
+            Text(),
+            server_default=text("'round'"),
+            nullable=False,
+            comment="round, prefill, or served: a whole round on a server",
+        ),
         Column("median_ms", Double(), nullable=False, comment="Median milliseconds, as measured"),
         Column("num_samples", Integer(), nullable=False, comment="Timings behind the median"),
         Column("measured_at", INSTANT, server_default=NOW, nullable=False, comment="When"),
@@ -417,7 +423,7 @@ def create_choices() -> None:
         Column("corrected_at", INSTANT, comment="When the correction was last stored; null if never"),
         CheckConstraint("correction > 0", name=op.f("ck_cost_profiles_correction")),
         CheckConstraint("correction_variance >= 0", name=op.f("ck_cost_profiles_correction_variance")),
-        CheckConstraint("kind IN ('round','prefill')", name=op.f("ck_cost_profiles_kind")),
+        CheckConstraint("kind IN ('round','prefill','served')", name=op.f("ck_cost_profiles_kind")),
         CheckConstraint("median_ms > 0", name=op.f("ck_cost_profiles_median_ms")),
         PrimaryKeyConstraint(
             "host", "device", "engine", "target_revision", "drafter", "draft_revision", "batch", "width", "context",

@@ -42,6 +42,11 @@ def subject_of(key: DecisionKey) -> Subject:
     )
 
 
+def num_slots(engine: Engine) -> int:
+    """Sequences for which a decision has settings by what runs; 0 where a job is decoded as it was admitted."""
+    return engine.load().num_slots if engine.can_redraft else 0
+
+
 def facts_of(job: PreparedJob) -> JobFacts:
     """What a decision may know of the job."""
     return JobFacts(job.num_prompt_tokens, job.sampling.max_tokens, job.segment, job.job.deadline)

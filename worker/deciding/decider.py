@@ -19,7 +19,7 @@ from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings
 from alphaloop.store.outcomes import Outcome
 from worker.costs.live import LiveCosts
-from worker.deciding.context import DecisionKey, conditions_of, facts_of, subject_of
+from worker.deciding.context import DecisionKey, conditions_of, facts_of, num_slots, subject_of
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import Engine, PreparedJob
 
@@ -56,7 +56,7 @@ class Decider:
             costs=lambda: costs.table,
             drafters=self._drafters,
             limits=limits,
-            num_slots=engine.load().num_slots,
+            num_slots=num_slots(engine),
             journal=journal,
         )
 

@@ -22,6 +22,7 @@ from worker.background import Write
 from worker.costs.live import LiveCosts
 from worker.costs.opening import open_costs
 from worker.deciding.choice_log import StoredChoices
+from worker.deciding.context import num_slots
 from worker.deciding.decider import Decider
 from worker.deciding.decision_journal import StoredDecisions
 from worker.deciding.evidence_cache import EvidenceCache
@@ -63,7 +64,7 @@ def open_deciding(
         device=identity.device,
         engine=identity.engine,
         target_revision=identity.target_revision,
-        num_slots=engine.load().num_slots,
+        num_slots=num_slots(engine),
         half_life=fading,
         limits=limits,
     )

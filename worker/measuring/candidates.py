@@ -46,7 +46,7 @@ def choose_drafters(configured: Collection[str], wanted: Sequence[str]) -> list[
 
 
 def choose_candidates(drafters: Sequence[DrafterState], lengths: Sequence[int]) -> list[Candidate]:
-    """Each drafter at every length that it can draft; DEFAULT_LENGTHS, or its longest where it cannot reach any.
+    """Each drafter at every length that it can draft; DEFAULT_LENGTHS, or its longest where it can draft none of them.
 
     Vanilla is not among them. Raises ConfigError for a length beyond every drafter.
     """
@@ -58,7 +58,7 @@ def choose_candidates(drafters: Sequence[DrafterState], lengths: Sequence[int]) 
         )
     found = []
     for drafter in drafters:
-        own = [k for k in sorted(set(lengths or DEFAULT_LENGTHS)) if k <= drafter.max_draft_tokens]
+        own = [k for k in sorted(set(lengths or DEFAULT_LENGTHS)) if k == drafter.within(k)]
         found += [Candidate(drafter.name, k, drafter.revision) for k in own or [drafter.max_draft_tokens]]
     return found
 

@@ -14,7 +14,7 @@ from alphaloop.cli.explaining.evidence_screen import show_evidence
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.cost import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
-from alphaloop.deciding.goodput import Alternative
+from alphaloop.deciding.goodput import Alternative, Shares
 from alphaloop.deciding.objective import Aim
 from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs
 from alphaloop.explaining.opening import opening
@@ -126,16 +126,19 @@ def _tokens_per_s(found: Explanation, option: Alternative) -> str:
 
 def _costs(found: Explanation) -> str:
     context = found.context.size.context if found.context.size else None
-    here = found.costs.rounds(found.request.batch, context)
+    shares = Shares(found.request.batch, found.drafters)
+    here = found.costs.rounds(shares.vanilla, context)
     best = next((a for a in found.decision.alternatives if a.drafter), None)
     sentences = f"Costs: a vanilla round takes {here.part_ms(None, 1) or 0:.1f} ms"
-    if best is not None:
+    if best is not None and best.drafter is not None and found.costs.is_served(best.drafter):
+        sentences += f"; a round of {best.drafter}'s server {best.round_ms:.1f} ms"
+    elif best is not None:
         k = best.num_draft_tokens
         sentences += f"; at k={k} the target's pass {here.part_ms(None, k + 1) or 0:.1f} ms at its widest"
         sentences += f" and the draft {here.part_ms(best.drafter, k + 1) or 0:.1f} ms"
     if found.context.prompt_tokens:
         sentences += f"; reading a prompt {found.costs.prefill_ms(None, found.context.prompt_tokens):.1f} ms"
-    points = [p for p in found.costs.points if p.kind is CostKind.ROUND and p.num_corrections]
+    points = [p for p in found.costs.points if p.kind is not CostKind.PREFILL and p.num_corrections]
     sentences += f". Measured {shown(found.engine.measured_at)}"
     if points:
         low, high = min(p.correction for p in points), max(p.correction for p in points)

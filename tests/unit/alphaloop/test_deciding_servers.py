@@ -1,0 +1,222 @@
+"""Decisions between servers: one draft length each, rounds that are timed whole, and loads that servers share."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
+from alphaloop.deciding.groups import Group, decide_groups
+from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.policy import decide
+from alphaloop.deciding.settings_by_running import settings_by_running
+from alphaloop.messages import Decoding, Purpose
+from alphaloop.store import input_codec as codec
+from tests.fixtures.choosing import LIMITS, find, inferred
+from worker.measuring.candidates import choose_candidates
+
+NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
+EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)
+LOADS = (1, 2, 4, 8, 16, 32)
+CONTEXT = DecisionContext("code", 1, 1, 200.0)
+
+
+def served(
+    vanilla: tuple[float, float] = (20.0, 1.0),
+    *,
+    prompts: bool = False,
+    variance: float = 0.0,
+    **drafters: tuple[float, float],
+) -> CostTable:
+    """Rounds of a + b · load milliseconds, by drafter; a token of a prompt takes a hundredth of a."""
+    ways: list[tuple[DrafterState | None, tuple[float, float]]] = [(None, vanilla)]
+    ways += [(state, drafters[state.name]) for state in (NGRAM, EAGLE) if state.name in drafters]
+    points = []
+    for drafter, (fixed, each) in ways:
+        name, width = (drafter.name, drafter.max_draft_tokens + 1) if drafter else (None, 1)
+        kind = CostKind.SERVED if drafter else CostKind.ROUND
+        points += [
+            CostPoint(name, load, width, fixed + each * load, 9, kind=kind, correction_variance=variance)
+            for load in LOADS
+        ]
+        if prompts:
+            points += [CostPoint(name, 1, 100, fixed, 3, 0, CostKind.PREFILL)]
+    return CostTable(points)
+
+
+def test_a_servers_round_is_draft_and_pass_together() -> None:
+    table = served(ngram=(30.0, 2.0), variance=0.01)
+    here = table.rounds(4)
+    assert (table.is_served("ngram"), table.is_served("lookup"), table.is_of_servers) == (True, False, True)
+    assert here.components_ms("ngram", 4) == (38.0, 0.0)
+    assert here.components_ms("ngram", 4, [0.0, 0.1, 0.2, 0.2, 0.2], 0.2) == (38.0, 0.0), "a mean over proposals"
+    assert here.round_ms(None, 0) == 24.0
+    assert here.components_ms("eagle", 3) is None
+    assert here.variance("ngram") == pytest.approx(0.01)
+    assert table.rounds(2.5).round_ms("ngram", 4) == pytest.approx(35.0)
+    assert not CostTable([CostPoint(None, 1, 1, 10.0, 3)]).is_of_servers
+
+
+def test_points_of_a_draft_apart_are_no_rounds_of_a_server() -> None:
+    apart = CostPoint("ngram", 1, 5, 1.0, 9)
+    assert CostTable([*served(ngram=(30.0, 2.0)).points, apart]).rounds(1).components_ms("ngram", 4) == (32.0, 0.0)
+
+
+def test_a_server_is_weighed_at_its_one_length() -> None:
+    table = served(ngram=(30.0, 2.0), eagle=(26.0, 1.0))
+    posteriors = {"ngram": inferred(0.7, k=4), "eagle": inferred(0.7, k=3)}
+    found = weigh(posteriors, [NGRAM, EAGLE], table, 4)
+    assert {(a.drafter, a.num_draft_tokens) for a in found} == {(None, 0), ("ngram", 4), ("eagle", 3)}
+    four = find(found, 4, "ngram")
+    assert four.round_ms == 38.0
+    assert four.speedup == pytest.approx(posteriors["ngram"].tokens[4] * 24.0 / 38.0)
+
+
+def test_servers_share_what_runs() -> None:
+    table = served((20.0, 1.0), ngram=(30.0, 2.0))
+    posteriors = {"ngram": inferred(0.7, k=4)}
+    shared = replace(NGRAM, num_endpoints=2, num_vanilla_endpoints=4)
+    found = weigh(posteriors, [shared], table, 8)
+    assert find(found, 4, "ngram").round_ms == pytest.approx(30.0 + 2.0 * 4)
+    assert next(a for a in found if a.drafter is None).round_ms == pytest.approx(20.0 + 2.0)
+    assert find(weigh(posteriors, [shared], table, 1), 4, "ngram").round_ms == 32.0, "one request is at one server"
+    assert find(weigh(posteriors, [NGRAM], table, 8), 4, "ngram").round_ms == pytest.approx(46.0)
+
+
+def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
+    table = served((20.0, 1.0), ngram=(30.0, 2.0), prompts=True)
+    posteriors = {"ngram": inferred(0.7, k=4)}
+    size = JobSize(100.0, 50.0)
+    four = find(weigh(posteriors, [NGRAM], table, 4, size), 4, "ngram")
+    tokens = posteriors["ngram"].tokens[4]
+    assert four.speedup == pytest.approx((20.0 + 50 * 24.0) / (30.0 + 50 * 38.0 / tokens))
+    # 25 ms are enough for the vanilla server's 20 ms; the other one reads for 30, not for 50.
+    for allowed_ms, chance in ((25.0, 0.0), (30.0, 1.0)):
+        target = Objective(Aim.TIME_TO_FIRST_TOKEN, allowed_ms)
+        found = weigh(posteriors, [NGRAM], table, 1, size, target, 1)
+        assert find(found, 4, "ngram").chance == chance
+    context = replace(CONTEXT, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 40.0))
+    assert decide(posteriors, [NGRAM], table, context, LIMITS).drafter == "ngram"
+
+
+def test_a_doubt_about_a_servers_rounds_is_the_doubt_of_its_speed_up() -> None:
+    posteriors = {"ngram": inferred(0.7, k=4)}
+    table = served(ngram=(30.0, 2.0), variance=0.04, prompts=True)
+    four = find(weigh(posteriors, [NGRAM], table, 4, JobSize(100.0, 50.0)), 4, "ngram")
+    assert four.cost_sd == pytest.approx(math.hypot(0.2, 0.2))
+
+
+@pytest.mark.parametrize("asked", [None, 1, 2, 4, 9])
+def test_a_probe_of_another_length_has_the_servers(asked: int | None) -> None:
+    context = replace(CONTEXT, purpose=Purpose.PROBE, probe_drafter="ngram", probe_num_draft_tokens=asked)
+    decision = decide({}, [NGRAM], served(ngram=(30.0, 2.0)), context, LIMITS)
+    assert (decision.reason, decision.setting) == (Reason.PROBE, DraftSetting("ngram", 4))
+    assert ("not at k=" in decision.explanation) == (asked in (1, 2))
+
+
+@pytest.mark.parametrize("table", [CostTable([]), served(ngram=(30.0, 2.0))])
+def test_what_is_asked_for_has_the_servers_length(table: CostTable) -> None:
+    context = replace(CONTEXT, decoding=Decoding.SPECULATIVE)
+    decision = decide({"ngram": inferred(0.05, k=4)}, [NGRAM], table, context, LIMITS)
+    assert (decision.reason, decision.setting) == (Reason.FORCED, DraftSetting("ngram", 4))
+
+
+def test_trials_have_the_servers_length() -> None:
+    table = served((20.0, 1.0), ngram=(30.0, 2.0), variance=0.05)
+    context = replace(CONTEXT, num_jobs=4, num_running=4)
+    tried = set()
+    budget: ExplorationBudget | None = ExplorationBudget(balance=5000.0)
+    for _ in range(50):
+        decision = decide(
+            {"ngram": inferred(0.25, k=4, sd=1.0, jobs=0.5)}, [NGRAM], table, context, LIMITS, budget=budget
+        )
+        budget = decision.budget
+        if decision.reason is Reason.EXPLORING:
+            tried.add(decision.setting)
+    assert tried == {DraftSetting("ngram", 4)}
+
+
+def test_groups_are_decided_apart_because_their_rounds_are() -> None:
+    table = served((20.0, 1.0), ngram=(28.0, 1.5), prompts=True)
+    groups = [Group(6, {"ngram": inferred(0.9, k=4)}), Group(2, {"ngram": inferred(0.1, k=4)})]
+    context = replace(CONTEXT, num_jobs=8, num_running=8, prompt_tokens=100.0)
+    good, poor = decide_groups(groups, [NGRAM], table, context, LIMITS)
+    assert (good.setting, poor.setting) == (DraftSetting("ngram", 4), DraftSetting())
+    assert (good.reason, poor.reason) == (Reason.FASTER, Reason.NOT_FASTER)
+
+
+def test_what_runs_on_a_server_stays_as_it_is() -> None:
+    table = served((20.0, 1.0), ngram=(28.0, 1.5))
+    posteriors = {"ngram": inferred(0.9, k=4)}
+    decision = decide(posteriors, [NGRAM], table, CONTEXT, LIMITS)
+    assert decision.setting == DraftSetting("ngram", 4)
+    assert settings_by_running(decision, posteriors, [NGRAM], table, CONTEXT, LIMITS, 32) == ()
+    poor = decide({"ngram": inferred(0.6, k=4)}, [NGRAM], table, CONTEXT, LIMITS)
+    running = [RunningSequence("a", decision)] * 3 + [RunningSequence("b", poor)] * 3
+    together = LengthsTogether(lambda: table).settings(running, datetime(2026, 11, 1, tzinfo=UTC))
+    assert together == [one.decision.setting for one in running]
+
+
+def test_a_server_is_measured_at_its_length() -> None:
+    assert [c.num_draft_tokens for c in choose_candidates([NGRAM], [])] == [4]
+    assert [c.num_draft_tokens for c in choose_candidates([EAGLE], [])] == [3]
+    assert [c.num_draft_tokens for c in choose_candidates([EAGLE], [1, 2])] == [3]
+
+
+def test_drafters_recorded_before_there_were_servers_are_read() -> None:
+    """A record of an older worker has none of the fields."""
+    state = DrafterState("draft", "r1", 5)
+    old = {"name": "draft", "revision": "r1", "max_draft_tokens": 5, "offers": [], "through": []}
+    content: dict[str, Any] = {"limits": {}, "drafters": [old]}
+    names = ("owner", "host", "device", "engine", "target_revision")
+    content |= {**dict.fromkeys(names, ""), "num_slots": 8, "half_life_us": 1}
+    facts, read = codec.read_session(json.loads(json.dumps(content)))
+    assert read == (state,)
+    now = replace(NGRAM, num_endpoints=3, num_vanilla_endpoints=2)
+    assert codec.read_session(json.loads(json.dumps(codec.session_content(facts, [now]))))[1] == (now,)
+
+
+@given(
+    vanilla=st.tuples(st.floats(5, 60), st.floats(0, 4)),
+    ngram=st.tuples(st.floats(5, 60), st.floats(0, 12)),
+    eagle=st.tuples(st.floats(5, 60), st.floats(0, 12)),
+    alphas=st.tuples(st.floats(0.02, 0.98), st.floats(0.02, 0.98)),
+    endpoints=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    num_running=st.integers(1, 32),
+)
+def test_the_better_server_is_chosen_at_every_load(
+    vanilla: tuple[float, float],
+    ngram: tuple[float, float],
+    eagle: tuple[float, float],
+    alphas: tuple[float, float],
+    endpoints: tuple[int, int],
+    num_running: int,
+) -> None:
+    """Tokens a second written out from the law; costs are linear, so interpolation is exact."""
+    table = served(vanilla, ngram=ngram, eagle=eagle)
+    states = [replace(NGRAM, num_endpoints=endpoints[0]), replace(EAGLE, num_endpoints=endpoints[1])]
+    posteriors = {"ngram": inferred(alphas[0], k=4, sd=1e-3), "eagle": inferred(alphas[1], k=3, sd=1e-3)}
+    decision = decide(posteriors, states, table, replace(CONTEXT, num_running=num_running), PolicyLimits())
+
+    def rate(drafter: str | None) -> float:
+        if drafter is None:
+            return 1 / (vanilla[0] + vanilla[1] * num_running)
+        state, law = (states[0], ngram) if drafter == "ngram" else (states[1], eagle)
+        load = max(1.0, num_running / state.num_endpoints)
+        return posteriors[drafter].tokens[state.max_draft_tokens] / (law[0] + law[1] * load)
+
+    best = max(rate(name) for name in (None, "ngram", "eagle"))
+    least_gain = PolicyLimits().min_speedup if decision.drafter is None else 1.0
+    assert rate(decision.drafter) * least_gain >= best * (1 - 1e-9)
