@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaException
@@ -21,7 +21,7 @@ from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
 from alphaloop.kafka.consumer_config import Start, consumer_config
 from alphaloop.kafka.conversion import ours, record_of, theirs
 from alphaloop.kafka.errors import broker_error, mapped
-from alphaloop.kafka.membership import Membership, PartitionsCallback
+from alphaloop.kafka.membership import Membership, PartitionsCallback, Subscription
 from alphaloop.kafka.offset_queries import OffsetQueries
 from alphaloop.kafka.poll_errors import judge
 from alphaloop.kafka.records import Record, TopicPartition
@@ -42,17 +42,23 @@ class Consumer:
     def __init__(
         self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop", start: Start = "earliest"
     ) -> None:
-        self._timeout_s = kafka.request_timeout_s
-        self._watch = BrokerWatch(bootstrap_servers(kafka))
-        own = consumer_config(kafka, group_id=group_id, client_id=client_id, start=start)
-        config = client_config(kafka, own, watch=self._watch)
+        self._kafka, self._timeout_s = kafka, kafka.request_timeout_s
+        self._own = consumer_config(kafka, group_id=group_id, client_id=client_id, start=start)
+        self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
+        self._subscription: Subscription | None = None
+        config = self._start_client()
         self.max_poll_interval_s: Final = float(config["max.poll.interval.ms"]) / 1000
+
+    def _start_client(self) -> Mapping[str, Any]:
+        """Go on with a client that knows nothing of any topic; returns its properties."""
+        self._watch = BrokerWatch(bootstrap_servers(self._kafka))
+        config = client_config(self._kafka, self._own, watch=self._watch)
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
         self._commits = Commits(self._client)
         self._offsets = OffsetQueries(self._client, self._timeout_s)
-        self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
         self._membership = Membership(self._client, self._starts)
+        return config
 
     def subscribe(
         self,
@@ -68,8 +74,9 @@ class Consumer:
         `on_lost` other members may own them, so nothing may be committed. Each gets only the difference. A commit in
         `on_revoke` can raise StaleAssignment, because a member that was removed from the group is called late.
         """
+        self._subscription = Subscription(tuple(patterns), on_assign, on_revoke, on_lost)
         with mapped("subscribing"):
-            self._membership.subscribe(patterns, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+            self._membership.subscribe(self._subscription)
 
     def assign_from(
         self, topics: Sequence[str], *, at: Literal["earliest", "latest"], newest: int | None = None
@@ -109,17 +116,30 @@ class Consumer:
         with mapped("assigning partitions"):
             self._client.assign([ck.TopicPartition(*partition, offset) for partition, offset in offsets.items()])
 
-    def rewind_if_made_anew(self, ids: Mapping[str, str]) -> list[TopicPartition]:
-        """Read the topics from their beginning whose id is another one than before; returns their partitions.
+    def note_ids(self, ids: Mapping[str, str]) -> None:
+        """Note the ids of topics now, for `renew_if_made_anew`."""
+        self._ids.learn(ids)
 
-        `ids` are the topics' ids now. Of a topic that had none before, the id is only remembered.
+    def renew_if_made_anew(self) -> None:
+        """Replace the client if a topic that it reads was made anew: the group is left and joined again.
+
+        librdkafka believes a leader only where its epoch grows, and a topic made anew begins with epoch 0
+        (confluentinc/librdkafka#4898). So a client that knew the old topic may never find a leader of the new one.
+        `on_lost` runs for the partitions of such topics, then `on_revoke` for all others. Until the client can be
+        replaced, because a commit is under way or no broker answers, offsets are committed beside the old topic's id,
+        so that they count for nobody.
         """
-        changed = self._ids.learn(ids)
-        found = [partition for partition in self.assignment() if partition.topic in changed]
-        for partition in found:
-            with mapped(f"going back in {partition.topic}[{partition.partition}]"):
-                self._client.seek(ck.TopicPartition(partition.topic, partition.partition, ck.OFFSET_BEGINNING))
-        return found
+        topics = self._ids.made_anew
+        if not topics or self._subscription is None or self._watch.is_lost or self._commits.is_waiting:
+            return
+        names = ", ".join(sorted(topics))
+        log.warning("made anew: %s; the consumer is replaced", names, extra={"action": "consumer_replaced"})
+        with mapped("leaving the group"):
+            self._membership.retire(topics, self._timeout_s)
+        self._ids.begin_anew()
+        self._start_client()
+        with mapped("subscribing"):
+            self._membership.subscribe(self._subscription)
 
     def _starts(self, partitions: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
         """Where newly assigned partitions begin: at the committed offset, unless that is of a topic that is gone.
@@ -128,12 +148,13 @@ class Consumer:
         """
         try:
             committed = committed_ids(self._client.committed(partitions, timeout=self._timeout_s))
-            ids = self._ask_ids(committed)
+            ids = self._ask_ids({one.topic for one in partitions})
         except (KafkaException, BrokerError):
             return partitions
         self._ids.learn(ids)
         for one in partitions:
-            if one.topic in ids and committed[one.topic] != {ids[one.topic]}:
+            now = ids.get(one.topic)
+            if now is not None and committed.get(one.topic, {now}) != {now}:
                 log.warning("%s was made anew: read from its beginning", one.topic, extra={"action": "topic_made_anew"})
                 one.offset = ck.OFFSET_BEGINNING
         return partitions

@@ -55,16 +55,29 @@ class TopicIds:
 
 
 class KnownTopicIds:
-    """The ids under which a consumer reads its topics. The thread that polls owns it."""
+    """The ids under which a client reads its topics. The thread that polls owns it."""
 
     def __init__(self) -> None:
         self._ids: dict[str, str] = {}
+        self._new: dict[str, str] = {}  # of topics that were made anew under the client
+        self._gone: set[str] = set()
 
-    def learn(self, ids: Mapping[str, str]) -> set[str]:
-        """Remember these ids; returns the topics that had another one before."""
-        changed = {topic for topic, one in ids.items() if self._ids.get(topic, one) != one}
-        self._ids.update(ids)
-        return changed
+    def learn(self, ids: Mapping[str, str]) -> None:
+        """Note the ids of topics now. A broker that lags behind may name one that is gone: that is no news."""
+        for topic, one in ids.items():
+            if self._ids.setdefault(topic, one) != one and one not in self._gone:
+                self._new[topic] = one
+
+    @property
+    def made_anew(self) -> frozenset[str]:
+        """The topics that have another id than the one under which they are read."""
+        return frozenset(self._new)
+
+    def begin_anew(self) -> None:
+        """From now on the topics are read under their new ids."""
+        self._gone |= {self._ids[topic] for topic in self._new}
+        self._ids |= self._new
+        self._new = {}
 
     def beside(self, topic: str) -> str:
         """What to commit beside an offset of this topic; nothing where its id is not known."""

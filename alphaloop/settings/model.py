@@ -33,9 +33,7 @@ class KafkaSettings(Section):
     ssl_key_password: SecretStr | None = None
     session_timeout_ms: int = Field(45_000, ge=1000)  #: silence after which the broker removes a worker from the group
     metadata_refresh_ms: int = Field(5_000, ge=500)  #: how soon a new task's topic is seen
-    topic_check_s: float = Field(
-        30.0, gt=0
-    )  #: how soon a topic is noticed that was deleted and made again with as many messages
+    topic_check_s: float = Field(30.0, gt=0)  #: how soon a topic is noticed that was deleted and made again
     max_message_bytes: int = Field(
         4 << 20, ge=1 << 20
     )  #: of the jobs topics; larger than max_job_bytes so that too large jobs can be refused, not lost

@@ -118,7 +118,7 @@ class Intake:
         return {partition.topic for partition in list(self._partitions)}
 
     def tell_topic_ids(self, ids: Mapping[str, str]) -> None:
-        """The ids of topics now: one that has changed is read from its beginning. What was delivered is finished."""
+        """The ids of topics now. If one has changed, the group is left and joined again, and its topic read anew."""
         self._told_ids = ids
 
     def is_current(self, delivery: Delivery) -> bool:
@@ -190,7 +190,9 @@ class Intake:
         self._lanes.put(deliveries_of(records, self._partitions, self._now, self._clock()))
         self._drain_finished()
         if self._told_ids:
-            self._begin_anew()
+            ids, self._told_ids = self._told_ids, {}
+            self._source.note_ids(ids)
+        self._source.renew_if_made_anew()
         pause_and_resume(self._source, self._partitions, self._lanes, self._max_distance, self._held_topics)
         if self._clock() - self._last_commit >= self._commit_interval_s:
             self._last_commit = self._clock()
@@ -200,16 +202,6 @@ class Intake:
         """As many messages as find room in either lane, however large they are; one at least, as polls must go on."""
         room = min(lane.num_sure(self._most_message_bytes) for lane in (self._lanes.high, self._lanes.normal))
         return max(1, min(room, MOST_AT_ONCE))
-
-    def _begin_anew(self) -> None:
-        """Read topics that were made anew from their beginning."""
-        ids, self._told_ids = self._told_ids, {}
-        for partition in self._source.rewind_if_made_anew(ids):
-            held = self._partitions.get(partition)
-            if held is not None:
-                held.watermark.begin_anew()
-                held.committed = None
-                log.warning("%s was made anew", partition.topic, extra={"action": "topic_made_anew"})
 
     def _drain_finished(self) -> None:
         while True:

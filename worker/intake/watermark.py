@@ -68,11 +68,6 @@ class Watermark:
         if self._newest is not None:
             self._next = self._in_order[0].offset if self._in_order else self._newest + 1
 
-    def begin_anew(self) -> None:
-        """Forget everything: what was delivered is of a topic that is gone, and nothing of it holds the watermark."""
-        self._forget_from(0)
-        self._next = self._newest = None
-
     @property
     def committable(self) -> int | None:
         """Next offset to read after a restart; None before the first delivery. It falls only when the log goes back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -20,6 +20,7 @@ from worker.intake.buffer import Room
 from worker.intake.polling import Intake
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
+Q0 = TopicPartition("jobs.sql", 0)
 WAIT_S = 10.0
 
 
@@ -33,6 +34,8 @@ class ScriptedSource:
         self.changed = threading.Condition()
         self.refuse_commits = False
         self.is_closed = False
+        self.ids: dict[str, str] = {}
+        self.num_renewed = 0
         self._next: object = None
 
     def subscribe(self, patterns, *, on_assign, on_revoke, on_lost) -> None:
@@ -70,6 +73,16 @@ class ScriptedSource:
         if self.refuse_commits:
             raise BrokerError("rebalance in progress")
         self._note(lambda: self.commits.append(dict(offsets)))
+
+    def note_ids(self, ids: Mapping[str, str]) -> None:
+        self.ids = dict(ids)
+
+    def renew_if_made_anew(self) -> None:
+        """Call what a consumer calls that reads `P0` and `Q0`, if the topic of `P0` was made anew."""
+        if self.ids.pop(P0.topic, None) is not None:
+            self.on_lost([P0])
+            self.on_revoke([Q0])
+            self._note(lambda: setattr(self, "num_renewed", self.num_renewed + 1))
 
     def close(self) -> None:
         self._note(lambda: setattr(self, "is_closed", True))
@@ -370,6 +383,43 @@ def test_jobs_that_outlast_the_rebalance_are_named_once(source: ScriptedSource) 
     assert source.commits == [{P0: 1}]
     assert (intake.handing_over.take_overdue(), intake.handing_over.take_overdue()) == ({running.key}, frozenset())
     intake.close(WAIT_S)
+
+
+def test_of_a_topic_made_anew_nothing_is_committed_and_its_running_jobs_hold_up_nothing(source: ScriptedSource) -> None:
+    intake = handing_over(source, 10 * WAIT_S)
+    source.script.put(lambda: source.on_assign([Q0]))
+    for partition, offset in ((P0, 0), (P0, 1), (Q0, 0), (Q0, 1)):
+        source.script.put(record(partition, offset))
+    ended, runs, other, unclaimed = take_all(intake, 4)
+    intake.handing_over.owe([ended, runs, other])
+    intake.finish([ended])
+    intake.tell_topic_ids({P0.topic: "another"})
+    until(lambda: not intake.is_current(other), "the partitions are given up")
+    assert source.num_renewed == 0, "a running job of the other topic is waited for"
+    intake.finish([other])
+    source.wait_for(lambda: source.num_renewed == 1)
+    assert source.commits == [{Q0: 1}]
+    assert intake.handing_over.take_overdue() == frozenset()
+    assert not any(map(intake.is_current, (runs, unclaimed)))
+    intake.close(WAIT_S)
+
+
+def test_partitions_come_back_unpaused_after_a_change_of_the_client_and_held_topics_stay_held(
+    source: ScriptedSource, intake: Intake
+) -> None:
+    for offset in range(4):
+        source.script.put(record(P0, offset))
+    source.wait_for(lambda: source.paused == {P0, P1})
+    intake.hold(Q0.topic)
+    source.script.put(lambda: source.on_assign([Q0]))
+    intake.tell_topic_ids({P0.topic: "another"})
+    source.wait_for(lambda: source.num_renewed == 1)
+    source.paused.clear()
+    source.script.put(lambda: source.on_assign([P0, Q0]))
+    source.wait_for(lambda: Q0 in source.paused)
+    assert not intake.is_paused(P0)
+    source.script.put(record(P0, 7))
+    until(lambda: [one.record.offset for one in intake.take(1, WAIT_S)] == [7], "it is read again")
 
 
 def test_a_worker_that_leaves_keeps_no_rebalance_waiting(source: ScriptedSource) -> None:

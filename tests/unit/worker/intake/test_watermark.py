@@ -124,17 +124,3 @@ def test_holes_are_stepped_over() -> None:
     first, *_ = (watermark.deliver(offset).number for offset in (3, 9, 10))
     watermark.finish(first)
     assert watermark.committable == 9
-
-
-def test_after_a_new_beginning_nothing_of_before_counts() -> None:
-    mark = Watermark()
-    numbers = [mark.deliver(offset).number for offset in (5, 6, 7)]
-    mark.finish(numbers[0])
-    mark.begin_anew()
-    assert (mark.committable, mark.num_in_flight, mark.distance) == (None, 0, 0)
-    again = mark.deliver(5)
-    assert not again.went_back
-    mark.finish(numbers[1])
-    assert (mark.committable, mark.num_in_flight) == (5, 1)
-    mark.finish(again.number)
-    assert mark.committable == 6
