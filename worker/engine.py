@@ -139,6 +139,11 @@ class Generation:
     second_choices: tuple[SecondChoice, ...] = ()
     served: Served | None = None  #: where and how fast a server decoded it; None: this process did
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether `counts` are those of its rounds; if not, they say only how many tokens the text has."""
+        return self.served is None or self.served.is_counted
+
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:

@@ -157,8 +157,10 @@ def serving(registry: DraftRegistry, settings: Settings, target_revision: str, a
     }
     unfit = (DraftStatus.STALE, DraftStatus.RETIRED)
     return [
-        drafter.state(name, draft.draft_revision, is_stale=draft.status in unfit and draft.status_changed_at <= at)
-        for name, drafter in settings.models.drafters.items()
+        settings.models.drafter_state(
+            name, draft.draft_revision, is_stale=draft.status in unfit and draft.status_changed_at <= at
+        )
+        for name in settings.models.drafter_names
         if (draft := newest.get(name)) is not None
     ]
 

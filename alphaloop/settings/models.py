@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -134,3 +135,26 @@ class ModelSettings(Section):
                         f"and {endpoint.num_draft_tokens} at {name}: another k is another drafter, of another name"
                     )
         return self
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """Of everything that drafts: at the endpoints where jobs go to servers, in the worker otherwise."""
+        if self.target.engine == "own":
+            return tuple(self.drafters)
+        return tuple(dict.fromkeys(one.drafter for one in self.endpoints.values() if one.drafter is not None))
+
+    def drafter_state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """One of them as decisions take it. Raises KeyError for a name that is not one of them."""
+        if self.target.engine == "own":
+            return self.drafters[name].state(name, revision, is_stale=is_stale)
+        num_by_drafter = Counter(one.drafter for one in self.endpoints.values())
+        k = {one.drafter: one.num_draft_tokens for one in self.endpoints.values()}[name] or 1
+        return DrafterState(
+            name,
+            revision,
+            k,
+            is_stale,
+            least_draft_tokens=k,
+            num_endpoints=num_by_drafter[name],
+            num_vanilla_endpoints=max(1, num_by_drafter[None]),
+        )

@@ -16,11 +16,14 @@ from pydantic import TypeAdapter
 
 from alphaloop.cli.measuring.as_json import as_json
 from alphaloop.cli.measuring.screens import show
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Report
+from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA as VANILLA_DECISION
 from tests.fixtures.models import make_job
 from tests.fixtures.orders import CarriedOut, measure_order
+from tests.fixtures.served_engine import ServedEngine, serving
 from worker.engine import Sampling
 from worker.measuring import exactness
 from worker.measuring.exactness import ExactnessCheck
@@ -273,3 +276,27 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
     assert footprint.device_bytes is None
     engine._drafters["small"].state = replace(state, revision="000000000000")
     assert "small" not in records_of(settings, engine)[1].held_out
+
+
+def test_servers_are_measured_like_an_engine_of_ones_own(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting = FakeEngine(drafters=(DrafterState("ngram", "fake-1", 4),))
+    plain, speculative = ServedEngine(FakeEngine(), round_s=0.002), ServedEngine(drafting, "ngram", 4, 0.002)
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(tmp_path))
+    with serving(plain) as one, serving(speculative) as other:
+        text = ["[models.target]", 'engine = "server"', 'name = "fake"']
+        text += ["[models.endpoints.plain]", 'kind = "vllm"', f'url = "{one.url}"']
+        text += ["[models.endpoints.speculative]", 'kind = "vllm"', f'url = "{other.url}"']
+        text += ['drafter = "ngram"', "num_draft_tokens = 4"]
+        (tmp_path / "models.toml").write_text("\n".join(text))
+        (tmp_path / "tasks.toml").write_text("")
+        done = CarriedOut(measure_order(prompts, batch=2))
+    assert done.code == 0, done.error
+    (data,) = done.reports
+    told = as_json(TypeAdapter(Report).validate_python(data))
+    assert told["setup"]["identity"]["engine"] == "vllm-0.32.0"
+    (speculating,) = told["candidates"]
+    assert (speculating["drafter"], speculating["num_draft_tokens"]) == ("ngram", 4)
+    assert speculating["exactness"]["num_equal"] == NUM
+    assert speculating["counts"]["trials"][0] > speculating["counts"]["accepts"][0] > 0

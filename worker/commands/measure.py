@@ -4,58 +4,101 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 
 from alphaloop.commands.events import LOADING, Event, Note, Report, Stage, Tell
 from alphaloop.commands.orders import MeasureOrder
+from alphaloop.errors import ConfigError
 from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA
-from alphaloop.settings import Settings
+from alphaloop.payoff.report import Footprint
+from alphaloop.settings import ModelSettings, Settings
 from worker.commands.stopping import INTERRUPTED, stopped_by_signals
+from worker.engine import Engine
+from worker.engine_opening import open_engine
 from worker.measuring.busy import busy_note, load_average
 from worker.measuring.candidates import choose_candidates, choose_drafters
+from worker.measuring.process_memory import peak_process_bytes
 from worker.measuring.prompts import draw, prepare, read_lines
+from worker.measuring.report import Records
 from worker.measuring.session import Plan, Session, refuse_few
 
 
 def measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     """Measure and report; 130 when interrupted, after a report of what was measured. Raises AlphaloopError."""
     lines, notes = draw(read_lines(order, settings), order.num, random.Random(order.seed))
-    configured = settings.models.drafters
-    drafters = {name: configured[name] for name in choose_drafters(configured, order.drafter)}
-    settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": drafters})})
+    chosen = choose_drafters(settings.models.drafter_names, order.drafter)
     # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
-    candidates = choose_candidates([drafter.state(name, "") for name, drafter in drafters.items()], order.k)
+    candidates = choose_candidates([settings.models.drafter_state(name, "") for name in chosen], order.k)
     refuse_few(len(lines), order.batch, len(candidates))
-    return _measure(order, settings, lines, notes, tell)
+    return _measure(order, settings, chosen, lines, notes, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The engine to measure, and what is known beside the measurement."""
+
+    engine: Engine
+    records: Records
+    notes: Sequence[str]
+    sample_memory: Callable[[], None]
+    footprint: Callable[[], Footprint]
+
+
+def _of_servers(models: ModelSettings, batch: int) -> _Measured:
+    engine = open_engine(models, num_slots=batch)
+    if (room := engine.load().num_slots) < batch:
+        raise ConfigError(f"--batch: expected at most {room}, which the endpoints take at once, found {batch}")
+    return _Measured(
+        engine,
+        Records(),
+        ["the texts are decoded by servers: memory is this process's alone, and rounds are not timed apart"],
+        lambda: None,
+        lambda: Footprint((), peak_process_bytes(), None),
+    )
+
+
+def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) -> _Measured:
+    # Imported here, because torch takes four seconds to load and a wrong option should be reported at once.
+    from worker.measuring.records import MemoryWatch, records_of
+
+    only = {name: one for name, one in settings.models.drafters.items() if name in drafters}
+    settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": only})})
+    watch = MemoryWatch(settings.models)
+    engine = open_engine(settings.models, num_slots=batch)
+    parts, records, notes = records_of(settings, engine)
+    return _Measured(engine, records, notes, watch.sample, lambda: watch.footprint(parts))
 
 
 def _measure(
-    order: MeasureOrder, settings: Settings, lines: Sequence[JobLine], notes: Sequence[str], tell: Tell
+    order: MeasureOrder,
+    settings: Settings,
+    drafters: Collection[str],
+    lines: Sequence[JobLine],
+    notes: Sequence[str],
+    tell: Tell,
 ) -> int:
     tell(Stage(name=LOADING))
-    # Imported here, because torch takes four seconds to load and a wrong option should be reported at once.
-    from worker.decoding.load import load_engine
-    from worker.measuring.records import MemoryWatch, records_of
-
-    watch = MemoryWatch(settings.models)
-    engine = load_engine(settings.models, num_slots=order.batch)
-    candidates = choose_candidates(engine.drafters, order.k)
+    is_own = settings.models.target.engine == "own"
+    found = _of_this_process(settings, drafters, order.batch) if is_own else _of_servers(settings.models, order.batch)
+    engine = found.engine
+    candidates = choose_candidates([one for one in engine.drafters if one.name in drafters], order.k)
     prepared = prepare(lines, engine, settings.tasks)
     plan = Plan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
-    parts, records, more_notes = records_of(settings, engine)
 
     def on_event(event: Event) -> None:
         tell(event)
-        watch.sample()
+        found.sample_memory()
 
-    with stopped_by_signals() as should_stop:
+    with closing(engine), stopped_by_signals() as should_stop:
         session = Session(engine, plan, should_stop=should_stop, tell=on_event)
         session.run()
         if session.measured.turns:
             busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
-            notes = [*notes, *more_notes, *([busy] if busy else [])]
-            report = session.report(records, lambda: watch.footprint(parts), notes)
+            notes = [*notes, *found.notes, *([busy] if busy else [])]
+            report = session.report(found.records, found.footprint, notes)
             tell(Report(data=report))
     if session.failure is not None:
         raise session.failure

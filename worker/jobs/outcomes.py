@@ -192,7 +192,7 @@ def _run(
         wall_s=generation.wall_s,
         device_s=generation.device_s,
         decoded_at=now,
-        is_counted=generation.served is None or generation.served.is_counted,
+        is_counted=generation.is_counted,
     )
 
 

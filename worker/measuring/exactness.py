@@ -39,15 +39,18 @@ class ExactnessCheck:
         truths, found = dict(reversed(vanilla)), dict(reversed(other))
         counted = dict.fromkeys(("num_equal", "num_near_ties", "num_wrong", "num_unexamined", "num_sampled"), 0)
         for number, generation in found.items():
-            counted[self._kind(number, truths[number].token_ids, generation.token_ids)] += 1
+            counted[self._kind(number, truths[number], generation)] += 1
         return Exactness(**counted)
 
-    def _kind(self, number: int, truth: Sequence[int], found: Sequence[int]) -> str:
+    def _kind(self, number: int, vanilla: Generation, other: Generation) -> str:
         sampling = self._prepared[number].sampling
         if sampling.temperature > 0 and sampling.seed is None:
             return "num_sampled"
-        if truth == found:
+        truth, found = vanilla.token_ids, other.token_ids
+        if (truth, vanilla.text) == (found, other.text):
             return "num_equal"
+        if not self._prepared[number].token_ids:  # a server has the tokens, and takes none to go on from
+            return "num_unexamined"
         place = next((i for i, pair in enumerate(zip(truth, found, strict=False)) if pair[0] != pair[1]), None)
         if place is None:
             # The same tokens ended one text and not the other.

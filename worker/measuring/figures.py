@@ -34,7 +34,9 @@ def figures_of(measured: Measured, candidate: Candidate, exactness: Exactness, n
         token_s=Tails.of(token_s) if token_s else None,
         response_s=Tails.of([text.wall_s for text in texts]),
         output_tokens=statistics.median(text.counts.num_tokens for text in texts),
-        acceptance=Acceptance.of([(number, text.counts) for number, text in measured.generations(candidate)]),
+        acceptance=Acceptance.of(
+            [(number, text.counts) for number, text in measured.generations(candidate) if text.is_counted]
+        ),
         times=sum((observation.times for observation in observations), start=RoundTimes()),
         exactness=exactness,
     )

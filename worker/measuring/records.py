@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from worker.decoding.pairing.facts import facts_of
 from worker.decoding.pairing.pair import ModelFacts, check_pair
 from worker.engine import Engine
 from worker.measuring.evidence import HeldOut
+from worker.measuring.process_memory import peak_process_bytes
 from worker.measuring.report import Records
 
 
@@ -40,7 +39,7 @@ class MemoryWatch:
         """Everything up to now."""
         self.sample()
         held = None if self._device.type == "cpu" else self._before - self._least
-        return Footprint(parts, _peak_process_bytes(), held)
+        return Footprint(parts, peak_process_bytes(), held)
 
 
 def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Records, list[str]]:
@@ -116,9 +115,3 @@ def _held_out(judgement: Judgement | None) -> HeldOut | None:
     if judgement is None or not (alphas := judgement.total.alphas()):
         return None
     return HeldOut(alphas[0], f"its {judgement.total.num_texts} held-out texts")
-
-
-def _peak_process_bytes() -> int:
-    """The most main memory that this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

@@ -80,8 +80,11 @@ class Runner:
                     self._engine.admit(waiting.pop(0), candidate.decision)
                 if self._should_stop():
                     raise Interrupted
-                steps.append(self._engine.step())
-                found |= {generation.job_id: generation for generation in steps[-1].finished}
+                steps.append(step := self._engine.step())
+                found |= {generation.job_id: generation for generation in step.finished}
+                for failed in step.failed:
+                    raise DecodeFailed(failed.error.message, hint=failed.error.hint)
+                waiting += [job for job in jobs if job.job.job_id in step.interrupted]
         except (Interrupted, DecodeFailed):
             self._engine.abandon()
             raise

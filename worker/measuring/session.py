@@ -155,7 +155,8 @@ class Session:
                 generations, _, _ = self._runner.decode(jobs, best.candidate)
             except Interrupted:
                 break
-            greedy = [(number, text.counts) for number, text in zip(sampled, generations, strict=True)]
-            own = [(n, text.counts) for n, text in self.measured.generations(best.candidate) if n in sampled]
+            greedy = [(n, text.counts) for n, text in zip(sampled, generations, strict=True) if text.is_counted]
+            texts = self.measured.generations(best.candidate)
+            own = [(n, text.counts) for n, text in texts if n in sampled and text.is_counted]
             found[drafter] = GreedySample(Acceptance.of(greedy), Acceptance.of(own))
         return found

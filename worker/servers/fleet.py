@@ -37,9 +37,9 @@ class Fleet:
         """The endpoint for a request of a route: the least loaded that has room; None: wait, and ask again.
 
         A request that is not bound goes to another route where its own has no room. Endpoints in `avoid` get it only
-        where no other is open. The caller says `began` before it asks again.
+        where no other is open, those in `barred` never. The caller says `began` before it asks again.
         """
-        usable = [member for member in self._members.values() if member.is_open]
+        usable = [member for member in self._members.values() if member.is_open and member.endpoint.name not in barred]
         usable = [member for member in usable if not is_bound or member.endpoint.drafter == drafter]
         usable = [member for member in usable if member.endpoint.name not in avoid] or usable
         if alone:

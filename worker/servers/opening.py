@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine_identity import EngineIdentity
 from alphaloop.errors import ConfigError, ModelNotServed, ServerError
 from alphaloop.settings.endpoint import EndpointSettings
@@ -53,7 +52,7 @@ def open_server_engine(models: ModelSettings, *, num_slots: int | None = None) -
         raise next(iter(missing.values()))
     identity = _identity(models.target, models.endpoints, found)
     servers = [
-        _server(name, settings, found.get(name), identity)
+        _server(models, name, settings, found.get(name), identity)
         for name, settings in models.endpoints.items()
         if name in found or settings.model is not None
     ]
@@ -111,15 +110,14 @@ async def _ask(name: str, settings: EndpointSettings) -> Found:
     return Found(name, wanted[0], version)
 
 
-def _server(name: str, settings: EndpointSettings, found: Found | None, identity: EngineIdentity) -> Server:
+def _server(
+    models: ModelSettings, name: str, settings: EndpointSettings, found: Found | None, identity: EngineIdentity
+) -> Server:
     model = found.card.id if found else settings.model or ""
     length = (found.card.context_length if found else None) or identity.context_length
-    drafter = None
-    if settings.drafter is not None and settings.num_draft_tokens is not None:
-        k = settings.num_draft_tokens
-        version = (found.version if found else None) or "unknown"
-        drafter = DrafterState(settings.drafter, f"{settings.kind}-{version}", k, least_draft_tokens=k)
-    return Server(name, Endpoint.of(settings, model=model), drafter, settings.max_requests, length)
+    version = (found.version if found else None) or "unknown"
+    drafter = settings.drafter and models.drafter_state(settings.drafter, f"{settings.kind}-{version}")
+    return Server(name, Endpoint.of(settings, model=model), drafter or None, settings.max_requests, length)
 
 
 def _identity(
