@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import jsonschema
 import psycopg
@@ -25,8 +26,12 @@ from sqlalchemy import make_url
 
 from alphaloop.embedded.postgres import binaries
 from alphaloop.settings import ConsoleSettings
+from alphaloop.settings.endpoint import EndpointSettings
+from tests.fixtures import server_replies
+from tests.fixtures.inference_server import listening_beside
 from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import until
+from tests.integration.test_check_server import speaking
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -99,7 +104,7 @@ def test_every_service_is_pinned_restarted_and_watched(name: str) -> None:
     image, _, tag = service["image"].rpartition(":")
     assert image
     assert re.search(r"\d", tag), "a tag that names a version"
-    ends = name in ("migrate", "logins")
+    ends = name in ("migrate", "logins") or name.startswith("check-")
     assert service["restart"] == ("on-failure:5" if ends else "unless-stopped")
     assert ("healthcheck" in service) == (not ends)
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
@@ -294,6 +299,62 @@ def _healthy(check: Sequence[str]) -> bool:
     return subprocess.run(check, capture_output=True, timeout=30).returncode == 0
 
 
+def endpoints(service: str) -> dict[str, EndpointSettings]:
+    """The inference servers that a service's environment names, as alphaloop reads them."""
+    said = SERVICES[service]["environment"]
+    pattern = re.compile(r"ALPHALOOP_MODELS__ENDPOINTS__(\w+?)__(\w+)")
+    found: dict[str, dict[str, str]] = {}
+    for name, value in said.items():
+        if match := pattern.fullmatch(name):
+            found.setdefault(match[1].lower(), {})[match[2].lower()] = value
+    return {name: EndpointSettings.model_validate(fields) for name, fields in found.items()}
+
+
+@pytest.mark.parametrize("service", ["check-vllm", "check-llama-cpp"])
+def test_a_check_asks_each_server_of_its_profile_by_name(service: str) -> None:
+    (profile,) = SERVICES[service]["profiles"]
+    servers = {name for name, other in SERVICES.items() if other.get("profiles") == [profile] and name != service}
+    assert set(SERVICES[service]["depends_on"]) == servers
+    asked = endpoints(service)
+    assert {urlsplit(endpoint.url).hostname for endpoint in asked.values()} == servers
+    assert {endpoint.kind for endpoint in asked.values()} == {profile.replace("-", "_")}
+    assert re.findall(r"check-server[ ,']+(\w+)", str(SERVICES[service]["command"])) == list(asked)
+
+
+def test_a_check_runs(tmp_path: Path) -> None:
+    """The command of one, over a server that answers in its kind's form; that of the other asks two in the same way."""
+    service = "check-llama-cpp"
+    with listening_beside(speaking(server_replies.llama_cpp())) as server:
+        settings = environment(service, ALPHALOOP_DATA_DIR=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+        settings |= {name: server.url for name in settings if name.endswith("__URL")}
+        command = runnable(SERVICES[service]["command"])
+        done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "counts" in done.stdout
+
+
+def test_the_check_of_a_pair_fails_if_one_of_them_does() -> None:
+    shell, option, script = SERVICES["check-vllm"]["command"]
+    assert (shell, option) == ("sh", "-c")
+    assert script == " && ".join(f"alphaloop check-server {name}" for name in endpoints("check-vllm"))
+
+
+def test_vllm_is_started_with_the_options_that_make_it_tell_its_counts() -> None:
+    plain, ngram = (SERVICES[name]["command"] for name in ("vllm-plain", "vllm-ngram"))
+    assert {"--enable-per-request-metrics", "--per-request-spec-decode-metrics=detailed"} <= set(plain)
+    (drafts,) = (argument for argument in ngram if argument not in plain)
+    config = json.loads(drafts.removeprefix("--speculative-config="))
+    assert config["method"] == "ngram"
+    assert [argument for argument in ngram if argument != drafts] == plain, "the pair differs in its drafts only"
+
+
+def test_profiles_start_nothing_unless_they_are_asked_for() -> None:
+    optional = {name for name, service in SERVICES.items() if "profiles" in service}
+    assert optional == {"vllm-plain", "vllm-ngram", "check-vllm", "llama-cpp", "check-llama-cpp"}
+    needed = {other for name in SERVICES.keys() - optional for other in SERVICES[name].get("depends_on", {})}
+    assert not needed & optional
+
+
 def test_no_command_is_left_out() -> None:
     """Who adds a service of ours adds the test that runs its command."""
-    assert OURS == ["migrate", "scheduler", "worker"]
+    assert OURS == ["check-llama-cpp", "check-vllm", "migrate", "scheduler", "worker"]

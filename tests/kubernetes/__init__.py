@@ -1,0 +1,1 @@
+"""The manifests of configs/kubernetes: their form, and that they fit the product."""

@@ -1,0 +1,246 @@
+"""The manifests fit the product: its settings, commands, ports and probes, the time to drain, and the image."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from alphaloop.endpoint import Endpoint
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.consumer_config import consumer_config
+from alphaloop.settings import KafkaSettings, Settings, load_settings
+from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV, read_tasks
+from tests.kubernetes.kustomize import Resource, containers, render
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / "configs" / "kubernetes"
+BASE: Final = render(FOLDER / "base")
+EXAMPLE: Final = render(FOLDER / "example")
+MIGRATE: Final = render(FOLDER / "migrate")
+COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+#: Time beyond the drain: claims are given back, results published, the group is left.
+LEAVING_S: Final = 60
+#: What a Secret of the user's holds, by key.
+SECRETS: Final = {
+    "DATABASE_URL": "postgresql://one:secret@db.example.com/alphaloop",
+    "ALPHALOOP_CONSOLE__DATABASE_URL": "postgresql://two:secret@db.example.com/alphaloop",
+    "ALPHALOOP_CONSOLE__PASSWORD": "secret",
+}
+
+
+def one(resources: list[Resource], kind: str, name: str) -> Resource:
+    (found,) = (each for each in resources if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def process(resources: list[Resource], name: str) -> dict[str, Any]:
+    """The only container of a process's pod."""
+    (container,) = containers(one(resources, "Job" if name == "migrate" else "Deployment", name))
+    return container
+
+
+def variables(resources: list[Resource], name: str) -> dict[str, str]:
+    """The environment of a process, with samples for what a Secret holds."""
+    container = process(resources, name)
+    found: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        if "configMapRef" in source:
+            found |= one(resources, "ConfigMap", source["configMapRef"]["name"])["data"]
+    for variable in container["env"]:
+        secret = variable.get("valueFrom", {}).get("secretKeyRef")
+        found[variable["name"]] = SECRETS[secret["key"]] if secret else variable["value"]
+    return found
+
+
+def settings(resources: list[Resource], name: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """What the process reads at its start; an unknown variable is refused there."""
+    for variable in list(os.environ):
+        if variable.startswith(ENV_PREFIX) or variable in PLAIN_ENV:
+            monkeypatch.delenv(variable)
+    for variable, value in variables(resources, name).items():
+        monkeypatch.setenv(variable, value)
+    return load_settings(ROOT / "configs")
+
+
+PROCESSES: Final = [
+    pytest.param(resources, name, id=f"{name} of {where}")
+    for where, resources in (("base", BASE), ("example", EXAMPLE))
+    for name in ("worker", "scheduler", "console")
+] + [pytest.param(MIGRATE, "migrate", id="migrate")]
+
+
+@pytest.mark.parametrize(("resources", "name"), PROCESSES)
+def test_every_variable_is_a_setting(resources: list[Resource], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings(resources, name, monkeypatch)
+    assert found.postgres.url is not None
+    assert found.postgres.url.get_secret_value() == SECRETS["DATABASE_URL"]
+    others = {v for v in variables(resources, name) if not v.startswith(ENV_PREFIX) and v not in PLAIN_ENV}
+    assert others <= set(COMPOSE["worker"]["environment"]), "neither a setting nor one of the Compose stack's"
+
+
+def test_each_process_has_a_login_of_its_own() -> None:
+    """A Secret is named as the process that alone uses it."""
+    for name in ("worker", "scheduler", "console", "migrate"):
+        container = process(MIGRATE if name == "migrate" else BASE, name)
+        used = {v["valueFrom"]["secretKeyRef"]["name"] for v in container["env"] if "valueFrom" in v}
+        assert used == {name}
+
+
+def test_the_processes_are_reached_where_the_pods_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("worker", "scheduler", "console"):
+        found = settings(BASE, name, monkeypatch)
+        dials = found.worker if name == "worker" else found.scheduler
+        ports = {port["name"]: port["containerPort"] for port in process(BASE, name)["ports"]}
+        assert ports.pop("metrics") == dials.http_port
+        assert dials.http_host == "0.0.0.0"
+        assert found.console.is_on == (name != "scheduler")
+        if name == "console":
+            assert ports.pop("console") == found.console.http_port
+            assert found.console.http_host == "0.0.0.0"
+            assert found.console.hosts is not None
+            assert found.console.password is not None
+        assert not ports
+
+
+@pytest.mark.parametrize("name", ["worker", "scheduler", "console", "migrate"])
+def test_commands_are_those_of_the_compose_stack(name: str) -> None:
+    """tests/test_compose.py runs them."""
+    service = {"console": "scheduler"}.get(name, name)
+    assert process(MIGRATE if name == "migrate" else BASE, name)["command"] == COMPOSE[service]["command"]
+
+
+def test_probes_ask_for_paths_that_are_served() -> None:
+    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: "starting")
+    try:
+        for name in ("worker", "scheduler", "console"):
+            container = process(BASE, name)
+            for probe, status in (("livenessProbe", 200), ("readinessProbe", 503)):
+                get = container[probe]["httpGet"]
+                assert get["port"] == "metrics"
+                assert answered(endpoint.url + get["path"]) == status
+            assert "startupProbe" not in container, "healthy from the start, however long that takes"
+    finally:
+        endpoint.close()
+
+
+def answered(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(("resources", "name"), PROCESSES)
+def test_variables_of_services_are_kept_out(resources: list[Resource], name: str) -> None:
+    kind = "Job" if name == "migrate" else "Deployment"
+    assert one(resources, kind, name)["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
+def test_a_service_named_after_the_product_would_stop_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason for `enableServiceLinks: false`."""
+    monkeypatch.setenv("ALPHALOOP_CONSOLE_SERVICE_HOST", "10.0.0.7")
+    with pytest.raises(ConfigError, match="ALPHALOOP_CONSOLE_SERVICE_HOST"):
+        load_settings(ROOT / "configs")
+
+
+@pytest.mark.parametrize("resources", [BASE, EXAMPLE], ids=["base", "example"])
+def test_a_worker_is_given_longer_than_it_needs_to_drain(
+    resources: list[Resource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = one(resources, "Deployment", "worker")["spec"]["template"]["spec"]
+    drain_s = settings(resources, "worker", monkeypatch).worker.drain_s
+    assert pod["terminationGracePeriodSeconds"] >= drain_s + LEAVING_S
+
+
+def test_a_worker_uses_as_many_threads_as_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for resources in (BASE, EXAMPLE):
+        threads = settings(resources, "worker", monkeypatch).models.target.num_threads
+        assert str(threads) == process(resources, "worker")["resources"]["requests"]["cpu"]
+
+
+def test_the_image_is_the_dockerfiles() -> None:
+    (uid,) = re.findall(r"^RUN useradd .*--uid (\d+)", DOCKERFILE, re.MULTILINE)
+    (workdir,) = re.findall(r"^WORKDIR (\S+)", DOCKERFILE, re.MULTILINE)
+    (data_dir,) = re.findall(r"ALPHALOOP_DATA_DIR=(\S+)", DOCKERFILE)
+    for resources, name in ((EXAMPLE, "worker"), (EXAMPLE, "scheduler"), (EXAMPLE, "console"), (MIGRATE, "migrate")):
+        pod = one(resources, "Job" if name == "migrate" else "Deployment", name)["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsUser"] == int(uid)
+        mounts = {mount["mountPath"] for mount in process(resources, name)["volumeMounts"]}
+        assert "/tmp" in mounts
+        if name != "migrate":
+            assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"] == int(uid)
+            assert mounts >= {data_dir, f"{workdir}/configs/tasks.toml"}
+        for value in variables(resources, name).values():
+            if value.startswith("/"):
+                assert any(value.startswith(f"{mount}/") for mount in mounts), f"{value} is read-only or missing"
+
+
+def test_the_examples_tasks_can_be_read(tmp_path: Path) -> None:
+    said = one(EXAMPLE, "ConfigMap", "tasks")["data"]["tasks.toml"]
+    (tmp_path / "tasks.toml").write_text(said, encoding="utf-8")
+    assert set(read_tasks(tmp_path)) == set(tomllib.loads(said)["tasks"])
+
+
+def test_the_policy_lets_the_worker_reach_kafka_and_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings(BASE, "worker", monkeypatch)
+    assert found.kafka.bootstrap_servers is not None
+    policy = one(BASE, "NetworkPolicy", "alphaloop")
+    (anywhere,) = (rule for rule in policy["spec"]["egress"] if "to" not in rule)
+    kafka = {int(address.rpartition(":")[2]) for address in found.kafka.bootstrap_servers.split(",")}
+    assert {port["port"] for port in anywhere["ports"]} == kafka | {5432}
+
+
+def test_the_scaler_measures_the_workers_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings(EXAMPLE, "worker", monkeypatch)
+    (trigger,) = one(EXAMPLE, "ScaledObject", "worker")["spec"]["triggers"]
+    said = variables(EXAMPLE, "worker")
+    assert trigger["type"] == "kafka"
+    metadata = trigger["metadata"]
+    assert said[metadata["bootstrapServersFromEnv"]] == found.kafka.bootstrap_servers
+    assert said[metadata["consumerGroupFromEnv"]] == found.kafka.group_id == KafkaSettings().group_id
+    consumer = consumer_config(found.kafka, group_id=found.kafka.group_id, client_id="any", start="earliest")
+    assert metadata["offsetResetPolicy"] == consumer["auto.offset.reset"]
+    assert "topic" not in metadata, "a task that is added later must count"
+
+
+def test_the_scaler_ends_workers_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, the next after the last has drained, and a long job that holds its partition's offset counts."""
+    found = settings(EXAMPLE, "worker", monkeypatch)
+    deployment = one(EXAMPLE, "Deployment", "worker")
+    grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    scaled = one(EXAMPLE, "ScaledObject", "worker")["spec"]
+    down = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    (policy,) = down["policies"]
+    assert (policy["type"], policy["value"]) == ("Pods", 1)
+    assert policy["periodSeconds"] >= grace_s
+    assert down["stabilizationWindowSeconds"] >= grace_s
+    assert scaled["cooldownPeriod"] >= grace_s
+    assert scaled["triggers"][0]["metadata"]["excludePersistentLag"] == "false"
+    assert scaled["minReplicaCount"] >= 1
+    assert scaled["maxReplicaCount"] <= found.kafka.num_partitions
+    assert scaled["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"], "two would set the number of workers"
+    assert "replicas" in one(BASE, "Deployment", "worker")["spec"]
+
+
+def test_metrics_have_the_job_names_of_the_alerts() -> None:
+    prometheus = yaml.safe_load((ROOT / "configs" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    jobs = set()
+    for monitor in (each for each in EXAMPLE if each["kind"] == "PodMonitor"):
+        (scraped,) = monitor["spec"]["podMetricsEndpoints"]
+        assert scraped["path"] == "/metrics"
+        (relabeling,) = scraped["relabelings"]
+        assert (relabeling["action"], relabeling["targetLabel"]) == ("replace", "job")
+        jobs.add(relabeling["replacement"])
+    assert jobs == {scraped["job_name"] for scraped in prometheus["scrape_configs"]}
