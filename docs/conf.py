@@ -52,6 +52,7 @@ NAVIGATION: Final = {
         "docs/guides/clients/README",
         "docs/guides/explain",
         "docs/guides/ask-the-database",
+        "docs/guides/kubernetes",
         "docs/guides/operate",
         "docs/guides/notifications",
         "docs/guides/traces",

@@ -98,6 +98,32 @@ def committed(settings: Settings, topic: str = "jobs.code") -> int | None:
         consumer.close()
 
 
+def lag(settings: Settings) -> int:
+    """Of partition 0, as KEDA's scaler computes it with `offsetResetPolicy: earliest` (configs/kubernetes/keda)."""
+    consumer = Consumer(settings.kafka, group_id="unused")
+    try:
+        _, end = consumer.watermarks(TopicPartition("jobs.code", 0))
+    finally:
+        consumer.close()
+    return end - (committed(settings) or 0)
+
+
+def test_the_lag_counts_jobs_that_run_so_no_worker_that_decodes_seems_idle(worker_settings: Settings) -> None:
+    """The long job holds the offset, so what ended behind it counts too: the lag errs on the side of more workers."""
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=2)
+    shorts = {"short-0", "short-1"}
+    client.send("code", [job("long", LONG), *map(job, sorted(shorts))], partition=0)
+    with stepped_worker(worker_settings, engine):
+        engine.wait_at_round()
+        while not (shorts <= started(engine) and set(engine.wait_at_round()) == {"long"}):
+            engine.allow()
+            engine.wait_at_round()
+        results_of(client, *shorts)
+        assert lag(worker_settings) == 3
+    results_of(client, "long")
+    assert lag(worker_settings) == 0
+
+
 def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_the_slowest(
     worker_settings: Settings, database: Database
 ) -> None:

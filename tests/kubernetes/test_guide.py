@@ -1,0 +1,78 @@
+"""What docs/guides/kubernetes.md says is so: its manifests, its figures, and the names in its commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from alphaloop.settings.load import ENV_PREFIX
+from tests.kubernetes.kustomize import containers, render
+from tests.kubernetes.test_against_product import one
+from tests.kubernetes.validation import RELEASES, check
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / "configs" / "kubernetes"
+GUIDE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
+EXAMPLE: Final = render(FOLDER / "example")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+def test_its_manifests_are_of_their_kinds_form() -> None:
+    found = [yaml.safe_load(block) for block in blocks("yaml")]
+    for resource in found:
+        check(resource)
+    assert {resource["kind"] for resource in found} == {"TriggerAuthentication", "NetworkPolicy"}
+
+
+def test_its_secrets_are_those_that_the_pods_read() -> None:
+    made = {
+        name: set(re.findall(r"--from-literal=(\w+)=", arguments))
+        for name, arguments in re.findall(
+            r"create secret generic (\w+) ((?:--from-literal=\S+[ \\\n]*)+)", "\n".join(blocks("sh"))
+        )
+    }
+    assert {key for key in made.pop("kafka") if not key.startswith(f"{ENV_PREFIX}KAFKA__SASL_")} == set()
+    read: dict[str, set[str]] = {}
+    for resource in [*EXAMPLE, *render(FOLDER / "migrate")]:
+        for container in containers(resource):
+            for variable in (each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each):
+                read.setdefault(variable["name"], set()).add(variable["key"])
+    assert made == read
+
+
+def test_the_alerts_become_a_rule_by_its_command() -> None:
+    (block,) = (block for block in blocks("sh") if "PrometheusRule" in block)
+    command = block.replace("| kubectl apply --filename -", "")
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    rule = yaml.safe_load(done.stdout)
+    check(rule)
+    alerts = yaml.safe_load((ROOT / "configs" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
+    assert rule["spec"]["groups"] == alerts["groups"]
+
+
+def test_its_figures_are_the_manifests() -> None:
+    pod = one(EXAMPLE, "Deployment", "worker")["spec"]["template"]["spec"]
+    drain_s = one(EXAMPLE, "ConfigMap", "settings")["data"]["ALPHALOOP_WORKER__DRAIN_S"]
+    scaled = one(EXAMPLE, "ScaledObject", "worker")["spec"]
+    down = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    assert f"`worker.drain_s` ({drain_s} s here)" in GUIDE
+    assert f"`terminationGracePeriodSeconds: {pod['terminationGracePeriodSeconds']}`" in GUIDE
+    assert (down["policies"][0]["periodSeconds"], down["stabilizationWindowSeconds"]) == (300, 600)
+    assert "one worker in five minutes, and what was needed in the last ten minutes is kept" in GUIDE
+    assert f"Kubernetes {RELEASES[0]} and {RELEASES[1]}" in GUIDE
+    notice = (Path(__file__).parent / "schemas" / "NOTICE.md").read_text(encoding="utf-8")
+    for name, version in re.findall(r"(KEDA|operator) (\d\.\d+)", GUIDE):
+        assert re.search(rf"{name}\]\(\S+\)\s+{re.escape(version)}\.", notice), f"{name} {version}"
+
+
+def test_its_folders_are_those_that_are_there() -> None:
+    said = set(re.findall(r"^\| `([^`]+)` \|", GUIDE, re.MULTILINE))
+    there = {f"{path.name}/" if path.is_dir() else path.name for path in FOLDER.iterdir()}
+    assert there <= said
