@@ -13,6 +13,8 @@ from alphaloop.errors import (
     BrokerLoginRefused,
     BrokerUnavailable,
     DeliveryFailed,
+    ServerLoginRefused,
+    ServerUnavailable,
     StoreLoginRefused,
     StoreUnavailable,
 )
@@ -73,9 +75,9 @@ class StartWait:
                     raise StartStopped
                 try:
                     answer = ask()
-                except (StoreLoginRefused, BrokerLoginRefused):
+                except (StoreLoginRefused, BrokerLoginRefused, ServerLoginRefused):
                     raise
-                except (StoreUnavailable, BrokerUnavailable, DeliveryFailed) as error:
+                except (StoreUnavailable, BrokerUnavailable, DeliveryFailed, ServerUnavailable) as error:
                     self._awaited = server
                     now = self._clock()
                     self._refuse_beyond_limit(server, now - begun, error)

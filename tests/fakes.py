@@ -18,6 +18,7 @@ from worker.decoding.prompts import fit_job
 from worker.decoding.round_counts import RoundCounts
 from worker.decoding.text import TextStream
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+from worker.servers.fleet_member import EndpointStatus
 
 WORDS: Final = (
     "amber",
@@ -226,6 +227,10 @@ class FakeEngine:
     def unavailable(self) -> str | None:
         """Nothing is away."""
         return None
+
+    def endpoints(self) -> Sequence[EndpointStatus]:
+        """There are none."""
+        return ()
 
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -85,7 +86,9 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         producer = Producer(settings.kafka)
         exits.callback(producer.close)
         # Here, so that everything that can be checked without a model is checked before one is read.
-        engine = open_engine(settings.models, num_slots=settings.worker.batch_size)
+        engine = start_wait.until_answered(
+            "the inference servers", partial(open_engine, settings.models, num_slots=settings.worker.batch_size)
+        )
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.
         await_servers(settings, database, start_wait)

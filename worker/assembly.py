@@ -31,6 +31,7 @@ from worker.components import Components
 from worker.deciding.opening import half_life, open_deciding
 from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
+from worker.endpoint_metrics import EndpointMetrics
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
 from worker.intake.opening import make_topics, open_intake, open_validation
@@ -89,6 +90,7 @@ def assemble(
     metrics = metrics or WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
+    EndpointMetrics.register(metrics.registry, engine.endpoints)
     contents = ContentStore.of(settings.claim_check)
     validation = open_validation(
         settings,

@@ -11,58 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.engine_identity import EngineIdentity as EngineIdentity
 from alphaloop.messages import Job
 from worker.measuring_device import MeasuringDevice
+from worker.sampling import Sampling as Sampling
 from worker.served import FailedRequest, Served
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling settings with every default filled in. What they mean: docs/reference/messages.md."""
-
-    max_tokens: int
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  #: (token id, what is added to its score), each id once
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-
-    @property
-    def is_adjusted(self) -> bool:
-        """Whether scores change before a token is chosen."""
-        return bool(
-            self.logit_bias or self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        )
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether improbable tokens are left out."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
-    @property
-    def is_reproducible(self) -> bool:
-        """Whether tokens are drawn so that the seed alone decides the text, however the job is decoded."""
-        return self.seed is not None and self.temperature > 0
-
-    @property
-    def bucket(self) -> str:
-        """Which settings share evidence."""
-        return sampling_bucket(
-            self.temperature,
-            is_cut=self.is_cut,
-            is_reproducible=self.is_reproducible,
-            is_adjusted=self.is_adjusted,
-        )
+from worker.servers.fleet_member import EndpointStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +211,9 @@ class Engine(MeasuringDevice, Protocol):
 
     def unavailable(self) -> str | None:
         """Why nothing can be decoded now, in words: every server is away. Any thread may call it."""
+
+    def endpoints(self) -> Sequence[EndpointStatus]:
+        """How each server is; none where this process decodes. Any thread may call it."""
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words."""

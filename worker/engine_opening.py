@@ -11,7 +11,10 @@ from worker.engine import Engine
 
 
 def open_engine(models: ModelSettings, *, num_slots: int) -> Engine:
-    """Open it; `num_slots` are those of an engine that owns a device. Raises AlphaloopError."""
+    """Open it; `num_slots` are those of an engine that owns a device.
+
+    Raises AlphaloopError; ServerUnavailable where no server answers.
+    """
     if models.target.engine == "server":
         try:
             from worker.servers.opening import open_server_engine

@@ -12,6 +12,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
+from worker.servers.fleet_member import EndpointStatus
 
 TEXT: Final = "ok"
 #: What a prompt of about 400 bytes comes to. Tokenizing is the engine's work, which is not measured here.
@@ -118,6 +119,10 @@ class InstantEngine:
     def unavailable(self) -> str | None:
         """Nothing is away."""
         return None
+
+    def endpoints(self) -> Sequence[EndpointStatus]:
+        """There are none."""
+        return ()
 
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""

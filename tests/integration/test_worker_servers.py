@@ -44,10 +44,13 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
 ) -> None:
     servers = pair()
     client = Client(worker_settings)
-    with engine_over(servers) as engine, running_worker(worker_settings, engine):
+    with engine_over(servers) as engine, running_worker(worker_settings, engine) as running:
         forced = [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(20)]
         client.send("code", [*forced, *(job(number) for number in range(20, 40))])
         by_id = {result.job_id: result for result in client.results(40)}
+        sample = running.components.metrics.registry.get_sample_value
+        assert sample("alphaloop_endpoint_state", {"endpoint": "plain", "drafter": "", "state": "up"}) == 1
+        assert sample("alphaloop_endpoint_limit", {"endpoint": "speculative", "drafter": "lookup"}) == 4
     assert {result.status for result in by_id.values()} == {Status.SUCCEEDED}
     for number in range(20):
         decoding = by_id[f"job-{number}"].decoding

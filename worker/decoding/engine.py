@@ -32,6 +32,7 @@ from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
 from worker.decoding.target import Target
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
+from worker.servers.fleet_member import EndpointStatus
 
 
 class TransformersEngine:
@@ -184,6 +185,10 @@ class TransformersEngine:
     def unavailable(self) -> str | None:
         """Nothing is away."""
         return None
+
+    def endpoints(self) -> SequenceOf[EndpointStatus]:
+        """There are none."""
+        return ()
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads the device's state: 0.3 ms on a CPU."""

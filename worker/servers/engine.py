@@ -23,6 +23,7 @@ from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Samplin
 from worker.served import FailedRequest
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import EndpointStatus
 from worker.servers.loop_thread import LoopThread
 from worker.servers.preparing import TokenEstimate, prepare, refusal_of
 from worker.servers.request import Event, Failed, Finished, Interrupted, Request, Streamed
@@ -220,6 +221,10 @@ class ServerEngine:
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
         return self._fleet.unavailable()
+
+    def endpoints(self) -> Sequence[EndpointStatus]:
+        """How each endpoint is."""
+        return self._fleet.statuses()
 
     def _take(self, event: Event) -> None:
         with self._changed:
