@@ -19,7 +19,7 @@ from alphaloop.tables.measuring import (
 )
 from alphaloop.tables.metadata import metadata
 from alphaloop.tables.notifications import notification_sinks, notifications
-from alphaloop.tables.running import code_revisions, leader_leases, leader_terms, workers
+from alphaloop.tables.running import code_revisions, leader_leases, leader_terms, server_identities, workers
 from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
 from alphaloop.tables.switchback import expectation_pairs, switchback_slices, task_speedups
 
@@ -59,6 +59,7 @@ __all__ = [
     "redrives",
     "reports",
     "schedule_runs",
+    "server_identities",
     "stored_texts",
     "switchback_slices",
     "task_speedups",

@@ -1,10 +1,10 @@
-"""What runs on this schema: which code may, which scheduler leads, and what each worker does."""
+"""What runs on this schema: which code may, which scheduler leads, what each worker does, and which servers decode."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import ARRAY, BigInteger, Column, Double, Integer, Table, Text
+from sqlalchemy import ARRAY, JSON, BigInteger, Column, Double, Integer, PrimaryKeyConstraint, Table, Text
 
 from alphaloop.tables.metadata import NOW, instant, metadata
 
@@ -52,4 +52,24 @@ workers: Final = Table(
     instant("seen_at", "When it said this", server_default=NOW),
     postgresql_with={"fillfactor": 50},
     comment="What each worker is doing, as it said last",
+)
+
+#: A row is a life of a server between two changes. Old rows stay: a model that comes back gets its history back.
+server_identities: Final = Table(
+    "server_identities",
+    metadata,
+    Column("endpoint", Text, nullable=False, comment="Its name in the settings"),
+    instant("first_seen_at", "When a worker first found it so", server_default=NOW),
+    instant("last_seen_at", "When a worker last found it so", server_default=NOW),
+    Column("target_revision", Text, nullable=False, comment="What evidence calls its model"),
+    Column("engine", Text, nullable=False, comment="What evidence calls the server and its arithmetic"),
+    Column("changed", Text, comment="What is other than in the row before, in words; null in the first row"),
+    Column(
+        "identity",
+        JSON,
+        nullable=False,
+        comment="alphaloop.server_identity.ServerIdentity: names, answers to prompts",
+    ),
+    PrimaryKeyConstraint("endpoint", "first_seen_at"),
+    comment="What inference servers were, by their names and by their answers to a fixed set of prompts",
 )

@@ -79,6 +79,7 @@ TABLES = (
     "leader_terms",
     "leader_leases",
     "workers",
+    "server_identities",
 )
 
 # One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no

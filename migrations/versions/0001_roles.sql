@@ -86,7 +86,7 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE, DELETE ON jobs, outbox, cancellations, cost_profiles, workers TO alphaloop_worker;
         GRANT SELECT, INSERT ON stored_texts, decode_runs, evidence_rows, switchback_slices, expectation_pairs, probe_texts,
             decision_records, decision_inputs, decisions TO alphaloop_worker;
-        GRANT SELECT, INSERT, UPDATE ON acceptance_hourly, acceptance_state, exploration_budgets, draft_revisions
+        GRANT SELECT, INSERT, UPDATE ON acceptance_hourly, acceptance_state, exploration_budgets, draft_revisions, server_identities
             TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE, DELETE ON task_speedups TO alphaloop_worker, alphaloop_scheduler;
         GRANT SELECT ON acceptance_daily, acceptance_checkpoints, drift_events, probe_sets, probe_runs TO alphaloop_worker;
@@ -97,8 +97,8 @@ BEGIN
         -- Without the texts of jobs: the scheduler deletes them unread. Locking a row needs the right to update a column.
         GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
             lease_expires_at, created_at, finished_at), UPDATE (lease_expires_at), DELETE ON jobs TO alphaloop_scheduler;
-        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles, workers
-            TO alphaloop_scheduler;
+        GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles, workers,
+            server_identities TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
             acceptance_checkpoints, decisions, probe_runs, probe_texts, expectation_pairs, incidents, drift_events, drift_event_states, draft_revisions,
             schedule_runs, reports,
@@ -110,7 +110,8 @@ BEGIN
         GRANT SELECT ON evidence_now, task_alpha_now, task_jobs_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift,
             decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state, acceptance_checkpoints,
             cost_profiles, decisions, exploration_budgets, probe_sets, probe_runs, incidents, drift_events, drift_event_states, draft_revisions,
-            schedule_runs, reports, switchback_slices, task_speedups, expectation_pairs, workers TO alphaloop_reader;
+            schedule_runs, reports, switchback_slices, task_speedups, expectation_pairs, workers, server_identities
+            TO alphaloop_reader;
         GRANT SELECT (job_id, task, segment, custom_id, batch_id, purpose, status, attempt, num_crashes, num_failures, owner,
             lease_expires_at, created_at, finished_at) ON jobs TO alphaloop_reader;
         GRANT SELECT ON outbox, drift_memories, drift_positions, notification_sinks, notifications TO alphaloop_reader;

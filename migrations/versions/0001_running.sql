@@ -1,4 +1,4 @@
--- What runs on this schema: which code may, and which scheduler leads.
+-- What runs on this schema: which code may, which scheduler leads, what workers do, and which servers decode.
 
 CREATE TABLE code_revisions (
     revision TEXT NOT NULL,
@@ -59,3 +59,25 @@ COMMENT ON COLUMN workers.num_tokens IS 'Tokens so far of each of job_ids';
 COMMENT ON COLUMN workers.tokens_per_s IS 'Tokens a second since it said so before; null the first time';
 COMMENT ON COLUMN workers.started_at IS 'When it said something first';
 COMMENT ON COLUMN workers.seen_at IS 'When it said this';
+
+CREATE TABLE server_identities (
+    endpoint TEXT NOT NULL,
+    first_seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    last_seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    target_revision TEXT NOT NULL,
+    engine TEXT NOT NULL,
+    changed TEXT,
+    identity JSON NOT NULL,
+    CONSTRAINT pk_server_identities PRIMARY KEY (endpoint, first_seen_at)
+);
+COMMENT ON TABLE server_identities IS
+    'What inference servers were, by their names and by their answers to a fixed set of prompts';
+COMMENT ON COLUMN server_identities.endpoint IS 'Its name in the settings';
+COMMENT ON COLUMN server_identities.first_seen_at IS 'When a worker first found it so';
+COMMENT ON COLUMN server_identities.last_seen_at IS 'When a worker last found it so';
+COMMENT ON COLUMN server_identities.target_revision IS 'What evidence calls its model';
+COMMENT ON COLUMN server_identities.engine IS 'What evidence calls the server and its arithmetic';
+COMMENT ON COLUMN server_identities.changed IS
+    'What is other than in the row before, in words; null in the first row';
+COMMENT ON COLUMN server_identities.identity IS
+    'alphaloop.server_identity.ServerIdentity: names, answers to prompts';

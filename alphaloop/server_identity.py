@@ -1,0 +1,137 @@
+"""What an inference server is: its names, and how it answers a fixed set of prompts.
+
+Texts of one model differ between servers and between busy and quiet minutes, because sums round differently: of 16
+texts of 12 tokens three did. The probabilities of *first* tokens were equal to the last digit (vLLM and llama.cpp,
+alone, 16 at once, under load), so two identities are compared by these; docs/guides/engines.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+#: Mean distance of log-probabilities that is another model: bfloat16 and float32 of one model differ by .04, and its
+#: 4-bit file under llama.cpp by .09.
+OTHER_WEIGHTS: Final = 0.15
+#: Smallest distance that is a difference at all, where a server's own answers scatter less.
+ARITHMETIC: Final = 0.01
+_SCATTERS: Final = 3.0  #: times its own scatter, before a server is said to answer otherwise
+#: Share of short texts that another model changes, where a server tells no probabilities.
+_OTHER_TEXTS: Final = 1 / 3
+#: Beside a token that only one of the two servers named among its likeliest.
+_UNNAMED: Final = 1.0
+
+Nature = Literal["server", "model", "context", "weights", "arithmetic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a server goes on with one of the prompts."""
+
+    text: str  #: its first tokens, greedily
+    likeliest: Mapping[str, float]  #: log-probabilities of the likeliest first tokens; empty where it does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What a server says it is, and how it answers. Two identities are compared, never hashed: numbers scatter."""
+
+    server: str  #: kind and version, `vllm-0.32.0`
+    model: str  #: name under which it serves
+    root: str | None  #: the model's folder or name on a hub, where it tells
+    context_length: int | None  #: tokens of prompt and text together, where it tells
+    answers: tuple[Answer, ...]  #: to the prompts, in their order
+    scatter: float = 0.0  #: distance between its own answers, one at a time and all at once
+
+    def as_json(self) -> dict[str, Any]:
+        """For the database."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> ServerIdentity:
+        """What `as_json` made."""
+        answers = tuple(Answer(one["text"], dict(one["likeliest"])) for one in found["answers"])
+        return cls(**{**found, "answers": answers})
+
+    def sha256(self) -> str:
+        """Of the names and answers as they came this time: a name for what was seen first, no way to compare."""
+        told = {"model": self.model, "answers": [asdict(one) for one in self.answers]}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing in which two identities differ."""
+
+    nature: Nature
+    sentence: str
+
+
+def differs(before: ServerIdentity, after: ServerIdentity) -> str | None:
+    """What changed from one life of a server to the next, in words; None where nothing did."""
+    found = changes(before, after)
+    return "; ".join(change.sentence for change in found) if found else None
+
+
+def changes(before: ServerIdentity, after: ServerIdentity) -> tuple[Change, ...]:
+    """Everything in which they differ."""
+    named: list[Change] = []
+    if before.server != after.server:
+        named.append(Change("server", f"the server changed from {before.server} to {after.server}"))
+    if before.model != after.model:
+        named.append(Change("model", f"it serves {after.model} in place of {before.model}"))
+    if before.root != after.root and before.root is not None and after.root is not None:
+        named.append(Change("model", f"its model comes from {after.root} in place of {before.root}"))
+    if before.context_length != after.context_length:
+        was, is_now = (one or "an unknown number of" for one in (before.context_length, after.context_length))
+        named.append(Change("context", f"its context changed from {was} to {is_now} tokens"))
+    told = told_apart(before, after)
+    return (*named, told) if told is not None else tuple(named)
+
+
+def told_apart(before: ServerIdentity, after: ServerIdentity) -> Change | None:
+    """Whether their answers show other weights, or other arithmetic with perhaps the same weights; None: neither."""
+    moved = distance(before.answers, after.answers)
+    if moved is None:
+        return _by_texts(before, after)
+    if moved <= max(ARITHMETIC, _SCATTERS * max(before.scatter, after.scatter)):
+        return None
+    how = f"the probabilities of first tokens moved by {moved:.2f} on average"
+    if moved > OTHER_WEIGHTS:
+        return Change("weights", f"it answers as another model does: {how}")
+    return Change(
+        "arithmetic", f"it calculates otherwise (dtype, quantization, kernels, or slightly other weights): {how}"
+    )
+
+
+def distance(before: Sequence[Answer], after: Sequence[Answer]) -> float | None:
+    """Mean absolute difference of log-probabilities over the likeliest tokens of both; None where none are told.
+
+    A token that one of two lists lacks is less likely there than the last of that list: it counts by how far it stands
+    above that one in the other list, which is least, and at most by 1.
+    """
+    differences = [
+        _difference(token, one.likeliest, other.likeliest)
+        for one, other in zip(before, after, strict=False)
+        if one.likeliest and other.likeliest
+        for token in sorted(one.likeliest.keys() | other.likeliest.keys())
+    ]
+    return sum(differences) / len(differences) if differences else None
+
+
+def _difference(token: str, one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    if token in one and token in other:
+        return abs(one[token] - other[token])
+    has, lacks = (one, other) if token in one else (other, one)
+    return min(_UNNAMED, max(0.0, has[token] - min(lacks.values())))
+
+
+def _by_texts(before: ServerIdentity, after: ServerIdentity) -> Change | None:
+    pairs = list(zip(before.answers, after.answers, strict=False))
+    num_other = sum(one.text != other.text for one, other in pairs)
+    if num_other <= len(pairs) * _OTHER_TEXTS:
+        return None
+    return Change("weights", f"it answers as another model does: {num_other} of {len(pairs)} short texts are others")

@@ -1,0 +1,79 @@
+"""When two identities of a server are one server, and what is said where they are not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from alphaloop.server_identity import Answer, ServerIdentity, changes, differs, distance
+
+PARIS = {" Paris": -0.27, " the": -2.71, " London": -4.46}
+
+
+def moved(by: float) -> tuple[Answer, ...]:
+    return tuple(Answer(" Paris.", {token: value + by for token, value in PARIS.items()}) for _ in range(16))
+
+
+FOUND = ServerIdentity("vllm-0.32.0", "smollm2", "/models/smollm2", 2048, moved(0))
+
+
+def natures(before: ServerIdentity, after: ServerIdentity) -> list[str]:
+    return [change.nature for change in changes(before, after)]
+
+
+def test_the_same_server_does_not_differ_and_survives_the_database() -> None:
+    stored = ServerIdentity.from_json(json.loads(json.dumps(FOUND.as_json())))
+    assert stored == FOUND
+    assert differs(stored, FOUND) is None
+
+
+@pytest.mark.parametrize(
+    ("after", "nature", "words"),
+    [
+        (replace(FOUND, server="vllm-0.33.0"), "server", "from vllm-0.32.0 to vllm-0.33.0"),
+        (replace(FOUND, model="qwen"), "model", "qwen in place of smollm2"),
+        (replace(FOUND, root="/models/v2"), "model", "/models/v2 in place of /models/smollm2"),
+        (replace(FOUND, context_length=None), "context", "from 2048 to an unknown number of tokens"),
+        (replace(FOUND, answers=moved(0.04)), "arithmetic", "moved by 0.04"),
+        (replace(FOUND, answers=moved(-0.5)), "weights", "as another model does"),
+    ],
+)
+def test_each_change_is_named(after: ServerIdentity, nature: str, words: str) -> None:
+    assert natures(FOUND, after) == [nature]
+    assert words in str(differs(FOUND, after))
+
+
+def test_a_server_that_does_not_tell_its_folder_has_not_moved_it() -> None:
+    assert differs(FOUND, replace(FOUND, root=None)) is None
+
+
+def test_what_a_servers_own_answers_scatter_is_no_change() -> None:
+    """On a GPU probabilities depend on what else is in the batch."""
+    assert differs(replace(FOUND, scatter=0.02), replace(FOUND, answers=moved(0.05))) is None
+    assert natures(replace(FOUND, scatter=0.02), replace(FOUND, answers=moved(0.07))) == ["arithmetic"]
+
+
+def test_a_token_that_falls_out_of_the_list_counts_little_and_other_tokens_count_much() -> None:
+    fell_out = Answer("", {" Paris": -0.27, " the": -2.71, " Le": -4.5})
+    near = distance([FOUND.answers[0]], [fell_out])
+    other = distance([FOUND.answers[0]], [Answer("", {" Rom": -0.1, " a": -3.0, " an": -4.0})])
+    assert near is not None
+    assert other is not None
+    assert near < 0.03 < 0.3 < other
+
+
+def test_without_probabilities_only_many_other_texts_are_another_model() -> None:
+    told = replace(FOUND, answers=tuple(Answer(f"text {n}", {}) for n in range(16)))
+    some = replace(FOUND, answers=tuple(Answer(f"text {n if n > 4 else -1}", {}) for n in range(16)))
+    many = replace(FOUND, answers=tuple(Answer(f"text {n if n > 5 else -1}", {}) for n in range(16)))
+    assert distance(told.answers, some.answers) is None
+    assert differs(told, some) is None
+    assert natures(told, many) == ["weights"]
+    assert "6 of 16 short texts" in str(differs(told, many))
+
+
+def test_what_is_seen_first_gives_a_name_that_depends_on_it() -> None:
+    assert FOUND.sha256() == replace(FOUND, root="/elsewhere").sha256()
+    assert FOUND.sha256() != replace(FOUND, answers=moved(0.01)).sha256()
