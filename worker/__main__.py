@@ -87,7 +87,8 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         exits.callback(producer.close)
         # Here, so that everything that can be checked without a model is checked before one is read.
         engine = start_wait.until_answered(
-            "the inference servers", partial(open_engine, settings.models, num_slots=settings.worker.batch_size)
+            "the inference servers",
+            partial(open_engine, settings.models, num_slots=settings.worker.batch_size, database=database),
         )
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings import ModelSettings
+from alphaloop.store.database import Database
+from alphaloop.store.server_identities import ServerIdentityStore
 from worker.engine import Engine
 
 
-def open_engine(models: ModelSettings, *, num_slots: int) -> Engine:
-    """Open it; `num_slots` are those of an engine that owns a device.
+def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:
+    """Open it; `num_slots` are those of an engine that owns a device. `database` has what servers were earlier.
 
     Raises AlphaloopError; ServerUnavailable where no server answers.
     """
@@ -20,7 +22,8 @@ def open_engine(models: ModelSettings, *, num_slots: int) -> Engine:
             from worker.servers.opening import open_server_engine
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
-        return open_server_engine(models)
+        identities = ServerIdentityStore(database) if database is not None else None
+        return open_server_engine(models, identities=identities)
     from worker.decoding.load import load_engine
 
     return load_engine(models, num_slots=num_slots)

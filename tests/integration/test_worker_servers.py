@@ -141,3 +141,23 @@ def test_a_cancelled_job_is_aborted_on_its_server(worker_settings: Settings) -> 
         (result,) = client.results(1)
         until(lambda: server.engine.load().num_running == 0, "the server has aborted it")
     assert result.status is Status.CANCELLED
+
+
+def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Settings) -> None:
+    servers = pair(round_s=0.001)
+    other = servers["speculative"]
+    client = Client(worker_settings)
+    with engine_over(servers) as engine, running_worker(worker_settings, engine):
+        other.answer = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+        client.send("code", [job(1, decoding="speculative")])
+        until(lambda: engine.endpoints()[1].state == "down", "the server is away")
+        other.answer, other.version = None, "0.33.0"
+        until(lambda: engine.endpoints()[1].state == "retired", "the server is known as another")
+        num_texts = other.num_texts
+        client.send("code", [job(number) for number in range(2, 12)])
+        client.results(10)
+        assert other.num_texts == num_texts
+        reason = engine.endpoints()[1].reason or ""
+        assert "changed from vllm-0.32.0 to vllm-0.33.0" in reason
+        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
+        client.results(11)

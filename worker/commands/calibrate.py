@@ -24,7 +24,7 @@ def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> i
     """Measure, store unless told not to, report. Raises AlphaloopError."""
     began = time.perf_counter()
     database = None if order.no_store else _database(with_running_stack(settings))
-    engine, points = _measure(settings, order.budget, tell)
+    engine, points = _measure(settings, order.budget, database, tell)
     identity = engine.identity
     if database is not None:
         revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
@@ -37,9 +37,11 @@ def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> i
     return 0
 
 
-def _measure(settings: Settings, budget_s: float, tell: Tell) -> tuple[Engine, tuple[CostPoint, ...]]:
+def _measure(
+    settings: Settings, budget_s: float, database: Database | None, tell: Tell
+) -> tuple[Engine, tuple[CostPoint, ...]]:
     tell(Stage(name="loading the model"))
-    engine = open_engine(settings.models, num_slots=settings.worker.batch_size)
+    engine = open_engine(settings.models, num_slots=settings.worker.batch_size, database=database)
     tell(Stage(name="measuring"))
     points = calibrate(
         engine,

@@ -18,6 +18,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import DecodeFailed, InvalidField
 from alphaloop.messages import Job
+from alphaloop.server_identity import ServerIdentity
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 from worker.served import FailedRequest
@@ -29,6 +30,7 @@ from worker.servers.preparing import TokenEstimate, prepare, refusal_of
 from worker.servers.request import Event, Failed, Finished, Interrupted, Request, Streamed
 from worker.servers.sending import Sending
 from worker.servers.server import Server
+from worker.servers.testing import Tests
 from worker.servers.timing import Timing
 
 #: A step waits so long for something to happen, unless it is woken.
@@ -46,10 +48,14 @@ class ServerEngine:
         servers: Sequence[Server],
         fleet: Fleet,
         *,
+        known: Mapping[str, ServerIdentity] | None = None,
         num_slots: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`num_slots`: most jobs at once; all that the endpoints take unless given."""
+        """`known`: what each endpoint is; one that comes back as another server is out.
+
+        `num_slots`: most jobs at once; all that the endpoints take unless given.
+        """
         self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
         self._tokens = TokenEstimate()
         self._running: dict[str, Request] = {}
@@ -66,6 +72,7 @@ class ServerEngine:
             self._clients,
             {server.name: server.drafter for server in servers},
             fleet,
+            Tests(self._clients, {server.name: server.endpoint for server in servers}, fleet, known or {}),
             self._tokens,
             tell=self._take,
             clock=clock,

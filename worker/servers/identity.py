@@ -129,9 +129,10 @@ async def ask_identity(endpoint: Endpoint) -> ServerIdentity:
 
 def card_of(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
     """The card of `model`, or of the only model. Raises ConfigError and ModelNotServed."""
+    listed = ", ".join(card.id for card in cards[:8]) or "none"
     if not model and len(cards) != 1:
-        raise ConfigError(f"expected the endpoint to name its model, because the server lists {len(cards)}")
+        raise ConfigError(f"expected the endpoint to name its model, because the server lists {listed}")
     for card in cards:
         if model in ("", card.id):
             return card
-    raise ModelNotServed(f"expected the model {model!r} at /v1/models")
+    raise ModelNotServed(f"expected {model!r}, found that the server lists {listed}")

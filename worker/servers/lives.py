@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity, changes, differs, told_apart
 from alphaloop.store.server_identities import ServerIdentityStore, ServerLife
 
 log = logging.getLogger(__name__)
+
+_REVISION_CHARS: Final = 12  #: as many as the revision of a model that this process loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,14 @@ def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore
     return NamedServers(revision, "+".join(sorted(set(engines.values()))), min(lengths, default=None), changed)
 
 
+def name_unstored(found: Mapping[str, ServerIdentity]) -> NamedServers:
+    """The same without a memory of earlier lives, for a measurement that needs no database. Raises ConfigError."""
+    refuse_different_models(found)
+    lengths = [one.context_length for one in found.values() if one.context_length is not None]
+    engine = "+".join(sorted({one.server for one in found.values()}))
+    return NamedServers(revision_of(found, ()), engine, min(lengths, default=None), {})
+
+
 def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:
     """Every server of a worker answers as the first does, or a ConfigError says which does not."""
     (first, identity), *others = found.items()
@@ -77,7 +88,7 @@ def revision_of(found: Mapping[str, ServerIdentity], known: Sequence[ServerLife]
     for life in known:
         if any(_is_same_model(life.identity, identity) for identity in found.values()):
             return life.target_revision
-    return next(iter(found.values())).sha256()
+    return next(iter(found.values())).sha256()[:_REVISION_CHARS]
 
 
 def engine_of(identity: ServerIdentity, revision: str, known: Sequence[ServerLife]) -> str:

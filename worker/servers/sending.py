@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError, PromptTooLong, RequestRefused, ServerError, ServerFailed, reason_of
+from alphaloop.errors import AlphaloopError, PromptTooLong, RequestRefused, ServerFailed, reason_of
 from worker.engine import TokenDelta
 from worker.served import FailedRequest
 from worker.servers.client import ServerClient
@@ -26,7 +26,7 @@ from worker.servers.preparing import TokenEstimate
 from worker.servers.reading import Reply
 from worker.servers.request import Event, Failed, Finished, Interrupted, Request, Streamed
 from worker.servers.served_text import Sent, generation_of
-from worker.servers.testing import is_well
+from worker.servers.testing import Tests
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Sending:
         clients: Mapping[str, ServerClient],
         drafters: Mapping[str, DrafterState | None],
         fleet: Fleet,
+        tests: Tests,
         tokens: TokenEstimate,
         *,
         tell: Callable[[Event], None],
@@ -57,7 +58,7 @@ class Sending:
         self._judge = Judge()
         self._line: list[Request] = []
         self._on_their_way: set[Request] = set()
-        self._tests: dict[str, asyncio.Task[AlphaloopError | None]] = {}
+        self._tests = tests
 
     def put(self, request: Request) -> None:
         """Let it wait for its endpoint."""
@@ -81,7 +82,7 @@ class Sending:
         """Test endpoints when they are due, and send what waits for them; runs until it is cancelled."""
         while True:
             for name in self._fleet.due_tests():
-                self._test(name)
+                self._tests.begin(name)
             self._dispatch()
             next_s = self._fleet.next_change_s()
             await asyncio.sleep(_LOOK_EVERY_S if next_s is None else min(_LOOK_EVERY_S, max(0.0, next_s)))
@@ -153,7 +154,7 @@ class Sending:
         """What follows a failure: another endpoint, a turn alone, or the job's end."""
         self._fleet.failed(name, error)
         self._dispatch()  # others need not wait for the test
-        test = await asyncio.shield(self._test(name)) if isinstance(error, DOUBTFUL) else None
+        test = await self._tests.of(name) if isinstance(error, DOUBTFUL) else None
         verdict = self._judge.judge(request, error, test)
         if verdict is Verdict.REFUSED and isinstance(error, RequestRefused) and self._has_other_route(request, name):
             verdict = Verdict.ELSEWHERE
@@ -177,24 +178,6 @@ class Sending:
         drafter = self._drafters[name]
         request.barred |= {other for other, drafts in self._drafters.items() if drafts == drafter}
         return not request.is_bound and not request.barred.issuperset(self._drafters)
-
-    def _test(self, name: str) -> asyncio.Task[AlphaloopError | None]:
-        """The test of an endpoint that runs, or a new one."""
-        if name not in self._tests:
-            self._tests[name] = asyncio.create_task(self._tested(name))
-        return self._tests[name]
-
-    async def _tested(self, name: str) -> AlphaloopError | None:
-        try:
-            error: AlphaloopError | None = None
-            try:
-                await is_well(self._clients[name])
-            except ServerError as found:
-                error = found
-            self._fleet.tested(name, error)
-            return error
-        finally:
-            del self._tests[name]
 
     def _say(self, request: Request, event: Event) -> None:
         if not request.is_dropped:

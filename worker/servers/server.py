@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.server_kind import ServerKind
 from worker.servers.endpoint import Endpoint
+from worker.servers.fleet_member import FleetEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,8 @@ class Server:
     def drafter_name(self) -> str | None:
         """The route: replicas of one have the same."""
         return self.drafter.name if self.drafter else None
+
+    def as_fleet_endpoint(self) -> FleetEndpoint:
+        """As the fleet routes to it."""
+        k = self.drafter.max_draft_tokens if self.drafter else 0
+        return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests)

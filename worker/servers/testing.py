@@ -1,14 +1,22 @@
-"""The test of a server: it must decode a text that every server can decode."""
+"""The test of a server: it must decode a text that every server can decode, and be what it was."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from typing import Final
 
-from alphaloop.errors import ServerSilent
+from alphaloop.errors import AlphaloopError, ServerSilent
 from alphaloop.messages import Body, Job, Purpose
+from alphaloop.server_identity import ServerIdentity, differs
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
+from worker.servers.endpoint import Endpoint
+from worker.servers.fleet import Fleet
+from worker.servers.identity import ask_identity
+
+log = logging.getLogger(__name__)
 
 _JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt="one two one two"), purpose=Purpose.CONTROL)
 #: Enough rounds that a drafter drafts too.
@@ -16,7 +24,61 @@ _SAMPLING: Final = Sampling(max_tokens=8, temperature=0.0)
 _MOST_S: Final = 60.0  #: a busy server has others to serve first
 
 
-async def is_well(client: ServerClient) -> None:
+class Tests:
+    """The tests that run, one of each endpoint at most. One event loop's thread uses it."""
+
+    def __init__(
+        self,
+        clients: Mapping[str, ServerClient],
+        endpoints: Mapping[str, Endpoint],
+        fleet: Fleet,
+        known: Mapping[str, ServerIdentity],
+    ) -> None:
+        """All by endpoint. `known` is what each was when the worker began."""
+        self._clients, self._endpoints, self._fleet = clients, endpoints, fleet
+        self._known = dict(known)
+        self._running: dict[str, asyncio.Task[AlphaloopError | None]] = {}
+
+    def begin(self, name: str) -> asyncio.Task[AlphaloopError | None]:
+        """The test of an endpoint that runs, or a new one."""
+        if name not in self._running:
+            self._running[name] = asyncio.create_task(self._test(name))
+        return self._running[name]
+
+    async def of(self, name: str) -> AlphaloopError | None:
+        """What the test found; None: the server is well. Cancelling the caller leaves the test to others."""
+        return await asyncio.shield(self.begin(name))
+
+    async def _test(self, name: str) -> AlphaloopError | None:
+        was_down = any(status.name == name and status.state == "down" for status in self._fleet.statuses())
+        try:
+            await _is_well(self._clients[name])
+            told = await self._changed(name) if was_down else None
+        except AlphaloopError as error:
+            self._fleet.tested(name, error)
+            return error
+        else:
+            self._fleet.tested(name, None)
+            if told is not None:
+                hint = "start the worker again to take the new server in"
+                log.error("endpoint %s came back as another: %s; %s", name, told, hint, extra=_extra(name))
+                self._fleet.retired(name, f"it came back as another server: {told}")
+            return None
+        finally:
+            del self._running[name]
+
+    async def _changed(self, name: str) -> str | None:
+        """What is other than before the server went away, in words."""
+        found = await ask_identity(self._endpoints[name])
+        before = self._known.setdefault(name, found)
+        return differs(before, found)
+
+
+def _extra(name: str) -> dict[str, str]:
+    return {"action": "server_changed", "endpoint": name}
+
+
+async def _is_well(client: ServerClient) -> None:
     """Return when the server has decoded the text. Raises ServerError."""
     try:
         async with asyncio.timeout(_MOST_S):
