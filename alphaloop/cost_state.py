@@ -17,7 +17,10 @@ from alphaloop.cost_doubt import LogEstimate
 
 @dataclass(frozen=True, slots=True)
 class CostBasis:
-    """What does not change while a worker lives. Compared by identity."""
+    """What does not change while a worker lives; costs of servers have another one when a route is first known.
+
+    Compared by identity.
+    """
 
     points: tuple[CostPoint, ...]  #: of what is timed itself, with `num_corrections` from before
     timed: Mapping[str, str]  #: drafters that have the times of another one, see `with_shared_weights`

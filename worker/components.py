@@ -11,7 +11,7 @@ from datetime import datetime
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Liveness, Pulse
 from worker.background import BackgroundWrites
-from worker.costs.live import LiveCosts
+from worker.costs.known import KnownCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.watch import Watch
@@ -51,7 +51,7 @@ class Components:
     decider: Decider
     evidence_cache: EvidenceCache
     watch: Watch
-    costs: LiveCosts
+    costs: KnownCosts
     leases: LeaseKeeper
     steering: Steering
     presence: Presence

@@ -19,7 +19,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from alphaloop.liveness import Pulse
 from alphaloop.store.outcomes import DecodeRun, Outcome
-from worker.costs.live import LiveCosts
+from worker.costs.known import KnownCosts
 from worker.engine import EngineIdentity, Step
 from worker.intake.polling import Intake
 
@@ -138,7 +138,7 @@ class WorkerMetrics:
         for pulse in pulses:
             silence.labels(pulse.name).set_function(partial(getattr, pulse, "silence_s"))
 
-    def watch_costs(self, costs: LiveCosts) -> None:
+    def watch_costs(self, costs: KnownCosts) -> None:
         """Show at every scrape how much slower than calibrated the target and each drafter are."""
         help_text = "Time of rounds over what was calibrated, by what was timed"
         level = Gauge("alphaloop_cost_level", help_text, ["part"], registry=self.registry)

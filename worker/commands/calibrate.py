@@ -14,6 +14,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
+from worker.costs.calibrating_servers import calibrate_servers
 from worker.costs.calibration import calibrate, plan
 from worker.costs.shared_weights import timed_by
 from worker.engine import Engine
@@ -43,6 +44,9 @@ def _measure(
     tell(Stage(name="loading the model"))
     engine = open_engine(settings.models, num_slots=settings.worker.batch_size, database=database)
     tell(Stage(name="measuring"))
+    if not engine.can_redraft:
+        asked = calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(Advance()))
+        return engine, tuple(asked)
     points = calibrate(
         engine,
         plan(engine, settings.worker),

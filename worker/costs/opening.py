@@ -10,7 +10,10 @@ from alphaloop.cost_state import with_shared_weights
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.background import Write
+from worker.costs.calibrating_servers import calibrate_servers
 from worker.costs.calibration import calibrate, plan
+from worker.costs.from_requests import RequestCosts
+from worker.costs.known import KnownCosts
 from worker.costs.live import LiveCosts
 from worker.costs.shared_weights import timed_by
 from worker.engine import Engine
@@ -25,11 +28,14 @@ def open_costs(
     *,
     clock: Callable[[], float] = time.monotonic,
     write: Write = lambda what, act: act(),
-) -> LiveCosts:
+) -> KnownCosts:
     """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
 
-    Corrections are stored through `write`, which may do it later.
+    Corrections are stored through `write`, which may do it later. Servers are asked only where nothing is stored of
+    them, and not at all with `calibration_budget_s` = 0.
     """
+    if not engine.can_redraft:
+        return _open_request_costs(settings, engine, store, clock=clock, write=write)
     identity = engine.identity
     revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
@@ -57,5 +63,30 @@ def open_costs(
         save_every_s=settings.correction_save_s,
         timed=timed,
         save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
+        clock=clock,
+    )
+
+
+def _open_request_costs(
+    settings: WorkerSettings, engine: Engine, store: CostStore, *, clock: Callable[[], float], write: Write
+) -> RequestCosts:
+    identity = engine.identity
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+    points = store.load(*key).points
+    if not points and settings.calibration_budget_s > 0:
+        told = {"action": "calibration_started", "device": identity.device}
+        log.info("asking servers what a round costs", extra=told)
+        measured = calibrate_servers(engine, budget_s=settings.calibration_budget_s)
+        store.save(*key, measured)
+        points = store.load(*key).points
+        log.info("costs of servers: %d points", len(points), extra={"action": "calibration_done"})
+    return RequestCosts(
+        engine.drafters,
+        points,
+        most_in_flight=engine.load().num_slots,
+        half_life=settings.correction_half_life_rounds,
+        save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
+        save_every_s=settings.correction_save_s,
         clock=clock,
     )

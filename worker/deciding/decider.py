@@ -18,7 +18,7 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings
 from alphaloop.store.outcomes import Outcome
-from worker.costs.live import LiveCosts
+from worker.costs.known import KnownCosts
 from worker.deciding.context import DecisionKey, conditions_of, facts_of, num_slots, subject_of
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import Engine, PreparedJob
@@ -38,7 +38,7 @@ class Decider:
         choices: ChoiceLog,
         budgets: BudgetStore,
         *,
-        costs: LiveCosts,
+        costs: KnownCosts,
         limits: PolicyLimits,
         now: Callable[[], datetime],
         journal: DecisionJournal | None = None,

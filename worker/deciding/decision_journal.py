@@ -136,15 +136,16 @@ class StoredDecisions:
     def _cost_number(self, inputs: DecisionInputs, costs: CostState) -> int:
         if self._last_costs is not None and self._last_costs[0] is costs:
             return self._last_costs[1]
-        if self._base is None:
-            self._base = costs, self._add(inputs, "cost_basis", basis_content(costs))
-        elif self._num_moved > _REBASED_AFTER * len(costs.deviations):
+        if self._base is None or self._base[0].basis is not costs.basis or self._is_far(costs):
             self._base = costs, self._add(inputs, "cost_basis", basis_content(costs))
             self._num_moved = 0
         content = costs_content(costs, *self._base)
         self._num_moved += len(content["moved"])
         self._last_costs = costs, self._add(inputs, "costs", content)
         return self._last_costs[1]
+
+    def _is_far(self, costs: CostState) -> bool:
+        return self._num_moved > _REBASED_AFTER * len(costs.deviations)
 
     def _posterior(self, inputs: DecisionInputs, origin: PosteriorOrigin) -> int:
         def content(of_it: PosteriorOrigin) -> dict[str, Any]:

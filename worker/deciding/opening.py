@@ -19,7 +19,7 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.history import HistoryStore
 from worker.background import Write
-from worker.costs.live import LiveCosts
+from worker.costs.known import KnownCosts
 from worker.costs.opening import open_costs
 from worker.deciding.choice_log import StoredChoices
 from worker.deciding.context import num_slots
@@ -36,7 +36,7 @@ class Deciding:
 
     decider: Decider
     evidence_cache: EvidenceCache
-    costs: LiveCosts
+    costs: KnownCosts
     journal: StoredDecisions
 
 

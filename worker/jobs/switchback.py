@@ -12,7 +12,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
-from worker.costs.live import LiveCosts
+from worker.costs.known import KnownCosts
 from worker.deciding.opening import revisions
 from worker.engine import Engine
 from worker.jobs.slices import SliceRecorder
@@ -23,7 +23,7 @@ def open_switchback(
     policy: PolicySettings,
     engine: Engine,
     database: Database,
-    costs: LiveCosts,
+    costs: KnownCosts,
     *,
     owner: str,
     now: Callable[[], datetime],

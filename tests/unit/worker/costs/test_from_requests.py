@@ -1,0 +1,237 @@
+"""Costs of servers from traffic alone: right, sure as far as they should be, stored, and good enough to decide by."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alphaloop.acceptance import Z95
+from alphaloop.cost import CostKind, CostPoint
+from alphaloop.cost_doubt import PRIOR_SD
+from alphaloop.deciding.decision import Decision, DecisionContext, Reason
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.policy import decide
+from alphaloop.errors import StoreUnavailable
+from alphaloop.store.input_codec import basis_content, costs_content, read_basis, read_costs
+from tests.fixtures.choosing import inferred
+from tests.fixtures.served import ServerLaw, answered, step_of
+from worker.costs.from_requests import ASSUMED_RATIO, RequestCosts
+
+NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
+VANILLA_LAW = ServerLaw(20.0, 1.0, 0.005)
+NGRAM_LAW = ServerLaw(26.0, 4.0, 0.008)
+LOADS = (1, 2, 4, 8, 16)
+TOKENS = 2.2  #: a round of ngram
+
+
+class Store:
+    def __init__(self) -> None:
+        self.saved: list[Sequence[CostPoint]] = []
+        self.is_away = False
+
+    def __call__(self, points: Sequence[CostPoint]) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        self.saved.append(points)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def made(store: Store, clock: Clock, points: Sequence[CostPoint] = ()) -> RequestCosts:
+    return RequestCosts([NGRAM], points, most_in_flight=32, half_life=32, save=store, save_every_s=60.0, clock=clock)
+
+
+def serve(
+    costs: RequestCosts,
+    clock: Clock,
+    number: int,
+    *,
+    seed: int = 0,
+    loads: Sequence[float] = LOADS,
+    routes: Sequence[str | None] = (None, "ngram"),
+    slower: float = 1.0,
+) -> None:
+    """`number` requests to each of the routes."""
+    rng = random.Random(seed)
+    for _ in range(number):
+        for route in routes:
+            law = VANILLA_LAW if route is None else NGRAM_LAW
+            law = replace(law, fixed_ms=slower * law.fixed_ms, each_ms=slower * law.each_ms)
+            ways = {"drafter": "ngram", "k": 4, "tokens_per_round": TOKENS} if route else {}
+            costs.observe(step_of([answered(rng, law, rng.choice(loads), **ways)]))  # type: ignore[arg-type]
+        clock.now_s += 0.5
+
+
+def test_before_any_request_nothing_is_known(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    assert costs.table.is_empty
+    assert costs.parts == (None, "ngram")
+    assert (costs.level(None), costs.level("ngram"), costs.read_s(100)) == (1.0, 1.0, 0.0)
+    assert not costs.save()
+    context = DecisionContext("code", 1, 1, 200.0)
+    decision = decide({"ngram": inferred(0.7, k=4)}, [NGRAM], costs.table, context, PolicyLimits())
+    assert decision.reason is Reason.NO_COSTS
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_hundred_requests_a_route_tell_rounds_within_a_tenth_at_every_load(
+    store: Store, clock: Clock, seed: int
+) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 100, seed=seed)
+    points = {(p.drafter, p.batch, p.context, p.kind): p for p in costs.table.points}
+    covered = []
+    for drafter, law, kind in ((None, VANILLA_LAW, CostKind.ROUND), ("ngram", NGRAM_LAW, CostKind.SERVED)):
+        for load in LOADS:
+            ms = costs.table.rounds(load, 500).part_ms(drafter, 5 if drafter else 1)
+            assert ms == pytest.approx(law.round_ms(load, 500), rel=0.1)
+            point = points[drafter, load, 256, kind]
+            off = abs(math.log(point.ms / law.round_ms(load, 256)))
+            covered.append(off <= Z95 * math.sqrt(point.correction_variance))
+        for num_tokens in (100, 400, 700):
+            assert costs.table.prefill_ms(drafter, num_tokens) == pytest.approx(0.1 * num_tokens, rel=0.15)
+    assert sum(covered) >= len(covered) - 1
+    assert costs.read_s(400) == pytest.approx(0.04, rel=0.15)
+
+
+def test_between_loads_that_were_seen_a_mean_number_in_flight_counts(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 150, loads=(1.4, 2.7, 5.2, 9.9))
+    assert costs.table.rounds(3).round_ms("ngram", 4) == pytest.approx(NGRAM_LAW.round_ms(3), rel=0.1)
+
+
+def test_a_route_without_requests_is_assumed_and_doubtful(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 60, routes=[None])
+    here = costs.table.rounds(4)
+    vanilla_ms, ngram_ms = here.part_ms(None, 1), here.part_ms("ngram", 5)
+    assert vanilla_ms is not None
+    assert ngram_ms == pytest.approx(ASSUMED_RATIO * vanilla_ms, rel=0.01)
+    assert math.sqrt(here.variance("ngram")) >= 0.9 * PRIOR_SD > 2 * math.sqrt(here.variance(None))
+    assert costs.save()
+    assert {point.drafter for point in store.saved[-1]} == {None}, "what is assumed is not stored"
+
+
+def test_vanilla_is_assumed_where_only_a_drafter_was_asked(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 60, routes=["ngram"])
+    here = costs.table.rounds(4)
+    ngram_ms = here.part_ms("ngram", 5)
+    assert ngram_ms is not None
+    assert here.part_ms(None, 1) == pytest.approx(ngram_ms / ASSUMED_RATIO, rel=0.01)
+
+
+def test_doubt_grows_while_a_route_gets_no_requests(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 100)
+    before = costs.table.rounds(4)
+    for _ in range(60):
+        clock.now_s += 10.0
+        serve(costs, clock, 1, routes=[None])
+    after = costs.table.rounds(4)
+    assert math.sqrt(before.variance("ngram")) < 0.12
+    assert math.sqrt(after.variance("ngram")) > 0.3
+    assert after.variance(None) < 1.5 * before.variance(None)
+    assert after.part_ms("ngram", 5) == pytest.approx(before.part_ms("ngram", 5), rel=0.05)
+
+
+def test_a_server_that_slows_down_is_followed(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 150)
+    assert costs.table is not None
+    assert costs.level("ngram") == pytest.approx(1.0, rel=0.3)
+    first = costs.level("ngram")
+    serve(costs, clock, 300, seed=1, routes=["ngram"], slower=2.0)
+    assert costs.table.rounds(4).part_ms("ngram", 5) == pytest.approx(2 * 42.0 + 2.0, rel=0.1)
+    assert costs.level("ngram") > 1.6 * first
+
+
+def test_what_was_stored_is_where_the_next_worker_begins(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 200)
+    assert costs.save()
+    assert not costs.save(), "no news"
+    (points,) = store.saved
+    assert all(point.correction == 1.0 and point.num_samples == 200 for point in points)
+    again = made(store, clock, points)
+    for load in LOADS:
+        for drafter, width in ((None, 1), ("ngram", 5)):
+            now, then = (one.table.rounds(load, 600).part_ms(drafter, width) for one in (again, costs))
+            assert now == pytest.approx(then, rel=0.05)
+    # Stored values are times like others: where the server has changed, requests outweigh them.
+    serve(again, clock, 300, seed=2, slower=2.0)
+    assert again.table.rounds(4).part_ms("ngram", 5) == pytest.approx(86.0, rel=0.1)
+
+
+def test_a_database_that_is_away_is_tried_again(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 20)
+    store.is_away = True
+    assert not costs.save()
+    store.is_away = False
+    assert not costs.save_when_due()
+    clock.now_s += 60.0
+    assert costs.save_when_due()
+
+
+def test_the_table_can_be_made_again_from_what_is_recorded(store: Store, clock: Clock) -> None:
+    costs = made(store, clock)
+    serve(costs, clock, 40, routes=[None])
+    assert costs.table.is_of_servers
+    base = costs.state
+    serve(costs, clock, 40)
+    table, state = costs.table, costs.state
+    assert state.basis is base.basis
+    content = json.loads(json.dumps(costs_content(state, base, 1)))
+    read = read_costs(content, read_basis(json.loads(json.dumps(basis_content(base)))))
+    assert read.table().points == table.points
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_some_traffic_the_better_route_is_chosen_at_every_load(store: Store, clock: Clock, seed: int) -> None:
+    """The laws cross: drafts pay while few requests are in flight. Within a tenth both routes are the same."""
+    costs = made(store, clock)
+    serve(costs, clock, 150, seed=seed)
+    posteriors = {"ngram": inferred(0.5, k=4, sd=1e-3)}
+    tokens = posteriors["ngram"].tokens[4]
+    chosen = []
+    for num_running in range(1, 17):
+        context = DecisionContext("code", num_running, num_running, 80.0, prompt_tokens=400.0)
+        decision = decide(posteriors, [NGRAM], costs.table, context, PolicyLimits())
+
+        def job_ms(law: ServerLaw, tokens_per_round: float, load: int = num_running) -> float:
+            return law.prompt_ms * 400 + 80 * law.round_ms(load, 440) / tokens_per_round
+
+        speedup = job_ms(VANILLA_LAW, 1.0) / job_ms(NGRAM_LAW, tokens)
+        if abs(math.log(speedup)) > 0.1:
+            assert (decision.drafter is not None) == (speedup > 1), num_running
+            chosen.append(decision.drafter)
+        assert _holds(decision, speedup)
+    assert set(chosen) == {None, "ngram"}
+
+
+def _holds(decision: Decision, speedup: float) -> bool:
+    way = next(a for a in decision.alternatives if a.drafter == "ngram")
+    return way.speedup_low / 1.05 <= speedup <= way.speedup_high * 1.05

@@ -1,0 +1,116 @@
+"""The laws of one kind of time, of rounds or of prompts, on all routes to servers; they lean on each other.
+
+The vanilla route's law stands on its own times. Another route's law a priori follows it, so that a route with few
+requests is known at all loads about as vanilla is. Where vanilla has no times, the route with most of them leads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from alphaloop.cost_doubt import PRIOR_SD
+from worker.costs.time_law import Time, TimeLaw, fitted, usual
+
+#: A drafter, or None, the vanilla route.
+Route: TypeAlias = str | None
+
+#: Times that are kept, in half-lives: older ones weigh 2^-4.
+_KEPT_HALF_LIVES: Final = 4
+#: Of a further request in flight, how far a route's may differ from the leading route's, as a share of the first.
+_SLOPE_SD: Final = 0.1
+#: A law is fitted anew at most so often; but the first times of a route count at once.
+_FITTED_EVERY_S: Final = 1.0
+_FIRST_TIMES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class UsualShape:
+    """What is assumed of the leading route before any time."""
+
+    nodes: tuple[float, ...]
+    values: tuple[float, ...]  #: times at the nodes, in proportion
+    slope_sd: float  #: of the change to the second node, as a share of the first value
+
+
+@dataclass(slots=True)
+class _Learned:
+    times: deque[Time]
+    taken_s: float  #: when the last one was
+    num_times: int = 0  #: ever taken, those before this process included
+    law: TimeLaw | None = None
+    is_new: bool = False  #: whether times came since the law was fitted
+    fitted_s: float = -math.inf
+
+
+class RouteLaws:
+    """Of the routes in `assumed`, which says what each takes in proportion, with nothing known."""
+
+    def __init__(self, assumed: Mapping[Route, float], shape: UsualShape, *, half_life: int, now: float) -> None:
+        self.nodes: Final = shape.nodes
+        self._assumed, self._shape, self._half_life = assumed, shape, half_life
+        most = _KEPT_HALF_LIVES * half_life
+        self._routes = {route: _Learned(deque(maxlen=most), now) for route in assumed}
+
+    def take(self, route: Route, taken: Time, now: float) -> None:
+        """A time of a request."""
+        learned = self._routes[route]
+        learned.times.append(taken)
+        learned.num_times += 1
+        learned.is_new, learned.taken_s = True, now
+
+    def take_stored(self, route: Route, taken: Time, num_times: int) -> None:
+        """A value from before, that rested on so many times; before any request."""
+        learned = self._routes[route]
+        learned.times.append(taken)
+        learned.num_times = max(learned.num_times, num_times)
+        learned.is_new = True
+
+    def fit(self, now: float, *, is_fresh: bool = False) -> bool:
+        """Fit anew where times came, at once if `is_fresh`; whether any law may have changed."""
+        if not any(self._is_due(its, now, is_fresh=is_fresh) for its in self._routes.values()):
+            return False
+        first = self._leading()
+        leading = self._routes[first]
+        times = list(leading.times)
+        shape = self._shape
+        law = fitted(self.nodes, times, usual(self.nodes, shape.values, times, shape.slope_sd), self._half_life)
+        leading.law, leading.is_new, leading.fitted_s = law, False, now
+        for route, its in self._routes.items():
+            if route != first:
+                prior = law.as_prior(self._assumed[route] / self._assumed[first], PRIOR_SD, _SLOPE_SD)
+                its.law = fitted(self.nodes, list(its.times), prior, self._half_life)
+                its.is_new, its.fitted_s = False, now
+        return True
+
+    def law(self, route: Route) -> TimeLaw | None:
+        """As last fitted; None while no route has times."""
+        return self._routes[route].law
+
+    def num_times(self, route: Route) -> int:
+        """Times that its law rests on."""
+        return self._routes[route].num_times
+
+    def seconds_unused(self, route: Route, now: float) -> float:
+        """Since the last time of the route, or since the beginning."""
+        return now - self._routes[route].taken_s
+
+    def _leading(self) -> Route:
+        if self._routes[None].times:
+            return None
+        return max(self._routes, key=lambda route: len(self._routes[route].times))
+
+    @staticmethod
+    def _is_due(its: _Learned, now: float, *, is_fresh: bool) -> bool:
+        return its.is_new and (is_fresh or its.num_times < _FIRST_TIMES or now - its.fitted_s >= _FITTED_EVERY_S)
+
+
+def loads_up_to(most: int) -> Sequence[int]:
+    """1, 2, 4 … and `most`."""
+    loads = [1]
+    while 2 * loads[-1] < most:
+        loads.append(2 * loads[-1])
+    return loads if most <= 1 else [*loads, most]
