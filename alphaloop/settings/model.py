@@ -117,7 +117,9 @@ class WorkerSettings(Section):
     calibration_widths: tuple[AtLeastOne, ...] | None = None  #: unset: 1 and the longest draft plus one
     calibration_contexts: tuple[AtLeastOne, ...] | None = None  #: tokens before; unset: 256, and 2048 if there is time
     calibration_samples: int = Field(3, ge=1)  #: timings of a shape in each of three passes
-    calibration_budget_s: float = Field(15.0, ge=0)  #: at a start on an unknown device; required shapes may take longer
+    calibration_budget_s: float = Field(
+        15.0, ge=0
+    )  #: at a start on an unknown device; required shapes may take longer; 0: inference servers are not asked
     correction_half_life_rounds: int = Field(32, ge=1)  #: a change of speed that lasts so many rounds is followed
     correction_save_s: float = Field(60.0, gt=0)  #: between two times at which corrected costs are stored
     history_days: float = Field(14.0, gt=0)  #: how far back `alphaloop explain` and `alphaloop replay` read jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from typing import Final
 
@@ -11,9 +12,14 @@ from sqlalchemy import text
 
 from alphaloop.cost import CostKind, CostPoint
 from alphaloop.cost_doubt import HALF_LIFE_S, PRIOR_SD, timing_variance
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.served import ServerLaw, answered, step_of
 from worker.costs.live import LiveCosts
+from worker.costs.opening import open_costs
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
@@ -95,3 +101,44 @@ def test_calibrating_anew_ends_the_doubt(database: Database) -> None:
     age(database, 100 * HALF_LIFE_S)
     store.replace(*WHERE, CALIBRATED)
     assert set(store.load(*WHERE).points) == set(CALIBRATED)
+
+
+class _Asked(FakeEngine):
+    """Servers whose rounds take 20 ms, and 30 where they draft."""
+
+    def __init__(self) -> None:
+        drafters = (DrafterState("lookup", "r1", 4, least_draft_tokens=4),)
+        super().__init__(num_slots=8, drafters=drafters, context_length=8192)
+        self.num_asked = 0
+
+    @property
+    def can_redraft(self) -> bool:
+        return False
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        self.num_asked += 1
+        return 30.0 if drafter else 20.0
+
+
+def test_servers_are_asked_once_and_what_requests_tell_is_kept(database: Database) -> None:
+    engine, settings, store = _Asked(), WorkerSettings(calibration_budget_s=60.0), CostStore(database)
+    costs = open_costs(settings, engine, store)
+    asked = engine.num_asked
+    assert asked > 0
+    assert costs.table.rounds(1).round_ms("lookup", 4) == pytest.approx(30.0, rel=0.05)
+    assert costs.table.is_served("lookup")
+    rng = random.Random(1)
+    for _ in range(300):
+        costs.observe(step_of([answered(rng, ServerLaw(60.0), 1, drafter="lookup", k=4, tokens_per_round=2.0)]))
+    assert costs.save()
+    again = open_costs(settings, engine, store)
+    assert engine.num_asked == asked
+    assert again.table.rounds(1).round_ms("lookup", 4) == pytest.approx(60.0, rel=0.1)
+    assert again.table.rounds(1).round_ms(None, 0) == pytest.approx(20.0, rel=0.1)
+
+
+def test_servers_are_not_asked_without_a_budget(database: Database) -> None:
+    engine = _Asked()
+    costs = open_costs(WorkerSettings(calibration_budget_s=0.0), engine, CostStore(database))
+    assert engine.num_asked == 0
+    assert costs.table.is_empty

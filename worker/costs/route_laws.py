@@ -20,8 +20,8 @@ Route: TypeAlias = str | None
 
 #: Times that are kept, in half-lives: older ones weigh 2^-4.
 _KEPT_HALF_LIVES: Final = 4
-#: Of a further request in flight, how far a route's may differ from the leading route's, as a share of the first.
-_SLOPE_SD: Final = 0.1
+#: Of the ratio of a route's times to the leading route's, how much it changes from one size to the double.
+_STEP_SD: Final = 0.2
 #: A law is fitted anew at most so often; but the first times of a route count at once.
 _FITTED_EVERY_S: Final = 1.0
 _FIRST_TIMES: Final = 8
@@ -81,7 +81,7 @@ class RouteLaws:
         leading.law, leading.is_new, leading.fitted_s = law, False, now
         for route, its in self._routes.items():
             if route != first:
-                prior = law.as_prior(self._assumed[route] / self._assumed[first], PRIOR_SD, _SLOPE_SD)
+                prior = law.as_prior(self._assumed[route] / self._assumed[first], PRIOR_SD, _STEP_SD)
                 its.law = fitted(self.nodes, list(its.times), prior, self._half_life)
                 its.is_new, its.fitted_s = False, now
         return True

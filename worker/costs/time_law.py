@@ -2,10 +2,14 @@
 
     ms = f(size) + (c + e · (size - s_0)) · (context - 256) / 1024
 
-f is a line that may bend at every *node*. Sizes are requests in flight at a server, or tokens of a prompt. A priori f
-follows a reference: another alternative's f, or a usual shape. The prior holds its first value, its first slope and its
-bends, so that between and beyond the sizes that were seen f goes on as straight as the reference does, and the variance
-grows with the distance.
+f is a line that may bend at every *node*. Sizes are requests in flight at a server, or tokens of a prompt. A priori
+
+- with nothing known, f has a usual shape: the prior holds its first value, its first slope and its bends, so beyond the
+  sizes that were seen f goes straight on;
+- where another law is known, f is about a multiple of it: the prior holds the multiple at the first node, and how much
+  it changes from node to node.
+
+In both cases the variance grows with the distance from the sizes that were seen.
 
 Times have relative errors. The weight of one halves with every `half_life` newer ones. The further a time is from the
 law, the less it counts (Cauchy weights, Holland and Welsch 1977): a server that stalls once moves little. The standard
@@ -59,11 +63,12 @@ class Time(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """The law before any time: values at the nodes, how sure the first one and the first slope are."""
+    """The law before any time: values at the nodes, and how far it may be from them."""
 
     values: tuple[float, ...]
     level_sd: float  #: of the first value, as a share of it
-    slope_sd: float  #: of the change to the second node beyond that of `values`, as a share of the first value
+    step_sd: float  #: of the change to the second node, as a share of the first value; of a multiple, to every node
+    is_multiple: bool = False  #: whether the law is about a multiple of `values`, rather than as straight
     context: float = 0.0
     context_each: float = 0.0
 
@@ -86,18 +91,19 @@ class TimeLaw:
         ms = max(ms, self.least_ms)
         return LogEstimate(math.log(ms), min(variance / ms**2, _MOST_SD**2))
 
-    def as_prior(self, ratio: float, level_sd: float, slope_sd: float) -> Prior:
+    def as_prior(self, ratio: float, level_sd: float, step_sd: float) -> Prior:
         """The prior of something that takes about `ratio` times as long."""
         values = tuple(ratio * max(value, self.least_ms) for value in self.coefficients[: len(self.nodes)])
         context, context_each = (ratio * value for value in self.coefficients[len(self.nodes) :])
-        return Prior(values, level_sd, slope_sd, context, context_each)
+        return Prior(values, level_sd, step_sd, True, context, context_each)
 
 
 def usual(nodes: Sequence[float], shape: Sequence[float], times: Sequence[Time], slope_sd: float) -> Prior:
     """The prior without a reference: the shape, at the level of the times, at least one; hardly sure of either."""
     levels = sorted(time.ms / float(np.interp(time.size, nodes, shape)) for time in times)
     level = levels[len(levels) // 2]
-    return Prior(tuple(level * value for value in shape), 1.0, slope_sd, _CONTEXT_MEAN * level * shape[0])
+    values = tuple(level * value for value in shape)
+    return Prior(values, 1.0, slope_sd, context=_CONTEXT_MEAN * values[0])
 
 
 def fitted(nodes: Sequence[float], times: Sequence[Time], prior: Prior, half_life: float) -> TimeLaw:
@@ -151,9 +157,12 @@ def _precision(nodes: Sequence[float], prior: Prior) -> _Array:
     count, values = len(nodes), prior.values
     first = values[0]
     rows = [_unit(count, {0: 1 / (prior.level_sd * first)})]
-    if count > 1:
-        rows.append(_unit(count, {0: -values[1] / first, 1: 1.0}) / (prior.slope_sd * first))
-    for i in range(1, count - 1):
+    if prior.is_multiple:
+        steps = (_unit(count, {i: -1 / values[i], i + 1: 1 / values[i + 1]}) for i in range(count - 1))
+        rows += [step / prior.step_sd for step in steps]
+    elif count > 1:
+        rows.append(_unit(count, {0: -1.0, 1: 1.0}) / (prior.step_sd * first))
+    for i in range(1, count - 1 if not prior.is_multiple else 0):
         before, after = nodes[i] - nodes[i - 1], nodes[i + 1] - nodes[i]
         # How far the next value is from where the line before leads to.
         bend = _unit(count, {i - 1: after / before, i: -1 - after / before, i + 1: 1.0})

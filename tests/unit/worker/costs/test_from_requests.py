@@ -235,3 +235,18 @@ def test_after_some_traffic_the_better_route_is_chosen_at_every_load(store: Stor
 def _holds(decision: Decision, speedup: float) -> bool:
     way = next(a for a in decision.alternatives if a.drafter == "ngram")
     return way.speedup_low / 1.05 <= speedup <= way.speedup_high * 1.05
+
+
+def test_a_server_that_tells_only_sums_tells_its_rounds(store: Store, clock: Clock) -> None:
+    rng, costs = random.Random(3), made(store, clock)
+    for _ in range(80):
+        exact = answered(rng, NGRAM_LAW, 4, drafter="ngram", k=4, tokens_per_round=TOKENS)
+        assert exact.served is not None
+        num_rounds = exact.served.num_rounds or 0
+        sums = replace(
+            exact.served, num_rounds=None, granularity="sums", num_proposed=100, num_accepted=80 - num_rounds
+        )
+        costs.observe(step_of([replace(exact, served=sums)]))
+        untold = replace(exact.served, num_rounds=None, granularity="nothing", decode_s=1e6)
+        costs.observe(step_of([replace(exact, served=untold)]))
+    assert costs.table.rounds(4).part_ms("ngram", 5) == pytest.approx(NGRAM_LAW.round_ms(4), rel=0.1)

@@ -83,11 +83,11 @@ def test_a_server_that_became_slower_is_followed() -> None:
 def test_with_few_times_a_law_is_that_of_its_prior() -> None:
     leading = fit(times(5, 300, (1, 2, 4, 8, 16, 32)))
     own = [Time(4.0, 256.0, 2 * linear(4, 256), 4.0)] * 6
-    leaning = fitted(NODES, own, leading.as_prior(1.25, 0.4, 0.1), HALF_LIFE)
-    none = fitted(NODES, [], leading.as_prior(1.25, 0.4, 0.1), HALF_LIFE)
+    leaning = fitted(NODES, own, leading.as_prior(1.25, 0.4, 0.2), HALF_LIFE)
+    none = fitted(NODES, [], leading.as_prior(1.25, 0.4, 0.2), HALF_LIFE)
     for load in (1, 8, 32):
         assert none.at(load).mean - leading.at(load).mean == pytest.approx(math.log(1.25))
-        assert 1.3 < math.exp(leaning.at(load).mean - leading.at(load).mean) < 3.2
+        assert 1.6 < math.exp(leaning.at(load).mean - leading.at(load).mean) < 2.1
     assert leaning.at(4).variance < none.at(4).variance
 
 

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.cost import CostPoint
+from alphaloop.cost import CostKind, CostPoint
 from alphaloop.cost_doubt import LogEstimate
 from alphaloop.cost_state import CostBasis, CostState, Deviation
 from alphaloop.deciding.decision import Decision, Reason
@@ -131,6 +131,18 @@ def test_a_basis_is_replaced_when_the_differences_outgrow_it() -> None:
     # Each differs by one of three deviations: a basis serves four times three of them and one more.
     assert made.store.kinds.count("cost_basis") == 3
     assert made.store.kinds.count("costs") == 40
+
+
+def test_another_basis_is_written_with_the_first_decision_that_used_it() -> None:
+    made = Made()
+    made.note(decision())
+    other = CostBasis((*BASIS.points, CostPoint("lookup", 1, 5, 30.0, 0, kind=CostKind.SERVED)), {})
+    made.state = CostState(other, {None: LogEstimate(0.0, 0.0)}, (*costs().deviations, Deviation(0.1, 0.2, 3)))
+    made.note(decision())
+    made.journal.write()
+    bases = [json.loads(row.content)["points"] for row in made.store.inputs if row.kind == "cost_basis"]
+    assert [len(points) for points in bases] == [3, 4]
+    assert made.store.kinds.count("costs") == 2
 
 
 def test_decisions_are_written_once_a_second() -> None:
