@@ -38,12 +38,14 @@
     ├── ServerError               an inference server that a worker sends jobs to
     │   ├── ServerUnavailable     the server is away, or cannot take this request now: the same one works later
     │   │   ├── ServerBusy        the server asks to be asked again later, and may say when
+    │   │   ├── ServerUnreachable no connection could be made, so the request never reached the server
     │   │   ├── ServerSilent      the server took the request, and then said nothing for too long
     │   │   └── ServerLoginRefused the server answers, but refuses the credentials or the TLS connection
     │   ├── ServerFailed          the server reports an error of its own about this request
     │   ├── ReplyCut              the connection ended before the whole reply had come
     │   ├── ReplyInvalid          a reply in another form than documented, too large, or at odds with itself
     │   ├── RequestRefused        the server refuses this one request, however often it is sent
+    │   ├── RequestKillsServer    servers die whenever they work on this request: it is sent to none any more
     │   └── ModelNotServed        the server does not serve the model that was asked for
     ├── EmbeddedError             the broker or database that alphaloop starts itself
     │   ├── InstallFailed         a download was refused, interrupted, or differs from its checksum
@@ -324,6 +326,12 @@ class ServerBusy(ServerUnavailable):
         self.retry_after_s = retry_after_s
 
 
+class ServerUnreachable(ServerUnavailable):
+    """No connection to the inference server could be made, so the request never reached it."""
+
+    code = "server_unreachable"
+
+
 class ServerSilent(ServerUnavailable):
     """The inference server took a request and then said nothing for too long."""
 
@@ -358,6 +366,12 @@ class RequestRefused(ServerError):
     """The inference server refuses this one request, however often it is sent."""
 
     code = "request_refused"
+
+
+class RequestKillsServer(ServerError):
+    """Inference servers died while they worked on this request alone, so it is sent to none any more."""
+
+    code = "request_kills_server"
 
 
 class ModelNotServed(ServerError):

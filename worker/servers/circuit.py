@@ -9,6 +9,7 @@ One test at a time. That of a doubted endpoint is due at once, those of one that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Final, Literal
@@ -28,23 +29,36 @@ class Circuit:
         self.reason: str | None = None  #: why it is not up
         self.since_s = clock()  #: when the state began
         self.well_s: float | None = None  #: when the server last finished a request or passed a test
-        self.num_deaths = 0  #: times that it went down because nothing answered any more
-        self._is_tested = False
+        self.up_again_s: float | None = None  #: when it last came back from being down
+        self.test_began_s = -math.inf  #: the last test
+        self._is_tested = self._is_asked_for = False
         self._num_failed_tests = 0
         self._test_s = 0.0
 
     @property
     def test_due_s(self) -> float | None:
         """When the next test is due; None where none is."""
-        return self._test_s if self.state in ("doubted", "down") and not self._is_tested else None
+        is_due = self.state in ("doubted", "down") or (self.state == "up" and self._is_asked_for)
+        return self._test_s if is_due and not self._is_tested else None
+
+    @property
+    def is_test_coming(self) -> bool:
+        """Whether a test of an endpoint that is not down is under way or due."""
+        return self.state == "doubted" or (self.state == "up" and (self._is_asked_for or self._is_tested))
 
     def is_test_due(self) -> bool:
         """Whether a test shall begin now."""
         return self.test_due_s is not None and self.test_due_s <= self._clock()
 
+    def ask_for_test(self) -> None:
+        """Let an endpoint that is not down be tested at once, or again after the test that is under way."""
+        if self.state in ("up", "doubted") and not self._is_asked_for:
+            self._is_asked_for, self._test_s = True, self._clock()
+
     def test_begins(self) -> None:
         """A test is under way until `passed`, `test_failed` or `retire`."""
-        self._is_tested = True
+        self._is_tested, self._is_asked_for = True, False
+        self.test_began_s = self._clock()
 
     def worked(self) -> None:
         """The server finished a request. A doubt stays until the test, which is newer."""
@@ -56,23 +70,25 @@ class Circuit:
             self._become("doubted", reason)
             self._test_s = self._clock()
 
-    def down(self, reason: str, *, is_death: bool) -> None:
-        """The server is away. A test that is under way goes on."""
-        if self.state in ("up", "doubted"):
-            self._become("down", reason)
-            self._num_failed_tests = 0
-            self.num_deaths += is_death
-            self._next_test()
+    def down(self, reason: str) -> bool:
+        """The server is away. Whether that is news; a test that is under way goes on."""
+        if self.state not in ("up", "doubted"):
+            return False
+        self._become("down", reason)
+        self._is_asked_for = False
+        self._num_failed_tests = 0
+        self._next_test()
+        return True
 
-    def test_failed(self, reason: str, *, is_death: bool) -> None:
-        """A test failed: the server is away, or still is."""
+    def test_failed(self, reason: str) -> bool:
+        """A test failed: the server is away, or still is. Whether that is news."""
         self._is_tested = False
-        if self.state == "down":
-            self.reason = reason
-            self._num_failed_tests += 1
-            self._next_test()
-        else:
-            self.down(reason, is_death=is_death)
+        if self.state != "down":
+            return self.down(reason)
+        self.reason = reason
+        self._num_failed_tests += 1
+        self._next_test()
+        return False
 
     def passed(self) -> bool:
         """A test passed. Whether the endpoint was down, so that it starts slowly."""
@@ -81,6 +97,8 @@ class Circuit:
             return False
         self.well_s = self._clock()
         was_down = self.state == "down"
+        if was_down:
+            self.up_again_s = self.well_s
         if self.state != "up":
             self._become("up", None)
         return was_down

@@ -23,7 +23,7 @@ from alphaloop.errors import (
     RequestRefused,
     ServerLoginRefused,
     ServerSilent,
-    ServerUnavailable,
+    ServerUnreachable,
 )
 from alphaloop.messages import Job
 from alphaloop.server_kind import ServerKind
@@ -176,7 +176,7 @@ class ServerClient:
                 async with asyncio.timeout(limits.answer_s):
                     response = await self._session.request(method, url, json=body, allow_redirects=False)
             except aiohttp.ConnectionTimeoutError:
-                raise ServerUnavailable(f"no connection to the server within {limits.connect_s:g} s") from None
+                raise ServerUnreachable(f"no connection to the server within {limits.connect_s:g} s") from None
             except TimeoutError:
                 raise ServerSilent(f"the server did not answer within {limits.answer_s:g} s") from None
             async with response:
@@ -218,7 +218,7 @@ def _lost(error: aiohttp.ClientError | OSError) -> AlphaloopError:
     if isinstance(error, aiohttp.ClientSSLError):
         return ServerLoginRefused("no TLS connection to the server", hint="check the address and its certificate")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return ServerUnavailable(f"no connection to the server: {error.strerror or type(error.os_error).__name__}")
+        return ServerUnreachable(f"no connection to the server: {error.strerror or type(error.os_error).__name__}")
     if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | ConnectionError):
         return ReplyCut("the server closed the connection before the whole reply had come")
     return ReplyInvalid(f"expected a reply of HTTP, found none that can be read: {type(error).__name__}")

@@ -1,6 +1,6 @@
 """Which endpoint a request goes to, and what its outcome says about that endpoint.
 
-    choose → began → the request → ended → succeeded or failed
+    choose → began → the request → ended → succeeded, or failed → judge
     due_tests → a test → tested
 
 Pure: the caller sends requests and tests, and asks again when something changed. One thread uses it.
@@ -8,22 +8,36 @@ Pure: the caller sends requests and tests, and asks again when something changed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
-from alphaloop.errors import AlphaloopError
+from alphaloop.errors import AlphaloopError, ModelNotServed
+from worker.servers.alone import ASKS_AGAIN_S, Alone
+from worker.servers.deaths import Deaths
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member
 from worker.servers.places import Flight
+from worker.servers.suspicion import DEATHS_ALONE_TO_BLAME, Suspicion, Verdict, needs_test
 
 
 class Fleet:
     """The endpoints of one worker. `clock` gives seconds and never goes back."""
 
-    def __init__(self, endpoints: Sequence[FleetEndpoint], *, clock: Callable[[], float], rng: Random) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[FleetEndpoint],
+        *,
+        clock: Callable[[], float],
+        rng: Random,
+        deaths_alone_to_blame: int = DEATHS_ALONE_TO_BLAME,
+    ) -> None:
         self._members = {endpoint.name: Member(endpoint, clock=clock, rng=rng) for endpoint in endpoints}
         if not endpoints or len(self._members) != len(endpoints):
             raise ValueError(f"expected endpoints of different names, found {[found.name for found in endpoints]}")
         self._clock, self._rng = clock, rng
+        self._alone = Alone(self._members, clock=clock, rng=rng)
+        self._deaths = Deaths(self._members, clock=clock)
+        self._suspicion = Suspicion(self._deaths, deaths_alone_to_blame=deaths_alone_to_blame)
 
     def choose(
         self,
@@ -36,24 +50,42 @@ class Fleet:
     ) -> str | None:
         """The endpoint for a request of a route: the least loaded that has room; None: wait, and ask again.
 
-        A request that is not bound goes to another route where its own has no room. Endpoints in `avoid` get it only
-        where no other is open, those in `barred` never. The caller says `began` before it asks again.
+        A request that is not bound goes to another route where its own has no room. While a bound one waits, it takes
+        no place where that one may go. Endpoints in `avoid` get a request only where no other is open, and
+        those in `barred` never. `alone`: the endpoint has nothing in flight, and takes nothing else until the request
+        has ended.
+
+        Whoever waits asks again when something changed, at least every `ASKS_AGAIN_S` seconds, the longest waiting
+        first. Whoever got a name says `began` before anyone asks again.
         """
-        usable = [member for member in self._members.values() if member.is_open and member.endpoint.name not in barred]
+        usable = [member for name, member in self._members.items() if member.is_open and name not in barred]
         usable = [member for member in usable if not is_bound or member.endpoint.drafter == drafter]
         usable = [member for member in usable if member.endpoint.name not in avoid] or usable
         if alone:
-            usable = [member for member in usable if not member.places.num_in_flight]
+            return self._alone.choose(usable)
+        for member in usable:
+            member.is_wanted |= member.is_kept
+        usable = [member for member in usable if not member.is_kept]
         own = [member for member in usable if member.endpoint.drafter == drafter]
+        if is_bound:
+            return self._bound(own)
+        own, usable = self._left_to_ordinary(own), self._left_to_ordinary(usable)
         return self._least_loaded(own) or self._least_loaded(usable)
 
     def began(self, name: str, *, alone: bool = False) -> Flight:
         """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends."""
-        return self._members[name].places.add(name, is_alone=alone)
+        member = self._members[name]
+        if alone:
+            self._alone.began(member)
+        return member.places.add(name, is_alone=alone)
 
     def ended(self, flight: Flight) -> float:
         """A request ended or was given up: the mean number in flight there while it was, itself included."""
-        return self._members[flight.endpoint].places.remove(flight)
+        member = self._members[flight.endpoint]
+        mean = member.places.remove(flight)
+        if flight.is_alone:
+            self._alone.ended(member)
+        return mean
 
     def succeeded(self, name: str) -> None:
         """A request was finished there."""
@@ -61,7 +93,36 @@ class Fleet:
 
     def failed(self, name: str, error: AlphaloopError) -> None:
         """A request failed there. Not called for one that was cancelled or is over its deadline."""
-        self._members[name].failed(error)
+        if self._members[name].failed(error):
+            self._deaths.note(name)
+
+    def needs_test(self, flight: Flight, error: AlphaloopError) -> bool:
+        """After `failed`: whether a test of the endpoint has to end before `judge` can tell whose fault it was.
+
+        One is due then, or under way. It is not waited for where the endpoint is known to be gone, or is retired.
+        """
+        state = self._members[flight.endpoint].circuit.state
+        return state != "retired" and needs_test(error) and self._deaths.in_flight(flight) is None
+
+    def judge(
+        self, job_id: str, flight: Flight, error: AlphaloopError, test: AlphaloopError | None = None
+    ) -> Verdict | None:
+        """What happens to a job whose request failed, after `failed`.
+
+        Where `needs_test` said so, after the next `tested` of that endpoint, whose error `test` is; None: it passed.
+        No verdict yet: a job was alone where a server died, and it is not known if all servers are gone, so that it was
+        the network; ask again after each `tested`.
+        """
+        if needs_test(error) and self._members[flight.endpoint].circuit.state == "retired":
+            test = ModelNotServed()
+        return self._suspicion.judge(job_id, flight, error, test)
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended, so its failures are of no interest any more.
+
+        Not called for one that leaves to be sent again, because it may come back here.
+        """
+        self._suspicion.forget(job_id)
 
     def retired(self, name: str, reason: str) -> None:
         """Another model or other settings stand behind the endpoint's address: it is out until a person looks."""
@@ -79,10 +140,18 @@ class Fleet:
 
     def tested(self, name: str, error: AlphaloopError | None) -> None:
         """The test of the endpoint ended; None: it passed."""
-        self._members[name].tested(error)
+        member = self._members[name]
+        was_down = member.circuit.state == "down"
+        if member.tested(error):
+            self._deaths.note(name)
+        elif error is None and not was_down:
+            self._deaths.passed(name)
 
     def next_change_s(self) -> float | None:
-        """Seconds until time alone changes something: a test is due, or a pause ends. None: nothing is pending."""
+        """Seconds until time alone changes something: a test is due, or a pause ends. None: nothing is pending.
+
+        Look again after each call of `choose` and `failed`, because both can make a test due.
+        """
         now = self._clock()
         tests = [member.circuit.test_due_s for member in self._members.values()]
         pauses = [member.places.paused_until_s for member in self._members.values() if member.places.is_paused]
@@ -96,8 +165,17 @@ class Fleet:
 
     @property
     def num_places(self) -> int:
-        """Requests that may be in flight now, at all endpoints that are open."""
-        return sum(member.places.limit for member in self._members.values() if member.is_open)
+        """Requests that may be in flight now: those that are, and as many as find room."""
+        return self.num_in_flight + sum(
+            max(0, member.places.limit - member.places.num_in_flight)
+            for member in self._members.values()
+            if member.is_open and not member.is_kept
+        )
+
+    @property
+    def num_alone(self) -> int:
+        """Jobs that failed and have to run alone, or do."""
+        return self._suspicion.num_alone
 
     def unavailable(self) -> str | None:
         """Why no job can be sent at all, in words; None where an endpoint is up, if only busy."""
@@ -111,7 +189,18 @@ class Fleet:
 
     def statuses(self) -> tuple[EndpointStatus, ...]:
         """How each endpoint is."""
-        return tuple(member.status(is_for_suspect=False) for member in self._members.values())
+        return tuple(member.status() for member in self._members.values())
+
+    def _bound(self, own: Sequence[Member]) -> str | None:
+        found = self._least_loaded(own)
+        for member in own:
+            member.awaited_until_s = self._clock() + ASKS_AGAIN_S if found is None else -math.inf
+        return found
+
+    def _left_to_ordinary(self, members: Sequence[Member]) -> list[Member]:
+        """The endpoints for which no bound request waits."""
+        now = self._clock()
+        return [member for member in members if now >= member.awaited_until_s]
 
     def _least_loaded(self, members: Sequence[Member]) -> str | None:
         free = [member for member in members if member.has_room]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -30,6 +31,12 @@ EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
 _JOBS_FAULT: Final = (MessageError, RequestRefused)
 _INVALID_IN_A_ROW: Final = 3
+
+
+def is_gone(error: AlphaloopError) -> bool:
+    """Whether a test with this error shows that nothing decodes there any more: a server that refuses it is alive."""
+    gone = isinstance(error, ServerUnavailable | ServerFailed | ReplyCut)
+    return gone and not isinstance(error, ServerBusy | ServerLoginRefused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,12 @@ class Member:
         self.endpoint = endpoint
         self.circuit = Circuit(clock=clock, rng=rng)
         self.places = Places(endpoint.max_requests, clock=clock, rng=rng)
+        self.reserved_until_s = -math.inf  #: until then it is kept for a request that has to run alone
+        self.reserved_since_s = -math.inf
+        self.rests_until_s = -math.inf  #: until then it is not kept for another one
+        self.has_suspect = False  #: whether a request runs alone there now
+        self.is_wanted = False  #: whether others would have gone there while it was kept
+        self.awaited_until_s = -math.inf  #: until then its free places are for bound requests
         self._clock = clock
         self._num_invalid = 0
 
@@ -81,41 +94,46 @@ class Member:
         """Requests in flight relative to what it may take now."""
         return self.places.num_in_flight / self.places.limit
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is kept for a request that has to run alone, or has one."""
+        return self.has_suspect or self._clock() < self.reserved_until_s
+
     def succeeded(self) -> None:
         """A request was finished."""
         self._num_invalid = 0
         self.circuit.worked()
         self.places.worked()
 
-    def failed(self, error: AlphaloopError) -> None:
-        """A request failed."""
+    def failed(self, error: AlphaloopError) -> bool:
+        """A request failed. Whether the server has gone away by it."""
         if isinstance(error, _JOBS_FAULT):
             self.succeeded()
         elif isinstance(error, ModelNotServed):
             self.circuit.retire(reason_of(error))
         elif isinstance(error, ServerBusy):
             if self.places.refused(error.retry_after_s):
-                self.circuit.down(reason_of(error), is_death=False)
+                self.circuit.down(reason_of(error))
         elif isinstance(error, DOUBTFUL):
             self._doubt(error)
         elif isinstance(error, ServerUnavailable):
-            self.circuit.down(reason_of(error), is_death=not isinstance(error, ServerLoginRefused))
+            return self.circuit.down(reason_of(error)) and is_gone(error)
+        return False
 
-    def tested(self, error: AlphaloopError | None) -> None:
-        """A test ended."""
+    def tested(self, error: AlphaloopError | None) -> bool:
+        """A test ended. Whether it shows that the server has gone away."""
         if isinstance(error, ModelNotServed):
             self.circuit.retire(reason_of(error))
         elif isinstance(error, ServerBusy) and self.circuit.state != "down":
             self.circuit.passed()  # it answers
             self.places.refused(error.retry_after_s)
         elif error is not None:
-            is_death = isinstance(error, ServerUnavailable | ServerFailed | ReplyCut)
-            is_death = is_death and not isinstance(error, ServerLoginRefused | ServerBusy)
-            self.circuit.test_failed(reason_of(error), is_death=is_death)
+            return self.circuit.test_failed(reason_of(error)) and is_gone(error)
         elif self.circuit.passed():
             self.places.start_slowly()
+        return False
 
-    def status(self, *, is_for_suspect: bool) -> EndpointStatus:
+    def status(self) -> EndpointStatus:
         """How it is now."""
         state, places = self.circuit.state, self.places
         shown: EndpointState = state
@@ -131,12 +149,12 @@ class Member:
             places.limit if self.is_open else 0,
             self._clock() - self.circuit.since_s,
             self.circuit.reason,
-            is_for_suspect,
+            self.is_kept,
         )
 
     def _doubt(self, error: AlphaloopError) -> None:
         self._num_invalid = self._num_invalid + 1 if isinstance(error, ReplyInvalid) else 0
         if self._num_invalid >= _INVALID_IN_A_ROW:
-            self.circuit.down(reason_of(error), is_death=False)
+            self.circuit.down(reason_of(error))
         else:
             self.circuit.doubt(reason_of(error))

@@ -19,25 +19,15 @@ from alphaloop.errors import (
     ServerSilent,
     ServerUnavailable,
 )
-from worker.servers.fleet import Fleet, FleetEndpoint
+from tests.fixtures.simulated_fleet import Clock
+from worker.servers.alone import ASKS_AGAIN_S
+from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.places import Flight
 
 PLAIN = FleetEndpoint("plain", None, 0, 4)
 PLAIN_2 = FleetEndpoint("plain-2", None, 0, 4)
 NGRAM = FleetEndpoint("ngram", "ngram", 4, 4)
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def pass_s(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 @pytest.fixture
@@ -111,6 +101,46 @@ def test_a_job_avoids_where_it_failed_unless_nothing_else_is_open(clock: Clock) 
     assert {fleet.choose(None, is_bound=True, avoid={"plain"}) for _ in range(20)} == {"plain-2"}
     fleet.failed("plain-2", ServerUnavailable())
     assert fleet.choose(None, is_bound=True, avoid={"plain"}) == "plain"
+
+
+def test_an_endpoint_that_cannot_follow_a_jobs_settings_never_gets_it(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, NGRAM)
+    assert {fleet.choose("ngram", is_bound=False, barred={"ngram"}) for _ in range(20)} == {"plain"}
+    assert fleet.choose(None, is_bound=False, barred={"plain", "ngram"}) is None
+
+
+def test_the_next_free_place_is_for_the_bound_request_that_waits(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, NGRAM)
+    flights = send(fleet, "ngram", 8)
+    assert fleet.choose("ngram", is_bound=True) is None
+    for flight in flights:
+        fleet.ended(flight)
+    assert fleet.choose(None, is_bound=False) == "plain"
+    assert fleet.choose("ngram", is_bound=False) == "plain", "the other route's places are free for it"
+    assert fleet.choose("ngram", is_bound=True) == "ngram"
+    assert fleet.choose("ngram", is_bound=False) == "ngram"
+
+
+def test_a_bound_request_that_asks_no_more_holds_nobody_up_for_long(clock: Clock) -> None:
+    fleet = fleet_of(clock, NGRAM)
+    flights = send(fleet, "ngram", 4)
+    assert fleet.choose("ngram", is_bound=True) is None
+    fleet.ended(flights[0])
+    assert fleet.choose("ngram", is_bound=False) is None
+    clock.pass_s(ASKS_AGAIN_S)
+    assert fleet.choose("ngram", is_bound=False) == "ngram"
+
+
+def test_a_failure_during_a_test_needs_no_second_one(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN)
+    first, second = send(fleet, None, 2)
+    fleet.failed("plain", ServerFailed())
+    assert fleet.needs_test(first, ServerFailed())
+    assert fleet.due_tests() == ("plain",)
+    fleet.failed("plain", ReplyCut())
+    assert fleet.needs_test(second, ReplyCut())
+    fleet.tested("plain", None)
+    assert fleet.due_tests() == ()
 
 
 def test_the_mean_in_flight_is_over_a_requests_life(clock: Clock) -> None:

@@ -1,0 +1,214 @@
+"""Whether a request that failed goes on elsewhere, runs alone, or its job is to blame."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from alphaloop.errors import (
+    AlphaloopError,
+    ConfigError,
+    InvalidField,
+    ModelNotServed,
+    PromptTooLong,
+    ReplyCut,
+    ReplyInvalid,
+    RequestKillsServer,
+    RequestRefused,
+    ServerBusy,
+    ServerFailed,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+    ServerUnreachable,
+)
+from tests.fixtures.simulated_fleet import Clock
+from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.suspicion import Verdict
+
+SAID = [ServerFailed(), ReplyInvalid()]
+LOST = [ReplyCut(), ServerSilent()]
+GONE = ServerUnreachable("no connection")
+
+
+class Three:
+    """Three replicas and one job; a second on the clock between two happenings."""
+
+    def __init__(self, num: int = 3) -> None:
+        self.clock = Clock()
+        self.names = [f"s{number}" for number in range(num)]
+        endpoints = [FleetEndpoint(name, None, 0, 8) for name in self.names]
+        self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
+        self.verdict: Verdict | None = None
+
+    def test(self, **errors: AlphaloopError) -> None:
+        """The tests that are due: those of endpoints in `errors` fail."""
+        for name in self.fleet.due_tests():
+            self.fleet.tested(name, errors.get(name))
+
+    def heal(self) -> None:
+        """Every endpoint is up."""
+        for _ in range(3):
+            self.clock.pass_s(31.0)
+            self.test()
+
+    def fail(self, name: str, error: AlphaloopError, *, alone: bool = False, **tests: AlphaloopError) -> Verdict | None:
+        """The job's request fails there, and then the tests end as `tests` says."""
+        flight = self.fleet.began(name, alone=alone)
+        self.clock.pass_s(1.0)
+        self.fleet.ended(flight)
+        self.fleet.failed(name, error)
+        if self.fleet.needs_test(flight, error):
+            self.test(**tests)
+        self.verdict = self.fleet.judge("job", flight, error, tests.get(name))
+        if self.verdict is None:
+            self.test(**tests)
+            self.verdict = self.fleet.judge("job", flight, error, tests.get(name))
+        else:
+            self.test(**tests)
+        return self.verdict
+
+    def dies(self, name: str, *, alone: bool = False) -> Verdict:
+        """The server dies with the job, and comes back."""
+        verdict = self.fail(name, ReplyCut(), alone=alone, **{name: GONE})
+        assert verdict is not None
+        self.heal()
+        return verdict
+
+    def outage(self, name: str, *, alone: bool = False) -> Verdict:
+        """All servers are gone with the job, and come back."""
+        verdict = self.fail(name, ReplyCut(), alone=alone, **dict.fromkeys(self.names, GONE))
+        assert verdict is not None
+        self.heal()
+        return verdict
+
+
+@pytest.mark.parametrize("error", [PromptTooLong(), RequestRefused(), InvalidField()])
+def test_a_request_that_is_refused_is_its_jobs_fault_for_good(error: AlphaloopError) -> None:
+    assert Three().fail("s0", error) == Verdict("blame", error, is_final=True)
+
+
+@pytest.mark.parametrize("error", [ServerUnreachable(), ServerBusy(), ServerLoginRefused(), ModelNotServed()])
+def test_nothing_is_said_against_a_job_that_no_server_worked_on(error: AlphaloopError) -> None:
+    three = Three()
+    for _ in range(50):
+        assert three.fail("s0", error) == Verdict("again", error)
+        three.heal()
+
+
+def test_an_error_that_is_no_servers_is_the_jobs() -> None:
+    error = ConfigError()
+    assert Three().fail("s0", error) == Verdict("blame", error)
+
+
+@pytest.mark.parametrize("error", SAID)
+def test_what_a_healthy_server_says_of_a_job_is_blamed_the_second_time(error: AlphaloopError) -> None:
+    three = Three()
+    assert three.fail("s0", error) == Verdict("again", error, avoid=frozenset({"s0"}))
+    assert three.fail("s1", error) == Verdict("blame", error)
+
+
+@pytest.mark.parametrize("error", LOST)
+def test_what_is_lost_though_servers_are_well_is_tried_alone_and_blamed_the_third_time(error: AlphaloopError) -> None:
+    three = Three()
+    assert three.fail("s0", error) == Verdict("again", error, avoid=frozenset({"s0"}))
+    assert three.fail("s1", error) == Verdict("alone", error, avoid=frozenset({"s0", "s1"}))
+    assert three.fleet.num_alone == 1
+    assert three.fail("s2", error, alone=True) == Verdict("blame", error)
+    three.fleet.forget("job")
+    assert three.fleet.num_alone == 0
+
+
+def test_a_server_too_busy_for_its_test_is_well() -> None:
+    three = Three()
+    assert three.fail("s0", ServerFailed(), s0=ServerBusy()) is not None
+    verdict = three.fail("s1", ServerFailed(), s1=ServerBusy())
+    assert verdict is not None
+    assert verdict.action == "blame"
+
+
+@pytest.mark.parametrize("test", [ServerLoginRefused(), ModelNotServed(), ReplyInvalid()])
+def test_a_server_that_is_wrong_for_all_says_nothing_against_a_job(test: AlphaloopError) -> None:
+    three = Three()
+    for name in three.names:
+        verdict = three.fail(name, ServerFailed(), **{name: test})
+        assert verdict is not None
+        assert (verdict.action, verdict.avoid) == ("again", frozenset())
+
+
+def test_a_request_that_kills_servers_runs_alone_and_is_then_blamed_for_good() -> None:
+    three = Three()
+    assert three.dies("s0").action == "again"
+    verdict = three.dies("s1")
+    assert (verdict.action, verdict.avoid) == ("alone", frozenset()), (
+        "those have just started, and are the better for it"
+    )
+    verdict = three.dies("s0", alone=True)
+    assert (verdict.action, verdict.avoid) == ("alone", frozenset({"s0"}))
+    verdict = three.dies("s2", alone=True)
+    assert (verdict.action, verdict.is_final) == ("blame", True)
+    assert isinstance(verdict.error, RequestKillsServer)
+    assert verdict.error.message == "2 times a server died while it worked on this request alone: s0, s2"
+
+
+def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() -> None:
+    three, error = Three(), ServerUnavailable("the server answered 502")
+    verdicts = []
+    for name, alone in (("s0", False), ("s1", False), ("s2", True), ("s0", True)):
+        verdicts.append(three.fail(name, error, alone=alone, **{name: error}))
+        three.heal()
+    assert [verdict and verdict.action for verdict in verdicts] == ["again", "alone", "alone", "blame"]
+
+
+def test_a_request_that_never_reached_the_dead_server_is_no_suspect() -> None:
+    three = Three()
+    for _ in range(20):
+        assert three.fail("s0", GONE) == Verdict("again", GONE)
+        three.heal()
+    assert three.fleet.num_alone == 0
+
+
+def test_an_outage_of_all_counts_against_nobody_until_it_has_followed_the_job_again_and_again() -> None:
+    three = Three()
+    assert [three.outage("s0").action for _ in range(11)] == ["again"] * 10 + ["alone"]
+    assert [three.outage("s1", alone=True).action for _ in range(2)] == ["alone", "alone"]
+    verdict = three.outage("s2", alone=True)
+    assert (verdict.action, verdict.is_final) == ("blame", False)
+
+
+def test_a_death_alone_is_judged_once_the_other_servers_are_known_to_be_well() -> None:
+    three = Three()
+    three.dies("s0")
+    three.dies("s1")
+    flight = three.fleet.began("s2", alone=True)
+    three.clock.pass_s(1.0)
+    three.fleet.ended(flight)
+    three.fleet.failed("s2", ReplyCut())
+    assert three.fleet.due_tests() == ("s2",)
+    three.fleet.tested("s2", GONE)
+    assert three.fleet.judge("job", flight, ReplyCut(), GONE) is None
+    assert set(three.fleet.due_tests()) == {"s0", "s1"}
+    three.fleet.tested("s0", GONE)
+    assert three.fleet.judge("job", flight, ReplyCut(), GONE) is None
+    three.fleet.tested("s1", None)
+    verdict = three.fleet.judge("job", flight, ReplyCut(), GONE)
+    assert verdict is not None
+    assert verdict.action == "alone"
+
+
+def test_the_only_server_dies_without_a_witness() -> None:
+    one = Three(num=1)
+    actions = [one.dies("s0", alone=number > 1).action for number in range(4)]
+    assert actions == ["again", "alone", "alone", "blame"]
+
+
+def test_a_suspect_avoids_servers_that_die_without_it() -> None:
+    three = Three()
+    for _ in range(2):
+        three.fleet.failed("s2", ServerFailed())
+        three.test(s2=GONE)
+        three.heal()
+    three.dies("s0")
+    assert three.dies("s1").avoid == frozenset({"s2"})
