@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from worker.engine import Generation, PreparedJob, TokenDelta
@@ -21,9 +21,8 @@ class Request:
     barred: frozenset[str] = frozenset()  #: endpoints that cannot follow its settings
     max_tokens: int = 0  #: of the text; lowered where the server's context leaves less
     num_deltas: int = 0  #: pieces of text that are out
-    failed_on: set[str] = field(default_factory=set)  #: endpoints on which it failed
-    num_failures: int = 0  #: on servers that were well afterwards
-    must_be_alone: bool = False  #: servers died with it, so nothing else may run where it runs
+    avoid: frozenset[str] = frozenset()  #: endpoints on which it failed
+    must_be_alone: bool = False  #: nothing else may run where it runs, because servers died with it
     task: asyncio.Task[None] | None = None
     is_dropped: bool = False
 

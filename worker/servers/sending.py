@@ -19,8 +19,6 @@ from worker.engine import TokenDelta
 from worker.served import FailedRequest
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import DOUBTFUL
-from worker.servers.judging import Judge, Verdict
 from worker.servers.places import Flight
 from worker.servers.preparing import TokenEstimate
 from worker.servers.reading import Reply
@@ -55,7 +53,6 @@ class Sending:
         self._tokens = tokens
         self._tell = tell
         self._clock = clock
-        self._judge = Judge()
         self._line: list[Request] = []
         self._on_their_way: set[Request] = set()
         self._tests = tests
@@ -68,6 +65,7 @@ class Sending:
     def drop(self, request: Request) -> None:
         """Nobody waits for it any more: its connection is closed, so that its server aborts it."""
         request.is_dropped = True
+        self._fleet.forget(request.job_id)
         if request in self._line:
             self._line.remove(request)
         if request.task is not None:
@@ -94,7 +92,7 @@ class Sending:
             name = self._fleet.choose(
                 request.drafter,
                 is_bound=request.is_bound,
-                avoid=request.failed_on,
+                avoid=request.avoid,
                 barred=request.barred,
                 alone=request.must_be_alone,
             )
@@ -120,9 +118,10 @@ class Sending:
             finally:
                 ended_at, num_beside = self._clock(), self._fleet.ended(flight)
             if isinstance(outcome, AlphaloopError):
-                await self._after(request, name, outcome)
+                await self._after(request, flight, outcome)
             else:
                 self._fleet.succeeded(name)
+                self._fleet.forget(request.job_id)
                 self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
                 sent = Sent(name, self._drafters[name], request.admitted_at, sent_at, ended_at, num_beside)
                 self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
@@ -150,24 +149,29 @@ class Sending:
             self._say(request, Streamed(request, TokenDelta(request.job_id, text, request.num_deltas)))
             request.num_deltas += 1
 
-    async def _after(self, request: Request, name: str, error: AlphaloopError) -> None:
+    async def _after(self, request: Request, flight: Flight, error: AlphaloopError) -> None:
         """What follows a failure: another endpoint, a turn alone, or the job's end."""
-        self._fleet.failed(name, error)
+        name, fleet = flight.endpoint, self._fleet
+        fleet.failed(name, error)
         self._dispatch()  # others need not wait for the test
-        test = await self._tests.of(name) if isinstance(error, DOUBTFUL) else None
-        verdict = self._judge.judge(request, error, test)
-        if verdict is Verdict.REFUSED and isinstance(error, RequestRefused) and self._has_other_route(request, name):
-            verdict = Verdict.ELSEWHERE
-        told = {"action": "request_failed", "endpoint": name, "job_id": request.job_id, "code": error.code}
-        log.warning("%s: %s", verdict.value, error.message, extra=told)
-        request.failed_on.add(name)
-        if verdict in (Verdict.BLAMED, Verdict.REFUSED):
-            failure = FailedRequest(request.job_id, error, is_final=verdict is Verdict.REFUSED)
+        test = await self._tests.of(name) if fleet.needs_test(flight, error) else None
+        verdict = fleet.judge(request.job_id, flight, error, test)
+        while verdict is None:  # not known until tests of other endpoints have ended
+            await self._tests.next_end()
+            verdict = fleet.judge(request.job_id, flight, error, test)
+        is_blamed = verdict.action == "blame"
+        if is_blamed and isinstance(error, RequestRefused) and self._has_other_route(request, name):
+            is_blamed = False
+        told = {"action": f"request_{verdict.action}", "endpoint": name, "job_id": request.job_id, "code": error.code}
+        log.warning("a request failed: %s", error.message, extra=told)
+        if is_blamed:
+            fleet.forget(request.job_id)
+            failure = FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final)
             self._say(request, Failed(request, failure))
         elif request.num_deltas:
             self._say(request, Interrupted(request))
         elif not request.is_dropped:
-            request.must_be_alone = verdict is Verdict.ALONE
+            request.avoid, request.must_be_alone = verdict.avoid, verdict.action == "alone"
             self._line.insert(0, request)
 
     def _has_other_route(self, request: Request, name: str) -> bool:

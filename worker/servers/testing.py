@@ -38,6 +38,7 @@ class Tests:
         self._clients, self._endpoints, self._fleet = clients, endpoints, fleet
         self._known = dict(known)
         self._running: dict[str, asyncio.Task[AlphaloopError | None]] = {}
+        self._ended = asyncio.Event()
 
     def begin(self, name: str) -> asyncio.Task[AlphaloopError | None]:
         """The test of an endpoint that runs, or a new one."""
@@ -48,6 +49,10 @@ class Tests:
     async def of(self, name: str) -> AlphaloopError | None:
         """What the test found; None: the server is well. Cancelling the caller leaves the test to others."""
         return await asyncio.shield(self.begin(name))
+
+    async def next_end(self) -> None:
+        """Return when a test has ended."""
+        await self._ended.wait()
 
     async def _test(self, name: str) -> AlphaloopError | None:
         was_down = any(status.name == name and status.state == "down" for status in self._fleet.statuses())
@@ -66,6 +71,8 @@ class Tests:
             return None
         finally:
             del self._running[name]
+            self._ended.set()
+            self._ended = asyncio.Event()
 
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words."""
