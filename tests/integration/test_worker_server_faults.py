@@ -1,0 +1,133 @@
+"""A thousand jobs while servers die, hang, refuse, fail and cut their replies: each ends once, with its text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import Result, Status
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import Answer, Connection, head, whole
+from tests.fixtures.models import VANILLA, make_job
+from tests.fixtures.served_engine import ServedEngine, engine_over
+from tests.fixtures.worker import Client, running_worker
+from worker.engine import Sampling
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+NUM_JOBS: Final = 1000
+NUM_PROMPTS: Final = 20
+MAX_TOKENS: Final = 24
+
+
+async def dies(connection: Connection) -> None:
+    """As a process that is killed: the connection breaks."""
+    connection.reset()
+
+
+async def hangs(connection: Connection) -> None:
+    """As a process that is stopped: nothing comes, and the connection stays."""
+    await connection.left()
+
+
+async def cuts(connection: Connection) -> None:
+    """The reply ends in its middle."""
+    content = b'{"model": "fake", "choices": [{"index": 0, "te'
+    await connection.send(head(Content_Length="400") + content)
+    connection.reset()
+
+
+async def answers_nonsense(connection: Connection) -> None:
+    """Another program listens there."""
+    await whole({"greeting": "hello"})(connection)
+
+
+FAULTS: Final[tuple[Answer, ...]] = (
+    dies,
+    whole({"error": {"message": "later", "type": "rate_limit_exceeded", "code": 429}}, 429, Retry_After="1"),
+    hangs,
+    whole({"error": {"message": "oops", "type": "InternalServerError", "code": 500}}, 500),
+    cuts,
+    answers_nonsense,
+    whole({"error": {"message": "gone", "type": "ServiceUnavailable", "code": 503}}, 503),
+)
+
+
+@dataclass
+class Faults:
+    """Spoils one server after the other as results come: each fault lasts for some results."""
+
+    servers: list[ServedEngine]
+    met: set[int] = field(default_factory=set)  #: numbers of the faults that a request met
+
+    def on(self, records: list[Record]) -> bool:
+        """Called with all results so far; whether they are enough."""
+        num_results = len({record.key for record in records})
+        phase = num_results * 2 * len(FAULTS) // NUM_JOBS
+        fault = self._counted(phase // 2) if phase % 2 == 0 and phase // 2 < len(FAULTS) else None
+        for number, server in enumerate(self.servers):
+            server.answer = fault if number == (phase // 2) % len(self.servers) else None
+        return num_results >= NUM_JOBS
+
+    def _counted(self, number: int) -> Answer:
+        async def answer(connection: Connection) -> None:
+            self.met.add(number)
+            await FAULTS[number](connection)
+
+        return answer
+
+
+def prompt(number: int) -> str:
+    return f"complete function number {number % NUM_PROMPTS} of them"
+
+
+def expected_texts() -> dict[int, str]:
+    """What the servers' engine says to each prompt."""
+    engine, texts = FakeEngine(), dict[int, str]()
+    for number in range(NUM_PROMPTS):
+        sampling = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
+        engine.admit(engine.prepare(make_job(prompt(number), number), sampling), VANILLA)
+        while engine.load().num_running:
+            for generation in engine.step().finished:
+                texts[number] = generation.text
+    return texts
+
+
+def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Settings, database: Database) -> None:
+    servers = {
+        "plain-1": ServedEngine(FakeEngine(num_slots=8)),
+        "plain-2": ServedEngine(FakeEngine(num_slots=8)),
+        "speculative": ServedEngine(FakeEngine(num_slots=8), "lookup", 4),
+    }
+    client = Client(worker_settings)
+    faults = Faults(list(servers.values()))
+    jobs = [
+        json.dumps(
+            {"job_id": f"job-{n}", "prompt": prompt(n), "max_tokens": MAX_TOKENS, "stream": n % 10 == 0}
+        ).encode()
+        for n in range(NUM_JOBS)
+    ]
+    with engine_over(servers, answer_s=1.0, silence_s=1.0) as engine, running_worker(worker_settings, engine):
+        client.send("code", jobs)
+        records = client.read([RESULTS], faults.on)
+    results = [Result.decode(record.value or b"") for record in records]
+    assert sorted({result.job_id for result in results}) == sorted(f"job-{n}" for n in range(NUM_JOBS))
+    assert len(results) == NUM_JOBS, "no result is published twice while no process dies"
+    assert faults.met == set(range(len(FAULTS))), "a fault that no request met shows nothing"
+    texts = expected_texts()
+    for result in results:
+        assert result.status is Status.SUCCEEDED, (result.job_id, result.error)
+        assert result.text == texts[int(result.job_id.removeprefix("job-")) % NUM_PROMPTS]
+    with database.begin() as connection:
+        numbers = "SELECT count(*), count(DISTINCT job_id) FROM decode_runs"
+        assert tuple(connection.execute(text(numbers)).one()) == (NUM_JOBS, NUM_JOBS)
+        lost = "SELECT count(*) FROM jobs WHERE outcome IS NULL"
+        assert connection.execute(text(lost)).scalar_one() == 0
