@@ -5,10 +5,12 @@ Counts are reported, not rates: α_i is `accepts[i] / trials[i]`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from alphaloop.messages.job import Purpose
 from alphaloop.messages.reference import ContentReference
@@ -126,3 +128,11 @@ class Result(_Part):
     def decode(cls, value: bytes) -> Result:
         """The result from its JSON; raises pydantic's ValidationError on anything else."""
         return cls.model_validate_json(value)
+
+
+def encode_fields(fields: Mapping[str, Any]) -> bytes:
+    """What `Result.encode` returns of a result with these fields, in a quarter of the time: nothing is validated.
+
+    The caller gives every field of the model that is not None, enums as their values.
+    """
+    return to_json(fields)
