@@ -20,7 +20,6 @@ from alphaloop.store.claims import (
     ClaimRequest,
     ClaimState,
     claimed,
-    request_values,
     unclaimed,
 )
 from alphaloop.store.database import Database
@@ -121,8 +120,8 @@ class JobStore:
         self, requests: Collection[ClaimRequest], owner: str, lease_s: float, max_attempts: int, *, alone: bool
     ) -> dict[str, Claim]:
         """The answers of those that can be claimed now; one request a job."""
-        by_column = zip(*map(request_values, requests), strict=True)
-        columns = {name: list(values) for name, values in zip(ClaimRequest.__slots__, by_column, strict=True)}
+        by_column = zip(*requests, strict=True)
+        columns = {name: list(values) for name, values in zip(ClaimRequest._fields, by_column, strict=True)}
         given = {"owner": owner, "lease_s": lease_s, "max_attempts": max_attempts, "alone": alone}
         with self._database.single() as connection:
             rows = driver_of(connection).execute(_CLAIM, columns | given)

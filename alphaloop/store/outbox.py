@@ -8,8 +8,7 @@ they are published together; their bytes are in `jobs`. alphaloop.store.refused_
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, func, select
 
@@ -33,8 +32,7 @@ _TAKE_OVER: Final = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxMessage:
+class OutboxMessage(NamedTuple):
     """A result to be published; `id` is its row, which messages of one transaction share.
 
     `headers` are those that the job's message hands on to it.

@@ -13,8 +13,7 @@ from typing import Final, NoReturn
 
 from alphaloop.errors import BrokerError, MessageRefused, StoreValueRefused, TopicUnavailable
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import result_headers
-from alphaloop.messages.headers import encoded
+from alphaloop.messages.headers import encoded_result_headers
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from worker.intake.polling import Delivery, Intake
 from worker.jobs.chunks import ChunkSender
@@ -193,4 +192,5 @@ def _outgoing(publication: Recorded | AnswerAgain) -> list[Outgoing]:
 
 
 def _message(result: OutboxMessage) -> Message:
-    return Message(result.topic, result.key, result.value, encoded(result_headers(result.job_id, result.headers)))
+    headers = encoded_result_headers(result.key or b"", result.headers)
+    return Message(result.topic, result.key, result.value, headers)

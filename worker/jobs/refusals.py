@@ -89,7 +89,7 @@ class RefusedResults:
                 self._tell(job_id, why[job_id], OnRefusal.SET_ASIDE)
         for row_id, results in replaced.items():
             for job_id in sorted(self._store.replace(row_id, results)):
-                message = dataclasses.replace(messages[job_id], value=results[job_id])
+                message = messages[job_id]._replace(value=results[job_id])
                 instead.append(Outgoing(message, OnRefusal.SET_ASIDE))
                 self._tell(job_id, why[job_id], OnRefusal.REPLACE)
         return instead
@@ -118,7 +118,7 @@ class RefusedResults:
                 continue
             value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
             if self._store.refer(message.id, {result.job_id: value}, {result.job_id: url}):
-                instead.append(dataclasses.replace(outgoing, message=dataclasses.replace(message, value=value)))
+                instead.append(dataclasses.replace(outgoing, message=message._replace(value=value)))
                 self._count(_code(error), BY_REFERENCE)
         return instead, left
 

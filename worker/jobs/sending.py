@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageRefused
 from alphaloop.liveness import beat
@@ -35,8 +34,7 @@ class Sender(Protocol):
     def poll(self, timeout_s: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A Kafka message."""
 
     topic: str
