@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alphaloop.acceptance import sampling_bucket
 
@@ -23,6 +23,16 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    bucket: str = field(init=False, compare=False, repr=False)  #: which settings share evidence
+
+    def __post_init__(self) -> None:
+        bucket = sampling_bucket(
+            self.temperature,
+            is_cut=self.is_cut,
+            is_reproducible=self.is_reproducible,
+            is_adjusted=self.is_adjusted,
+        )
+        object.__setattr__(self, "bucket", bucket)
 
     @property
     def is_adjusted(self) -> bool:
@@ -40,13 +50,3 @@ class Sampling:
     def is_reproducible(self) -> bool:
         """Whether tokens are drawn so that the seed alone decides the text, however the job is decoded."""
         return self.seed is not None and self.temperature > 0
-
-    @property
-    def bucket(self) -> str:
-        """Which settings share evidence."""
-        return sampling_bucket(
-            self.temperature,
-            is_cut=self.is_cut,
-            is_reproducible=self.is_reproducible,
-            is_adjusted=self.is_adjusted,
-        )

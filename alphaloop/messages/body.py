@@ -159,8 +159,11 @@ class Body(BaseModel):
         if (self.messages is None) == (self.prompt is None):
             found = "neither" if self.messages is None else "both"
             raise ValueError(f"expected either messages or prompt, found {found}")
-        if self.messages is not None and all(_is_blank(message.content) for message in self.messages):
-            raise ValueError("expected at least one message with text, found only empty ones")
-        if self.prompt is not None and _is_blank(self.prompt):
-            raise ValueError("expected a prompt with text, found only white space")
-        return self
+        if self.prompt is not None:
+            if _is_blank(self.prompt):
+                raise ValueError("expected a prompt with text, found only white space")
+            return self
+        for message in self.messages or ():
+            if not _is_blank(message.content):
+                return self
+        raise ValueError("expected at least one message with text, found only empty ones")

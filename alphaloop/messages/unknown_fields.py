@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from alphaloop.errors import InvalidField
 from alphaloop.messages.body import UNSUPPORTED, Body
+from alphaloop.messages.job import Job
 
 #: Fields of OpenAI's requests, and of clients of vLLM, that change nothing in the text of a job.
 HARMLESS: Final = (
@@ -29,6 +30,7 @@ HARMLESS: Final = (
 )
 
 _IN_BODY: Final = frozenset(Body.model_fields) | {"max_completion_tokens"} | frozenset(UNSUPPORTED)
+_OF_A_JOB: Final = _IN_BODY | frozenset(Job.model_fields)
 #: Columns of data sets are often called like these.
 _BESIDE_PROMPT: Final = _IN_BODY - {"model", "messages", "prompt", "suffix", "echo", "n"}
 #: A name that may be repeated: another one may be prompt text.
@@ -49,6 +51,8 @@ def refuse_unknown(fields: Mapping[str, Any], ignored: Collection[str]) -> None:
     if isinstance(body, dict):
         for name in _unknown(body, ignored):
             raise _refusal(name, _nearest(name, _IN_BODY), within="body.")
+    if fields.keys() <= _OF_A_JOB:
+        return
     for name in islice(_unknown(fields, ignored), _MOST_COMPARED):
         if (nearest := _nearest(name, _BESIDE_PROMPT)) is not None:
             raise _refusal(name, nearest, within="")

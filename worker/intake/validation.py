@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from alphaloop.errors import InvalidField, UnknownTask
@@ -196,22 +197,24 @@ class Validation:
 def sampling_of(job: Job, task: TaskSettings) -> Sampling:
     """The job's own settings, and its task's settings for the others."""
     body = job.body
-    return Sampling(
-        max_tokens=_given(body.max_tokens, task.max_tokens),
-        temperature=_given(body.temperature, task.temperature),
-        top_p=_given(body.top_p, task.top_p),
-        top_k=max(0, _given(body.top_k, task.top_k)),
-        min_p=_given(body.min_p, task.min_p),
-        repetition_penalty=_given(body.repetition_penalty, task.repetition_penalty),
-        frequency_penalty=body.frequency_penalty or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        logit_bias=tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items()))
-        if body.logit_bias
-        else (),
-        seed=body.seed,
-        stop=body.stop,
-        stop_token_ids=body.stop_token_ids,
+    return _sampling(
+        _given(body.max_tokens, task.max_tokens),
+        _given(body.temperature, task.temperature),
+        _given(body.top_p, task.top_p),
+        max(0, _given(body.top_k, task.top_k)),
+        _given(body.min_p, task.min_p),
+        _given(body.repetition_penalty, task.repetition_penalty),
+        body.frequency_penalty or 0.0,
+        body.presence_penalty or 0.0,
+        tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items())) if body.logit_bias else (),
+        body.seed,
+        body.stop,
+        body.stop_token_ids,
     )
+
+
+#: Most jobs of a task have the same settings, so these are made once.
+_sampling: Final = lru_cache(maxsize=1024)(Sampling)
 
 
 def _given(value: Value | None, default: Value) -> Value:

@@ -12,12 +12,14 @@ from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.messages import (
     ChatMessage,
     Decoding,
+    Job,
     Origin,
     Purpose,
     dead_letter,
     derived_job_id,
     parse_job,
 )
+from alphaloop.messages.unknown_fields import refuse_unknown
 from tests.fixtures.parsing import ORIGIN, SECRET_PROMPT, read
 
 
@@ -81,6 +83,12 @@ def test_what_a_job_lacks_is_told(value: bytes, field: str, message: str) -> Non
 def test_a_setting_lists_the_unknown_fields_that_are_dropped() -> None:
     value = b'{"body": {"prompt": "x", "reasoning": "high"}}'
     parse_job(value, Origin("c", "jobs.code", 0, 0), task="code", ignored={"reasoning"})
+
+
+@pytest.mark.parametrize("name", sorted(Job.model_fields))
+def test_no_field_of_a_job_is_taken_for_a_misspelt_one(name: str) -> None:
+    # Known names are not compared, so this holds for all others too.
+    refuse_unknown({"prompt": "x", name: 1, "column": 2}, ())
 
 
 @pytest.mark.parametrize(
