@@ -59,11 +59,18 @@ class CostState:
     def _corrected(self, point: CostPoint, its: Deviation) -> CostPoint:
         level = self.levels[point.drafter]
         estimate = LogEstimate(level.mean + its.mean, level.variance + its.variance)
-        return replace(
-            point,
-            correction=estimate.factor,
-            correction_variance=estimate.variance,
-            num_corrections=point.num_corrections + its.num_rounds,
+        # Not by `replace`, which takes twice as long: a decision corrects every point.
+        return CostPoint(
+            point.drafter,
+            point.batch,
+            point.width,
+            point.median_ms,
+            point.num_samples,
+            point.context,
+            point.kind,
+            estimate.factor,
+            point.num_corrections + its.num_rounds,
+            estimate.variance,
         )
 
 

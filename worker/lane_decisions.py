@@ -39,7 +39,8 @@ def decide_lane(
         extra = {"action": "decide_failed", "task": lane.task}
         log.error("not decided, so decoded vanilla", exc_info=error, extra=extra)
         decisions = [_vanilla(error)] * len(jobs)
-    components.metrics.decided(lane.task, max(decisions, key=list(decisions).count))
+    most = decisions[0] if len(set(map(id, decisions))) == 1 else max(decisions, key=list(decisions).count)
+    components.metrics.decided(lane.task, most)
     return decisions
 
 

@@ -20,12 +20,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from alphaloop.cost_doubt import LogEstimate
+from alphaloop.cost_state import Deviation
 from worker.costs.median import ExponentialMedian
 
 Shape = TypeVar("Shape", bound=Hashable)
+
+_NONE: Final = Deviation(0.0, 0.0, 0)
 
 
 class Correction(Generic[Shape]):
@@ -82,14 +85,10 @@ class Correction(Generic[Shape]):
         """Whether the level follows its own rounds rather than the value from before them."""
         return self._level.first_share < 0.5
 
-    def deviation(self, shape: Shape) -> LogEstimate:
+    def deviation(self, shape: Shape) -> Deviation:
         """How much slower than the level this shape is."""
         median = self._deviations.get(shape)
-        return LogEstimate(0.0, 0.0) if median is None else LogEstimate(median.value, median.variance)
-
-    def num_rounds(self, shape: Shape) -> int:
-        """Rounds nearest to this shape that its deviation rests on."""
-        return self._deviations[shape].num_values if shape in self._deviations else 0
+        return _NONE if median is None else Deviation(median.value, median.variance, median.num_values)
 
     def _deviation(self, shape: Shape) -> float:
         return self._deviations[shape].value if shape in self._deviations else 0.0

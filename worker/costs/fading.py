@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final, Generic, NamedTuple
 
 from alphaloop.cost_doubt import LogEstimate, faded, num_half_lives
+from alphaloop.cost_state import Deviation
 from worker.costs.correction import Correction, Shape
 
 #: A pause of fewer half-lives does not count, because other tasks' rounds cause short pauses.
@@ -68,13 +69,9 @@ class FadingCorrection(Generic[Shape]):
         level = self._correction.level
         return level if towards is None else faded(level, towards, self._half_lives_unused(now))
 
-    def deviation(self, shape: Shape) -> LogEstimate:
+    def deviation(self, shape: Shape) -> Deviation:
         """How much slower than the level this shape is."""
         return self._correction.deviation(shape)
-
-    def num_rounds(self, shape: Shape) -> int:
-        """Rounds nearest to this shape that its deviation rests on."""
-        return self._correction.num_rounds(shape)
 
     def _half_lives_unused(self, now: Moment) -> float:
         since = self._used_at

@@ -11,7 +11,7 @@ from typing import Final
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.cost_doubt import LogEstimate
-from alphaloop.cost_state import CostBasis, CostState, Deviation, with_shared_weights
+from alphaloop.cost_state import CostBasis, CostState, with_shared_weights
 from alphaloop.errors import StoreError
 from worker.costs.fading import FadingCorrection, Moment
 from worker.engine import Step
@@ -215,13 +215,8 @@ class LiveCosts:
         return CostState(
             self._basis,
             {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()},
-            tuple(self._deviation(point) for point in self._points),
+            tuple(self._corrections[point.drafter].deviation(point) for point in self._points),
         )
-
-    def _deviation(self, point: CostPoint) -> Deviation:
-        its = self._corrections[point.drafter]
-        deviation = its.deviation(point)
-        return Deviation(deviation.mean, deviation.variance, its.num_rounds(point))
 
     def _now(self) -> Moment:
         return Moment(self._clock(), self._num_rounds)

@@ -101,6 +101,9 @@ class Steering:
             if setting.drafter and setting.num_draft_tokens and _is_free(job):
                 treatment = Treatment(setting.drafter, setting.num_draft_tokens)
                 votes.setdefault(_subject_of(job), Counter())[treatment] += 1
+        if not votes:
+            self._treatments, self._on_trial, self._expected = {}, {}, {}
+            return
         self._treatments = {subject: max(counts, key=lambda t: counts[t]) for subject, counts in votes.items()}
         self._on_trial = {job.job_id: _subject_of(job) for job in jobs if self._may_be_on_trial(job)}
         # Jobs that were decided together share a decision.

@@ -112,8 +112,10 @@ class WaitingJobs(Generic[Item]):
 
     def is_measured_first(self) -> bool:
         """Whether the first job of all is a probe or a control."""
-        first = min((heap[0][:2] for heap in self._measured.values()), default=None)
-        return first is not None and (not self._traffic or first < self._traffic[0][:2])
+        if not self._measured:  # nearly always
+            return False
+        first = min(heap[0][:2] for heap in self._measured.values())
+        return not self._traffic or first < self._traffic[0][:2]
 
     def num_measured(self, lane: LaneKey) -> int:
         """How many jobs wait in a measured lane."""

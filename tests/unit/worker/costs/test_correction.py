@@ -90,8 +90,8 @@ def test_a_shape_calibrated_in_a_bad_moment_is_told_from_a_slow_device(rng: rand
         shape = rng.choice(("narrow", "wide"))
         correction.observe(shape, drawn() * (1.6 if shape == "wide" else 1.0))
     assert factor(correction, "wide") / factor(correction, "narrow") == pytest.approx(1.6, rel=0.15)
-    assert correction.num_rounds("wide") > 300
-    assert correction.num_rounds("seldom") == 0
+    assert correction.deviation("wide").num_rounds > 300
+    assert correction.deviation("seldom").num_rounds == 0
 
 
 def test_what_was_learned_before_a_restart_is_where_the_next_life_begins() -> None:
