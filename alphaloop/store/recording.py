@@ -13,35 +13,31 @@ from sqlalchemy import Connection
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
-from alphaloop.store.copying import array_text, copy_rows
+from alphaloop.store.copying import NULL, array_field, copy_lines, fields_of
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.exchange import one_exchange
 from alphaloop.store.hourly_sums import add_to_hours
 from alphaloop.store.partitions import KnownDays, utc_day
 from alphaloop.tables import decode_runs, evidence_rows
 
-_KEY: Final = EvidenceKey.__slots__
-_COUNTS: Final = AcceptanceCounts.__slots__
-#: Of a run, as COPY takes them. Moments and ids, which repeat, and arrays are written as text by `_Written`.
-_PLAIN: Final = tuple(
-    name
-    for name in DecodeRun.__slots__
-    if name not in ("key", "counts", "chances", "decoded_at", "decode_batch_id", "is_counted")
+_COUNTED: Final = (
+    *("ledger_id", "recorded_in", "recorded_at", "job_id", "decoded_at"),
+    *EvidenceKey.__slots__,
+    *AcceptanceCounts.__slots__,
+    "chances",
 )
-_POSITION: Final = ("ledger_id", "recorded_in", "recorded_at", "job_id", "decoded_at")
-_COUNTED: Final = (*_KEY, *_COUNTS, "chances")
-_RUN_COLUMNS: Final = (*_POSITION, *_COUNTED, "attempt", "is_evidence", "decode_batch_id", *_PLAIN)
-_EVIDENCE_COLUMNS: Final = (
-    *_POSITION,
+_RUN_COLUMNS: Final = (
     *_COUNTED,
-    "source",
-    "is_whole",
-    "num_draft_tokens",
-    "num_prompt_tokens",
-    "num_output_tokens",
+    *("attempt", "is_evidence", "decode_batch_id"),
+    *("purpose", "mode", "reason", "device"),
+    *("num_draft_tokens", "num_prompt_tokens", "num_tokens", "batch_size"),
+    *("queue_s", "time_to_first_token_s", "wall_s", "device_s"),
 )
-_key_values: Final[Callable[[EvidenceKey], tuple[object, ...]]] = attrgetter(*_KEY)
-_plain_values: Final[Callable[[DecodeRun], tuple[object, ...]]] = attrgetter(*_PLAIN)
+_EVIDENCE_COLUMNS: Final = (
+    *_COUNTED,
+    *("source", "is_whole", "num_draft_tokens", "num_prompt_tokens", "num_output_tokens"),
+)
+_key_values: Final[Callable[[EvidenceKey], tuple[str, ...]]] = attrgetter(*EvidenceKey.__slots__)
 
 
 def record_counts(
@@ -74,9 +70,9 @@ def record_counts(
     for job in jobs:
         rows.add(job, ledger_ids)
     if rows.runs:
-        copy_rows(connection, decode_runs, _RUN_COLUMNS, rows.runs)
+        copy_lines(connection, decode_runs, _RUN_COLUMNS, rows.runs)
     if rows.evidence:
-        copy_rows(connection, evidence_rows, _EVIDENCE_COLUMNS, rows.evidence)
+        copy_lines(connection, evidence_rows, _EVIDENCE_COLUMNS, rows.evidence)
     return changed
 
 
@@ -89,51 +85,40 @@ def _ledger_rows(job: JobCounts) -> list[tuple[EvidenceKey, EvidenceSums] | None
 
 
 class _Rows:
-    """The rows of both tables of one transaction, in the order of `_RUN_COLUMNS` and `_EVIDENCE_COLUMNS`."""
+    """The rows of both tables of one transaction as lines for COPY, by `_RUN_COLUMNS` and `_EVIDENCE_COLUMNS`."""
 
     def __init__(self, recorded_in: int, recorded_at: datetime) -> None:
-        self.runs: list[tuple[object, ...]] = []
-        self.evidence: list[tuple[object, ...]] = []
+        self.runs: list[str] = []
+        self.evidence: list[str] = []
+        self._recorded = f"{recorded_in}\t{recorded_at}"
+        # What many rows have in common is written once.
         self._text_of = cache(str)
-        self._recorded = recorded_in, str(recorded_at)
+        self._key_of = cache(lambda key: fields_of(_key_values(key)))
+        self._how_of = cache(lambda *values: fields_of(values))
 
     def add(self, job: JobCounts, ledger_ids: Iterator[int]) -> None:
         """The rows of a job, each with the next ledger_id."""
         if (run := job.run) is not None:
+            first_s = NULL if run.time_to_first_token_s is None else run.time_to_first_token_s
             self.runs.append(
-                (
-                    *self._counted(next(ledger_ids), job.job_id, run),
-                    job.attempt,
-                    job.is_run_evidence,
-                    self._text_of(run.decode_batch_id),
-                    *_plain_values(run),
-                )
+                f"{self._counted(next(ledger_ids), job.job_id, run)}"
+                f"\t{job.attempt}\t{job.is_run_evidence}\t{self._text_of(run.decode_batch_id)}"
+                f"\t{self._how_of(run.purpose, run.mode, run.reason, run.device)}"
+                f"\t{run.num_draft_tokens}\t{run.num_prompt_tokens}\t{run.num_tokens}\t{run.batch_size}"
+                f"\t{run.queue_s}\t{first_s}\t{run.wall_s}\t{run.device_s}\n"
             )
         for shadow in job.shadows:
             self.evidence.append(
-                (
-                    *self._counted(next(ledger_ids), job.job_id, shadow),
-                    job.source(shadow).value,
-                    not shadow.chances,
-                    shadow.num_draft_tokens,
-                    shadow.num_prompt_tokens,
-                    shadow.num_output_tokens,
-                )
+                f"{self._counted(next(ledger_ids), job.job_id, shadow)}"
+                f"\t{job.source(shadow).value}\t{not shadow.chances}"
+                f"\t{shadow.num_draft_tokens}\t{shadow.num_prompt_tokens}\t{shadow.num_output_tokens}\n"
             )
 
-    def _counted(self, ledger_id: int, job_id: str, counted: DecodeRun | ShadowRun) -> tuple[object, ...]:
+    def _counted(self, ledger_id: int, job_id: str, counted: DecodeRun | ShadowRun) -> str:
         counts = counted.counts
         return (
-            ledger_id,
-            *self._recorded,
-            job_id,
-            self._text_of(counted.decoded_at),
-            *_key_values(counted.key),
-            counts.rounds,
-            counts.num_empty_rounds,
-            counts.num_cropped,
-            array_text(counts.proposed),
-            array_text(counts.trials),
-            array_text(counts.accepts),
-            array_text(counted.chances),
+            f"{ledger_id}\t{self._recorded}\t{fields_of((job_id,))}\t{self._text_of(counted.decoded_at)}"
+            f"\t{self._key_of(counted.key)}\t{counts.rounds}\t{counts.num_empty_rounds}\t{counts.num_cropped}"
+            f"\t{array_field(counts.proposed)}\t{array_field(counts.trials)}\t{array_field(counts.accepts)}"
+            f"\t{array_field(counted.chances)}"
         )

@@ -17,7 +17,7 @@ from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import OutcomeStore, ShadowRun
 from alphaloop.store.partitions import PartitionKeeper
 from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts, vanilla_counts
@@ -69,6 +69,21 @@ def test_outcome_counts_status_and_message_appear_together(
         }
         ended = connection.execute(text("SELECT owner, lease_expires_at, finished_at <= now() FROM jobs")).all()
         assert ended == [(None, None, True)] * 3
+
+
+def test_texts_are_stored_as_they_are(jobs: JobStore, outcomes: OutcomeStore, database: Database) -> None:
+    odd = "a\\tb\\\\N \\. \t\n\r é"
+    run = replace(decode_run(vanilla_counts(3), mode=Mode.VANILLA, segment=odd), reason=r"\N", device="", wall_s=1e-300)
+    run = replace(run, time_to_first_token_s=None)
+    claim(jobs, r"\.")
+    shadow = ShadowRun(replace(run.key, drafter="lookup"), 2, vanilla_counts(3), 40, 3, run.decoded_at)
+    outcomes.record([replace(outcome(r"\.", run=run), shadows=(shadow,))], owner="w1")
+    with database.begin() as connection:
+        columns = "job_id, segment, reason, device, wall_s, time_to_first_token_s, is_evidence, decoded_at, chances"
+        stored = connection.execute(text(f"SELECT {columns} FROM decode_runs")).one()
+        assert tuple(stored) == (r"\.", odd, r"\N", "", 1e-300, None, True, run.decoded_at, [])
+        stored = connection.execute(text("SELECT job_id, segment, drafter, source, is_whole FROM evidence_rows")).one()
+        assert tuple(stored) == (r"\.", odd, "lookup", "shadow", True)
 
 
 def test_the_hour_holds_the_sums_of_its_runs(
