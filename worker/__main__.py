@@ -30,8 +30,8 @@ from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
 from worker.components import Components
 from worker.engine_opening import open_engine
-from worker.garbage import search_rarely
 from worker.health import ProcessHealth, WorkerHealth
+from worker.interpreter import set_up_interpreter
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 
@@ -118,7 +118,7 @@ def _consume(components: Components, health: ProcessHealth, limits: WorkerSettin
     watchdog = Watchdog(
         components.liveness, last_orders=running.give_back_unstarted, backstop_s=limits.max_step_s + _BACKSTOP_S
     )
-    search_rarely()
+    set_up_interpreter()
     told = {"owner": components.owner}
     try:
         log.info("consuming", extra={"action": "worker_ready", **told, "metrics": metrics_url})

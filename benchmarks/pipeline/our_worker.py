@@ -24,7 +24,7 @@ from alphaloop.store.database import Database
 from benchmarks.pipeline.instant_engine import InstantEngine
 from benchmarks.pipeline.sampling import Sampler
 from worker.assembly import assemble, owner_name
-from worker.garbage import search_rarely
+from worker.interpreter import set_up_interpreter
 from worker.loop import Worker
 
 CLOSE_S: Final = 30.0
@@ -76,7 +76,7 @@ def main() -> None:
         settings, None, engine, database, producer, owner=owner_name(), stop=stop, hurry=hurry, rng=random.Random(1)
     )
     worker = Worker(components)
-    search_rarely()
+    set_up_interpreter()
     try:
         if order.is_sampled:
             sampler.start()

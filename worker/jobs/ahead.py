@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
-AHEAD_S: Final = 0.05
+AHEAD_S: Final = 0.1
 #: However short jobs are.
 MOST_AHEAD: Final = 512
 

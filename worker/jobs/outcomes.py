@@ -61,7 +61,8 @@ def succeeded(
             },
             "decoding": {
                 "mode": run.mode,
-                **({"drafter": run.key.drafter, "draft_revision": run.key.draft_revision} if run.key.drafter else {}),
+                **({"drafter": run.key.drafter} if run.key.drafter else {}),
+                **({"draft_revision": run.key.draft_revision} if run.key.draft_revision else {}),
                 "target_revision": identity.target_revision,
                 "engine": identity.engine,
                 "num_draft_tokens": run.num_draft_tokens,

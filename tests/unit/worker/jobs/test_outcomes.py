@@ -21,9 +21,9 @@ LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "rev-1", 3, Reason.FASTER, "1.3 ti
 LABELS = {"custom_id": "row-1", "batch_id": "night", "segment": "gold", "redrive_of": "failed-1"}
 
 
-def generation(text: str, *, is_drafted: bool) -> Generation:
+def generation(text: str, *, is_drafted: bool, draft_revision: str = "rev-1") -> Generation:
     counts = AcceptanceCounts(4, 1, 0, (3, 2), (3, 2), (2, 1)) if is_drafted else AcceptanceCounts(7, 7)
-    drafted = DrafterCounts("lookup", "rev-1", 3, AcceptanceCounts(3, 0, 0, (3, 2), (3, 2), (2, 1)), (3, 2))
+    drafted = DrafterCounts("lookup", draft_revision, 3, AcceptanceCounts(3, 0, 0, (3, 2), (3, 2), (2, 1)), (3, 2))
     return Generation(
         "a",
         text,
@@ -69,3 +69,12 @@ def test_a_result_is_what_its_model_writes(
     assert result.decoding is not None
     assert result.decoding.drafter == ("lookup" if is_drafted else None)
     assert result.decoding.accepts == ((2, 1) if is_drafted else ())
+
+
+def test_a_drafter_without_a_revision_is_named_alone() -> None:
+    decoded = generation("x", is_drafted=True, draft_revision="")
+    outcome = succeeded(claimed_job("a"), decoded, LOOKUP, FakeEngine().identity, queue_s=0.5, now=NOW)
+    result = Result.decode(outcome.result)
+    assert outcome.result == result.encode()
+    assert result.decoding is not None
+    assert (result.decoding.drafter, result.decoding.draft_revision) == ("lookup", None)
