@@ -141,7 +141,8 @@ def add_rows(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
 def ledger_job(run: Row[Any], others: Sequence[Row[Any]]) -> JobCounts:
     """A job as the ledger has it."""
     mine = sorted((row for row in others if row.job_id == run.job_id), key=attrgetter("ledger_id"))
-    facts = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in ("key", "counts", "chances")}
+    elsewhere = ("key", "counts", "chances", "is_counted")  # only what is counted is in the ledger
+    facts = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in elsewhere}
     decoded = DecodeRun(key=key_of(run), counts=counts_of(run), chances=tuple(run.chances), **facts)
     return JobCounts(run.job_id, run.attempt, decoded, tuple(map(shadow_of, mine)))
 
