@@ -114,7 +114,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         costs=lambda: costs,
         drafters=lambda: drafters,
         limits=limits,
-        num_slots=settings.worker.batch_size,
+        num_slots=settings.worker.batch_size if settings.models.target.engine == "own" else 0,
     )
     subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), request)
     (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=at)

@@ -19,6 +19,7 @@ from alphaloop.probe_texts import ProbeText
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
+from worker.jobs.sums import evidence_of_sums
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 _MOST_KEYS: Final = 4096  #: that are remembered
@@ -258,7 +259,10 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     evidence leaves out again. So tokens a round and acceptance come from the drafter's own rounds, and the round that
     ended the text is censored as in any run. Load or lot chooses these rounds before their tokens are known, so the
     choice causes no bias. A drafter that was scored on the whole text is left out, because the score has more counts.
+    Where a server told only sums, they are the evidence, see sums.py.
     """
+    if not generation.is_counted:
+        return evidence_of_sums(run, generation)
     drafted = generation.drafted
     is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)
     if is_whole or not run.is_evidence:

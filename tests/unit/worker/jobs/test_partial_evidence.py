@@ -26,6 +26,7 @@ from worker.intake.validation import ReadyJob
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import lane_of
 from worker.jobs.outcomes import succeeded
+from worker.served import Served
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = FakeEngine(
@@ -175,3 +176,32 @@ def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_rou
             assert abs(accepts / chances - alpha) < 6 * (alpha * (1 - alpha) / chances) ** 0.5
     rate = {kind: sums.tokens / sums.rounds for kind, sums in total.items()}
     assert rate["by lot"] == pytest.approx(rate["throughout"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("told", "purpose", "num_rows"),
+    [
+        ((100, 40), Purpose.TRAFFIC, 1),
+        ((100, 40), Purpose.PROBE, 1),
+        ((100, 40), Purpose.CONTROL, 0),
+        ((0, 0), Purpose.TRAFFIC, 0),
+        ((3, 40), Purpose.TRAFFIC, 0),
+    ],
+)
+def test_sums_that_a_server_told_are_evidence_beside_the_run(
+    told: tuple[int, int], purpose: Purpose, num_rows: int
+) -> None:
+    """The run keeps what is known of it, its tokens; the row has as many accepted tokens as the server said."""
+    generation, prepared = decode(1, purpose=purpose)
+    served = Served("here", "lookup", "llama_cpp-1", 4, 1.0, None, None, None, None, "sums", *told, is_counted=False)
+    counts = AcceptanceCounts(81, 81)
+    outcome = outcome_of(replace(generation, counts=counts, served=served, drafted=(), shadows=()), prepared)
+    assert outcome.run is not None
+    assert not outcome.run.is_evidence
+    assert outcome.run.counts == counts
+    assert len(outcome.shadows) == len(outcome.evidence) == num_rows
+    for row, (key, sums) in zip(outcome.shadows, outcome.evidence, strict=True):
+        assert (key.drafter, key.draft_revision, row.num_draft_tokens) == ("lookup", "llama_cpp-1", 4)
+        assert row.is_drafted
+        assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
+        assert sum(sums.accepts) / sums.rounds == pytest.approx(1.0)
