@@ -7,6 +7,7 @@ import json
 import pytest
 from sqlalchemy import text
 
+from alphaloop.deciding.decision import Reason
 from alphaloop.kafka.topics import CONTROL, TOKENS
 from alphaloop.messages import Mode, Status
 from alphaloop.settings import Settings
@@ -161,3 +162,33 @@ def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Setti
         assert "changed from vllm-0.32.0 to vllm-0.33.0" in reason
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
         client.results(11)
+
+
+def test_what_requests_take_is_what_decisions_rest_on(worker_settings: Settings, database: Database) -> None:
+    """Nothing is asked of the servers before: the first job is decoded vanilla, and jobs tell what rounds cost."""
+    worker = worker_settings.worker.model_copy(update={"calibration_budget_s": 0.0})
+    settings = worker_settings.model_copy(update={"worker": worker})
+    client = Client(settings)
+    with engine_over(pair(round_s=0.004)) as engine, running_worker(settings, engine) as running:
+        client.send("code", [job(0)])
+        (first,) = client.results(1)
+        client.send("code", [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(1, 41)])
+        client.results(41)
+        client.send("code", [job(41)])
+        last = next(result for result in client.results(42) if result.job_id == "job-41")
+        assert engine.drafters[0].num_endpoints == engine.drafters[0].num_vanilla_endpoints == 1
+        here = running.components.costs.table.rounds(2)
+    assert (first.decoding and first.decoding.reason) == Reason.NO_COSTS
+    assert last.decoding is not None
+    assert last.decoding.reason not in (Reason.NO_COSTS, Reason.UNDECIDED)
+    for ms in (here.part_ms(None, 1), here.round_ms("lookup", 4)):
+        assert ms is not None
+        assert ms >= 3.0, "a step waits for 4 ms"
+    with database.begin() as connection:
+        stored = (
+            "SELECT kind, drafter, max(num_samples) FROM cost_profiles GROUP BY kind, drafter ORDER BY kind, drafter"
+        )
+        rows = {(kind, drafter): num for kind, drafter, num in connection.execute(text(stored))}
+    assert rows.keys() == {("prefill", ""), ("prefill", "lookup"), ("round", ""), ("served", "lookup")}
+    assert rows["round", ""] >= 20
+    assert rows["served", "lookup"] >= 15
