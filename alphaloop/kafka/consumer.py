@@ -125,9 +125,9 @@ class Consumer:
 
         librdkafka believes a leader only where its epoch grows, and a topic made anew begins with epoch 0
         (confluentinc/librdkafka#4898). So a client that knew the old topic may never find a leader of the new one.
-        `on_lost` runs for the partitions of such topics, then `on_revoke` for all others. Until the client can be
-        replaced, because a commit is under way or no broker answers, offsets are committed beside the old topic's id,
-        so that they count for nobody.
+        `on_lost` runs for the partitions of such topics, then `on_revoke` for all others. Offsets are committed beside
+        the old topic's id, so that they count for nobody, until the client is replaced: when every broker should know
+        the new topic, and not while a commit is under way or no broker answers.
         """
         topics = self._ids.made_anew
         if not topics or self._subscription is None or self._watch.is_lost or self._commits.is_waiting:

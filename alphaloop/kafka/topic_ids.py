@@ -6,7 +6,8 @@ The id is committed beside each offset, and compared at each assignment and from
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import confluent_kafka as ck
@@ -19,6 +20,8 @@ from alphaloop.kafka.topics import admin_client
 from alphaloop.settings import KafkaSettings
 
 _PREFIX: Final = "topic_id="
+#: Brokers learn of a new topic one after the other. A new client that was told of the old one would find no leader.
+AGREEMENT_S: Final = 5.0
 #: Of a broker that has no ids.
 _NONE: Final = "A" * 22
 
@@ -57,21 +60,23 @@ class TopicIds:
 class KnownTopicIds:
     """The ids under which a client reads its topics. The thread that polls owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._ids: dict[str, str] = {}
         self._new: dict[str, str] = {}  # of topics that were made anew under the client
+        self._noticed_s = 0.0
         self._gone: set[str] = set()
 
     def learn(self, ids: Mapping[str, str]) -> None:
         """Note the ids of topics now. A broker that lags behind may name one that is gone: that is no news."""
         for topic, one in ids.items():
-            if self._ids.setdefault(topic, one) != one and one not in self._gone:
-                self._new[topic] = one
+            if one not in self._gone and one not in (self._ids.setdefault(topic, one), self._new.get(topic)):
+                self._new[topic], self._noticed_s = one, self._clock()
 
     @property
     def made_anew(self) -> frozenset[str]:
-        """The topics that have another id than the one under which they are read."""
-        return frozenset(self._new)
+        """The topics that have another id than the one under which they are read, once every broker should know it."""
+        return frozenset(self._new if self._clock() >= self._noticed_s + AGREEMENT_S else ())
 
     def begin_anew(self) -> None:
         """From now on the topics are read under their new ids."""

@@ -11,6 +11,7 @@ import pytest
 
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka import consumer as module
+from alphaloop.kafka import topic_ids
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import Record, TopicPartition
@@ -86,6 +87,7 @@ class Member:
 def member(kafka_settings: KafkaSettings, fresh_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
     """Has read a message of each partition. Its client may do everything."""
     monkeypatch.setattr(module.ck, "Consumer", SlowClient)
+    monkeypatch.setattr(topic_ids, "AGREEMENT_S", 0.0)
     SlowClient.may_commit.set()
     SlowClient.may_close.set()
     SlowClient.num_closed = 0
@@ -145,6 +147,17 @@ def test_the_client_stays_while_a_commit_is_under_way(member: Member) -> None:
 
     until(is_renewed, "the client is replaced")
     assert member.called[0] == ("lost", {member.gone})
+
+
+def test_the_client_stays_until_every_broker_should_know_the_new_topic(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_ids, "AGREEMENT_S", 3600.0)
+    member.change()
+    assert not member.called
+    monkeypatch.setattr(topic_ids, "AGREEMENT_S", 0.0)
+    member.consumer.renew_if_made_anew()
+    assert member.called
 
 
 def test_what_is_committed_before_the_client_is_replaced_counts_for_nobody(member: Member) -> None:

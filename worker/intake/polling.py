@@ -63,6 +63,7 @@ class Intake:
         self._now = now
         self._most_message_bytes = most_message_bytes
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
+        self._topics: frozenset[str] = frozenset()
         self._epoch = 0
         self._assignment_number = 0
         self._held_topics: frozenset[str] = frozenset()
@@ -113,9 +114,12 @@ class Intake:
         return held is not None and held.is_paused
 
     @property
-    def topics(self) -> set[str]:
-        """The topics of the partitions that are ours."""
-        return {partition.topic for partition in list(self._partitions)}
+    def topics(self) -> frozenset[str]:
+        """The topics of the partitions that are or were ours.
+
+        Partitions of a topic that was made anew may be missing in every member's assignment, until one joins again.
+        """
+        return self._topics
 
     def tell_topic_ids(self, ids: Mapping[str, str]) -> None:
         """The ids of topics now. If one has changed, the group is left and joined again, and its topic read anew."""
@@ -217,6 +221,7 @@ class Intake:
         self._epoch += 1
         for partition in partitions:
             self._partitions[partition] = AssignedPartition(partition, self._epoch)
+        self._topics |= {partition.topic for partition in partitions}
         self._assignment_number += 1
         log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
 

@@ -417,6 +417,7 @@ def test_partitions_come_back_unpaused_after_a_change_of_the_client_and_held_top
     source.paused.clear()
     source.script.put(lambda: source.on_assign([P0, Q0]))
     source.wait_for(lambda: Q0 in source.paused)
+    assert intake.topics == {P0.topic, Q0.topic}
     assert not intake.is_paused(P0)
     source.script.put(record(P0, 7))
     until(lambda: [one.record.offset for one in intake.take(1, WAIT_S)] == [7], "it is read again")
