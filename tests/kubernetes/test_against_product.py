@@ -196,9 +196,10 @@ def test_the_policy_lets_the_worker_reach_kafka_and_postgres(monkeypatch: pytest
     found = settings(BASE, "worker", monkeypatch)
     assert found.kafka.bootstrap_servers is not None
     policy = one(BASE, "NetworkPolicy", "alphaloop")
-    (anywhere,) = (rule for rule in policy["spec"]["egress"] if "to" not in rule)
+    (anywhere,) = policy["spec"]["egress"]
+    assert "to" not in anywhere
     kafka = {int(address.rpartition(":")[2]) for address in found.kafka.bootstrap_servers.split(",")}
-    assert {port["port"] for port in anywhere["ports"]} == kafka | {5432}
+    assert {port["port"] for port in anywhere["ports"] if port["protocol"] == "TCP"} == kafka | {5432, 53}
 
 
 def test_the_scaler_measures_the_workers_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
