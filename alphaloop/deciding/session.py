@@ -213,6 +213,7 @@ class DecisionSession:
             objective=_objective(rules, jobs, now),
             known_output_jobs=lengths.jobs,
             free_cache_bytes=conditions.free_cache_bytes,
+            free_elsewhere=conditions.free_elsewhere,
             max_sequence_tokens=None if None in prompts else float(longest),
             max_output_tokens=float(max(job.max_tokens for job in jobs)),
             cannot_serve=conditions.cannot_serve,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from alphaloop.engine_identity import EngineIdentity
 from alphaloop.payoff.figures import Candidate, Figures
@@ -34,6 +34,7 @@ class Part:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_slot: int  #: of a sequence that fills the context
+    device: str = ""  #: where it lies: `cuda:1`
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class Footprint:
 
     parts: tuple[Part, ...]
     peak_process_bytes: int  #: main memory, with everything that was ever loaded
-    device_bytes: int | None  #: the most that was held on a GPU between two texts; None on a CPU
+    device_bytes: int | None  #: the most that was held on GPUs between two texts; None on a CPU
+    bytes_by_device: Mapping[str, int] = field(default_factory=dict)  #: the same by GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages.text import TaskName
+from alphaloop.settings.device import AUTO, DeviceName
 from alphaloop.settings.endpoint import EndpointSettings
 from alphaloop.settings.section import Section, Share
 
@@ -28,7 +30,7 @@ class TargetSettings(Section):
     )
     revision: str | None = None  #: of a hub name
     dtype: Dtype = "bfloat16"
-    device: str = "auto"  #: auto, cpu, cuda, cuda:1 …
+    device: DeviceName = AUTO  #: auto (the first GPU, the CPU where there is none), cpu, cuda, cuda:1 …
     context_length: int | None = Field(
         None, ge=16
     )  #: tokens of prompt and output together; unset: the model's own, at most 8192
@@ -40,7 +42,10 @@ class TargetSettings(Section):
 
 
 class LookupDrafterSettings(Section):
-    """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md."""
+    """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md.
+
+    It runs in Python beside the target and has no device.
+    """
 
     method: Literal["lookup"] = "lookup"
     max_draft_tokens: int = Field(12, ge=1, le=64)
@@ -53,6 +58,15 @@ class LookupDrafterSettings(Section):
     remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs also draft from earlier results of that task
     max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: of such results, for each task and worker
     shadow_share: Share = 0.005  #: share of the device time of other drafters' texts for scoring it on them; 0: never
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_device(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "device" in given:
+            raise PydanticCustomError(
+                "no_device", "Look-up has no weights, no keys and values, and so no device: leave `device` out"
+            )
+        return given
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""
@@ -75,6 +89,7 @@ class DraftModelDrafterSettings(Section):
     source: str  #: in the forms of models.target.source
     revision: str | None = None  #: of a hub name
     dtype: Dtype | None = None  #: unset: the target's
+    device: DeviceName = AUTO  #: auto: the target's; else cpu, cuda, cuda:1 …; docs/guides/gpus.md
     max_draft_tokens: int = Field(5, ge=1, le=64)
     min_probability: float = Field(
         0.0, ge=0.0, lt=1.0
@@ -88,8 +103,9 @@ class DraftModelDrafterSettings(Section):
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it, without its cache size, which is known when the model is loaded."""
-        # Only chains of the same weights and the same reading of a prompt: trees hold other tokens.
-        same = (self.source, self.revision, self.dtype, self.max_prompt_tokens)
+        # Only chains of the same weights and the same reading of a prompt: trees hold other tokens. On another device
+        # they take another time, and shared-weight drafters have one time.
+        same = (self.source, self.revision, self.dtype, self.max_prompt_tokens, self.device)
         return DrafterState(
             name,
             revision,

@@ -68,6 +68,8 @@ def inputs_content(inputs: DecisionInputs, numbers: InputNumbers) -> dict[str, A
         content["splits"] = numbers.splits
     if conditions.free_cache_bytes is not None or conditions.cannot_serve:
         content["conditions"] = [conditions.free_cache_bytes, dict(conditions.cannot_serve)]
+    if conditions.free_elsewhere:
+        content["free_elsewhere"] = dict(conditions.free_elsewhere)
     if any(inputs.settings_from):
         content["settings_from"] = [one and [one.decision_id.hex, one.job_index] for one in inputs.settings_from]
     others = [
@@ -114,7 +116,7 @@ def read_inputs(
         rules=TaskRules(max_tokens, Decoding(task_decoding), _read_objective(aim, target_ms)),
         num_running=num_running,
         now=decided_at,
-        conditions=EngineConditions(free_cache_bytes, cannot_serve),
+        conditions=EngineConditions(free_cache_bytes, cannot_serve, content.get("free_elsewhere") or {}),
         drafters=shared.drafters,
         costs=shared.costs,
         lengths=JobLengths(*content["lengths"]),

@@ -153,6 +153,19 @@ def test_the_command_starts_the_check(tiny_models: dict[str, Path], draft: Path)
     assert found["context"]["verdict"] == "ok"
 
 
+def test_devices_are_given_by_name_and_must_be_there(tiny_models: dict[str, Path], draft: Path, cli: Cli) -> None:
+    done = CarriedOut(check_pair_order(tiny_models["llama"], draft, draft_device="cuda:0"))
+    if torch.cuda.is_available():
+        memory = next(one for one in found_by(done).findings if one.check == "memory")
+        assert "free on cpu. Draft: " in memory.sentence
+        assert memory.sentence.endswith("free on cuda:0.")
+    else:
+        assert done.error.message.startswith("--draft-device: expected ")
+    ran = cli("check-pair", "one", "other", "--device", "gpu0")
+    assert ran.code == 2
+    assert "expected auto, cpu, cuda, or cuda:N" in " ".join(ran.err.split())
+
+
 def test_a_dtype_nobody_knows_is_named(cli: Cli) -> None:
     ran = cli("check-pair", "one", "other", "--draft-dtype", "int3")
     assert ran.code == 2

@@ -58,5 +58,7 @@ def conditions_of(engine: Engine, jobs: Sequence[PreparedJob], num_running: int)
     widest = 1 + max((drafter.max_draft_tokens for drafter in engine.drafters), default=0)
     needs_memory = any(drafter.cache_bytes_per_token for drafter in engine.drafters)
     memory = engine.memory() if needs_memory else None
-    free = memory.left_for_drafts(num_running, longest, widest) if memory else None
-    return EngineConditions(free, engine.unserved(jobs))
+    if memory is None:
+        return EngineConditions(None, engine.unserved(jobs))
+    free = memory.left_for_drafts(num_running, longest, widest)
+    return EngineConditions(free, engine.unserved(jobs), memory.left_elsewhere(num_running, longest, widest))

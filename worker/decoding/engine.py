@@ -8,6 +8,7 @@ keeps its accepted drafts and the target's next token. Vanilla decoding is a rou
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -18,7 +19,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, JobTooLarge, reason_of
 from alphaloop.messages import Job
-from worker.cache_memory import CacheMemory
+from worker.cache_memory import CacheMemory, DeviceMemory
 from worker.decoding import measuring
 from worker.decoding.admitted import AdmittedSequences
 from worker.decoding.memory import available_bytes, pass_bytes
@@ -191,16 +192,21 @@ class TransformersEngine:
         return ()
 
     def memory(self) -> CacheMemory:
-        """Memory for keys and values, as it is now. Reads the device's state: 0.3 ms on a CPU."""
-        drafts = self._open_drafters.draft_models
+        """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""
+        drafts, own = self._open_drafters.draft_models, self._target.device
+        held: Counter[torch.device] = Counter({own: self._cache.num_bytes})
+        for draft in drafts.values():
+            held[draft.device] += draft.num_cache_bytes
         return CacheMemory(
-            free=available_bytes(self._target.device),
-            held=self._cache.num_bytes + sum(draft.num_cache_bytes for draft in drafts.values()),
+            free=available_bytes(own),
+            held=held.pop(own),
             target_limit=self._max_cache_bytes,
             target_per_token=self._cache.shape.bytes_per_token,
             drafts_per_token={name: draft.bytes_per_token for name, draft in drafts.items()},
             positions_at_once=BLOCK,
             per_row=pass_bytes(self._target.model.vocabulary_size, 1),
+            elsewhere={str(device): DeviceMemory(available_bytes(device), of) for device, of in held.items()},
+            device_of={name: str(draft.device) for name, draft in drafts.items() if draft.device != own},
         )
 
     def unserved(self, jobs: SequenceOf[PreparedJob]) -> Mapping[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
+from worker.decoding.device import Placement
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.load_draft_model import DraftModels
 from worker.decoding.drafters.lookup import LookupDrafter
@@ -15,21 +16,25 @@ from worker.decoding.proposal import Drafter
 
 log = logging.getLogger(__name__)
 
-#: Of the memory that the models leave, for keys and values of target and drafts: the rest is for logits and all else.
+#: Of the memory that the models leave on the target's device, for keys and values of target and drafts there: the rest
+#: is for logits and all else.
 CACHE_SHARE = 0.5
 
 
 def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
     """Load the target and its drafters. Seconds, and 14 of a first GGUF.
 
-    Raises ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft model that cannot draft for this target.
+    Raises ConfigError for a device that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft
+    model that cannot draft for this target.
     """
-    target = load_target(models.target)
+    placement = Placement.of(models)
+    target = load_target(models.target, placement)
     drafters: dict[str, Drafter] = {}
     draft_models = DraftModels(
         {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)},
         models.target,
         target,
+        placement=placement,
         num_slots=num_slots,
     )
     for name, settings in models.drafters.items():
@@ -38,14 +43,19 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
         else:
             drafters[name] = draft_models.load(name)
     own = target.model.kv_shape.bytes_per_token
-    drafted = sum(drafter.bytes_per_token for drafter in drafters.values() if isinstance(drafter, DraftModelDrafter))
+    drafted = sum(
+        drafter.bytes_per_token
+        for drafter in drafters.values()
+        if isinstance(drafter, DraftModelDrafter) and drafter.device == target.device
+    )
     share = CACHE_SHARE * own / (own + drafted)
     max_cache_bytes = models.target.max_cache_bytes or int(share * available_bytes(target.device))
     log.info(
-        "keys and values: %d bytes a token, at most %d MiB for %d slots",
+        "keys and values: %d bytes a token, at most %d MiB for %d slots, on %s",
         own,
         max_cache_bytes >> 20,
         num_slots,
+        placement.name,
         extra={"action": "cache_sized"},
     )
     return TransformersEngine(target, drafters, num_slots=num_slots, max_cache_bytes=max_cache_bytes)

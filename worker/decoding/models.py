@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from alphaloop.errors import ModelError, UnsupportedModel
 from alphaloop.settings.models import TargetSettings
-from worker.decoding.device import find_device
+from worker.decoding.device import Placement, find_device
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.fused import can_fuse
 from worker.decoding.network.language_model import LanguageModel
@@ -42,12 +42,16 @@ class Loaded:
     revision: str
 
 
-def load_target(settings: TargetSettings) -> Target:
-    """Load, check, and name what was loaded; raises ModelNotFound or UnsupportedModel."""
+def load_target(settings: TargetSettings, placement: Placement | None = None) -> Target:
+    """Load, check, and name what was loaded; raises ModelNotFound or UnsupportedModel.
+
+    `placement` says where draft models will lie, which is part of the name; None: there are none. Without it, raises
+    ConfigError for a device that is not there.
+    """
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    device = find_device(settings.device)
-    loaded = load_weights(settings.source, settings.revision, settings.dtype, device)
+    placement = placement or Placement(find_device(settings.device))
+    loaded = load_weights(settings.source, settings.revision, settings.dtype, placement.target)
     context_length = _context_length(settings, loaded.model.config)
     ends = end_tokens(loaded.model, loaded.tokenizer)
     model = LanguageModel(loaded.model, context_length, gpu_kernels=settings.gpu_kernels)
@@ -59,7 +63,7 @@ def load_target(settings: TargetSettings) -> Target:
         target=settings.name,
         target_revision=loaded.revision,
         dtype=settings.dtype,
-        device=_device_name(device),
+        device=placement.name,
         context_length=context_length,
         host=socket.gethostname(),
     )
@@ -153,9 +157,3 @@ def _context_length(settings: TargetSettings, config: Any) -> int:
             f"models.target.context_length is {settings.context_length}; the model was made for {longest} positions"
         )
     return settings.context_length or min(longest, LONGEST_DEFAULT_CONTEXT)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type}-{torch.get_num_threads()}-threads"

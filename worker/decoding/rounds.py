@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 
+from worker.decoding.crossing import arrived
 from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.decoding.network.slots import SlotCache
@@ -121,7 +122,7 @@ class Round:
                 by_drafter[drafter.name].append(ask)
         for name, wanted in by_drafter.items():
             self.proposing = name
-            answers = self._drafters[name].propose(wanted)
+            answers = arrived(self._drafters[name].propose(wanted), self._target.device)
             self._num_draft_read += sum(answer.num_read for answer in answers)
             proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
         self.proposing = None

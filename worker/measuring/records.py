@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from alphaloop.draft_card import Judgement, read_card
@@ -12,10 +13,11 @@ from alphaloop.settings import Settings
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from worker.decoding.device import find_device
+from worker.decoding.device import Placement
 from worker.decoding.memory import available_bytes
 from worker.decoding.pairing.facts import facts_of
 from worker.decoding.pairing.pair import ModelFacts, check_pair
+from worker.decoding.pairing.room import DeviceRoom
 from worker.engine import Engine
 from worker.measuring.evidence import HeldOut
 from worker.measuring.process_memory import peak_process_bytes
@@ -23,30 +25,32 @@ from worker.measuring.report import Records
 
 
 class MemoryWatch:
-    """How much of a device is taken, from when this is made; make it before anything is loaded."""
+    """How much of the GPUs is taken, from when this is made; make it before anything is loaded."""
 
     def __init__(self, models: ModelSettings) -> None:
-        self._device = find_device(models.target.device)
-        self._before = available_bytes(self._device)
-        self._least = self._before
+        # Main memory has a measure of its own.
+        self._gpus = [device for device in Placement.of(models).devices if device.type != "cpu"]
+        self._before = {gpu: available_bytes(gpu) for gpu in self._gpus}
+        self._least = dict(self._before)
 
     def sample(self) -> None:
         """Take notice of what is free now."""
-        if self._device.type != "cpu":
-            self._least = min(self._least, available_bytes(self._device))
+        for gpu in self._gpus:
+            self._least[gpu] = min(self._least[gpu], available_bytes(gpu))
 
     def footprint(self, parts: tuple[Part, ...]) -> Footprint:
         """Everything up to now."""
         self.sample()
-        held = None if self._device.type == "cpu" else self._before - self._least
-        return Footprint(parts, peak_process_bytes(), held)
+        held = {str(gpu): self._before[gpu] - self._least[gpu] for gpu in self._gpus}
+        return Footprint(parts, peak_process_bytes(), sum(held.values()) if held else None, held)
 
 
 def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Records, list[str]]:
     """Every loaded model's size, and what is on record of each draft model; the last are notes for a person."""
     served, length = settings.models.target, engine.identity.context_length
     target = facts_of(served.source, dtype=served.dtype, revision=served.revision, context_length=length)
-    parts = [_part("target", target, length)]
+    placement = Placement.of(settings.models)
+    parts = [_part("target", target, length, str(placement.target))]
     findings, held_out, notes = {}, {}, []
     registered, trouble = _registered(settings)
     for name, drafter in settings.models.drafters.items():
@@ -55,13 +59,20 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Re
         draft = facts_of(
             drafter.source, dtype=drafter.dtype or served.dtype, revision=drafter.revision, context_length=length
         )
-        parts.append(_part(name, draft, min(length, draft.context_length)))
+        device = placement.drafts[name]
+        parts.append(_part(name, draft, min(length, draft.context_length), str(device)))
+        # Both are loaded by now.
+        room = DeviceRoom(str(placement.target), target.weight_bytes + available_bytes(placement.target))
+        draft_room = DeviceRoom(str(device), draft.weight_bytes + available_bytes(device))
+        if device == placement.target:
+            room = draft_room = replace(room, free=room.free + draft.weight_bytes)
         found = check_pair(
             target,
             draft,
             num_slots=engine.load().num_slots,
             max_draft_tokens=drafter.max_draft_tokens,
-            available_bytes=target.weight_bytes + draft.weight_bytes + available_bytes(find_device(served.device)),
+            room=room,
+            draft_room=draft_room,
         )
         findings[name] = [(one.check, one.sentence) for one in found if one.verdict == "warning"]
         revision = next(state.revision for state in engine.drafters if state.name == name)
@@ -74,8 +85,9 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Re
     return tuple(parts), Records(findings, held_out), notes
 
 
-def _part(name: str, facts: ModelFacts, context_length: int) -> Part:
-    return Part(name, facts.weight_bytes, facts.kv_bytes_per_token, facts.kv_bytes_per_token * context_length)
+def _part(name: str, facts: ModelFacts, context_length: int, device: str) -> Part:
+    per_token = facts.kv_bytes_per_token
+    return Part(name, facts.weight_bytes, per_token, per_token * context_length, device)
 
 
 def _from_folder(folder: Path, revision: str) -> Judgement | None:

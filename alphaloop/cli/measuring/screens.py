@@ -143,17 +143,17 @@ def _acceptance(rows: Sequence[Row]) -> object:
 
 
 def _memory(footprint: Footprint) -> object:
-    made = table("memory", "weights", "a token", "a full slot", right=["weights", "a token", "a full slot"])
+    sizes = ["weights", "a token", "a full slot"]
+    made = table("memory", "on", *sizes, right=sizes)
     for part in footprint.parts:
-        made.add_row(
-            part.name, _bytes(part.weight_bytes), _bytes(part.kv_bytes_per_token), _bytes(part.kv_bytes_per_slot)
-        )
+        numbers = part.weight_bytes, part.kv_bytes_per_token, part.kv_bytes_per_slot
+        made.add_row(part.name, part.device, *map(_bytes, numbers))
     return made
 
 
 def _footprint(footprint: Footprint) -> Iterator[str]:
-    device = "" if footprint.device_bytes is None else f"; on the device {_bytes(footprint.device_bytes)}"
-    yield f"The process held at most {_bytes(footprint.peak_process_bytes)}{device}."
+    gpus = "".join(f"; on {device} {_bytes(held)}" for device, held in footprint.bytes_by_device.items())
+    yield f"The process held at most {_bytes(footprint.peak_process_bytes)}{gpus}."
 
 
 def _exactness(rows: Sequence[Row]) -> Iterator[str]:

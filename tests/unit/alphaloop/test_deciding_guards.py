@@ -33,10 +33,22 @@ def test_every_guard_has_its_own_reason_and_says_why() -> None:
     heavy = replace(LOOKUP, cache_bytes_per_token=1 << 20)
     memory = choose(history, drafters=(heavy,), free_cache_bytes=512 << 20, max_sequence_tokens=600.0)
     assert memory.reason is Reason.NO_MEMORY
-    assert "1 sequences x 600 tokens x 1048576 bytes = 600 MiB, 512 MiB are free" in memory.explanation
+    assert (
+        "1 sequences x 600 tokens x 1048576 bytes = 600 MiB, 512 MiB are free beside the target" in memory.explanation
+    )
     assert choose(history, drafters=(heavy,), free_cache_bytes=601 << 20, max_sequence_tokens=600.0).mode is (
         Mode.SPECULATIVE
     )
+    for beside, of_its_own, mode in ((0, 600, Mode.SPECULATIVE), (10_000, 599, Mode.VANILLA)):
+        found = choose(
+            history,
+            drafters=(heavy,),
+            free_cache_bytes=beside << 20,
+            free_elsewhere={LOOKUP.name: of_its_own << 20, "another": 0},
+            max_sequence_tokens=600.0,
+        )
+        assert found.mode is mode, "a draft on a device of its own takes nothing of the target's"
+    assert "600 MiB, 599 MiB are free on its device" in found.explanation
     hasty = replace(heavy, max_prompt_tokens=100)
     for output, needed in ((200.0, 300), (550.0, 600)):
         asked = {"max_sequence_tokens": 600.0, "max_output_tokens": output}

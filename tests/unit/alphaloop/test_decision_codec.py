@@ -111,7 +111,9 @@ def decision_inputs(draw: st.DrawFn) -> DecisionInputs:
         num_running=draw(st.integers(1, 64)),
         now=draw(moments),
         conditions=EngineConditions(
-            draw(st.none() | st.integers(0, 2**40)), draw(st.dictionaries(names, names, max_size=2))
+            draw(st.none() | st.integers(0, 2**40)),
+            draw(st.dictionaries(names, names, max_size=2)),
+            draw(st.dictionaries(names, st.integers(-(2**40), 2**40), max_size=2)),
         ),
         drafters=(),
         costs=EMPTY.costs,

@@ -69,6 +69,11 @@ class DraftModelDrafter:
         return self.model.kv_shape.bytes_per_token
 
     @property
+    def device(self) -> torch.device:
+        """Where it computes, and where the distributions of its proposals lie."""
+        return self.model.device
+
+    @property
     def num_cache_bytes(self) -> int:
         """Memory that its keys and values hold now."""
         return self._cache.num_bytes

@@ -22,25 +22,34 @@ class DraftedSequence(Protocol):
 
 
 class DraftRoom:
-    """Bytes that the sequences running leave for drafts' keys and values, each taken to be as long as the longest.
+    """Bytes that the sequences running leave for drafts' keys and values on each device.
 
-    The same arithmetic as in a decision (`CacheMemory.left_for_drafts`), for the sequences that run now.
+    Each sequence is taken to be as long as the longest. The same arithmetic as in a decision
+    (`CacheMemory.left_for_drafts`), for the sequences that run now.
     """
 
     def __init__(self, memory: CacheMemory, running: Sequence[DraftedSequence]) -> None:
         self._memory = memory
         self._longest = max((one.num_positions for one in running), default=0)
         width = 1 + max((one.num_draft_tokens for one in running), default=0)
-        held = sum(self._needed(one.drafter) for one in running if one.is_open)
-        self._left = memory.left_for_drafts(len(running), self._longest, width) - held
+        devices = (None, *memory.elsewhere)
+        self._left = {
+            device: memory.left_for_drafts(len(running), self._longest, width, device=device) for device in devices
+        }
+        for one in running:
+            if one.is_open:
+                self._left[self._device(one.drafter)] -= self._needed(one.drafter)
 
     def take(self, sequence: DraftedSequence) -> bool:
         """Whether its drafter can take it in; then its share is taken. Always, where its drafter keeps nothing."""
-        needed = self._needed(sequence.drafter)
-        if needed > max(self._left, 0):
+        needed, device = self._needed(sequence.drafter), self._device(sequence.drafter)
+        if needed > max(self._left[device], 0):
             return False
-        self._left -= needed
+        self._left[device] -= needed
         return True
 
     def _needed(self, drafter: DrafterState | None) -> int:
         return 0 if drafter is None else self._memory.of_draft(drafter.name, 1, self._longest)
+
+    def _device(self, drafter: DrafterState | None) -> str | None:
+        return None if drafter is None else self._memory.device_of.get(drafter.name)

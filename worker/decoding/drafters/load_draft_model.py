@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype, TargetSettings
+from worker.decoding.device import Placement
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_tokens import DraftTokens
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
@@ -20,6 +22,7 @@ from worker.decoding.models import load_weights
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.pairing.facts import facts_of
 from worker.decoding.pairing.pair import ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+from worker.decoding.pairing.room import DeviceRoom
 from worker.decoding.shared_weights import SharedWeightDrafter
 from worker.decoding.target import Target
 
@@ -27,15 +30,12 @@ log = logging.getLogger(__name__)
 
 
 class _Source(NamedTuple):
-    """Where weights come from, and their dtype."""
+    """Where weights come from, their dtype, and where they go."""
 
     name: str
     revision: str | None
     dtype: Dtype
-
-    @classmethod
-    def of(cls, settings: DraftModelDrafterSettings, served: TargetSettings) -> _Source:
-        return cls(settings.source, settings.revision, settings.dtype or served.dtype)
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class _Weights:
 class DraftModels:
     """The draft models of one target that is loaded already, and served as `served` says.
 
-    Drafters of the same weights and dtype share the weights in memory, also with another gate or `max_prompt_tokens`.
+    Drafters of the same weights, dtype and device share the weights in memory, also with another gate or
+    `max_prompt_tokens`.
     Those that read the same tokens and propose chains are shared-weight drafters: rounds of one count for the others.
     """
 
@@ -60,11 +61,14 @@ class DraftModels:
         served: TargetSettings,
         target: Target,
         *,
+        placement: Placement | None = None,
         num_slots: int,
     ) -> None:
+        """`placement` None: all lie where the target does."""
         self._drafters = drafters
         self._served = served
         self._target = target
+        self._placement = placement or Placement(target.device)
         self._num_slots = num_slots
         self._loaded: dict[_Source, _Weights] = {}
 
@@ -74,13 +78,12 @@ class DraftModels:
         What `alphaloop check-pair` warns of is logged. Raises IncompatiblePair for what it refuses, ModelNotFound, or
         UnsupportedModel.
         """
-        settings, served, target = self._drafters[name], self._served, self._target
-        source = _Source.of(settings, served)
+        settings, target = self._drafters[name], self._target
+        source = self._source(name)
         of_target = self._of_target
         of_draft = self._facts(source)
         weights = self._loaded.get(source)
-        taken = of_target.weight_bytes + (of_draft.weight_bytes if weights else 0)
-        _check(name, settings, of_target, of_draft, self._num_slots, available_bytes(target.device) + taken)
+        self._check(name, source, of_draft, is_loaded=weights is not None)
         if weights is None:
             weights = self._loaded[source] = self._load(source, of_draft)
         tokens = DraftTokens(
@@ -103,16 +106,23 @@ class DraftModels:
 
     @cached_property
     def _of_target(self) -> ModelFacts:
-        return self._facts(_Source(self._served.source, self._served.revision, self._served.dtype))
+        served = self._served
+        return self._facts(_Source(served.source, served.revision, served.dtype, self._target.device))
+
+    def _source(self, name: str) -> _Source:
+        settings = self._drafters[name]
+        device = self._placement.drafts.get(name, self._target.device)
+        return _Source(settings.source, settings.revision, settings.dtype or self._served.dtype, device)
 
     def _facts(self, source: _Source) -> ModelFacts:
         context_length = self._target.identity.context_length
         return facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
 
     def _state(self, name: str, settings: DraftModelDrafterSettings, weights: _Weights) -> DrafterState:
-        source = _Source.of(settings, self._served)
+        dtype = settings.dtype or self._served.dtype
         # Another dtype rounds otherwise, so its history is another. The target's own is in the engine's name.
-        base = weights.revision if source.dtype == self._served.dtype else f"{weights.revision}-{source.dtype}"
+        # A device changes no history: it decides what a draft costs, and costs are stored under the placement.
+        base = weights.revision if dtype == self._served.dtype else f"{weights.revision}-{dtype}"
         # What it has not read makes it guess worse.
         read = "" if settings.max_prompt_tokens is None else f"-t{settings.max_prompt_tokens}"
         # These decide which positions are tried.
@@ -132,27 +142,36 @@ class DraftModels:
         ]
 
     def _load(self, source: _Source, facts: ModelFacts) -> _Weights:
-        loaded = load_weights(source.name, source.revision, source.dtype, self._target.device)
+        loaded = load_weights(source.name, source.revision, source.dtype, source.device)
         token_ids = read_draft_vocabulary(loaded.folder)
         if token_ids is not None:
             restrict_head(loaded.model, token_ids)
-            token_ids = token_ids.to(self._target.device)
+            token_ids = token_ids.to(source.device)
         model = LanguageModel(loaded.model, facts.context_length, gpu_kernels=self._served.gpu_kernels)
         return _Weights(model, loaded.revision, token_ids)
 
-
-def _check(
-    name: str, settings: DraftModelDrafterSettings, target: ModelFacts, draft: ModelFacts, num_slots: int, free: int
-) -> None:
-    findings = check_pair(
-        target, draft, num_slots=num_slots, max_draft_tokens=settings.max_draft_tokens, available_bytes=free
-    )
-    refuse_incompatible(draft, findings)
-    for finding in findings:
-        if finding.verdict == "warning":
-            log.warning(
-                "%s: %s",
-                finding.check,
-                finding.sentence,
-                extra={"action": "pair_warning", "drafter": name, "check": finding.check},
-            )
+    def _check(self, name: str, source: _Source, draft: ModelFacts, *, is_loaded: bool) -> None:
+        """Refuse the pair, or log its warnings. Memory counts as before anything was loaded."""
+        target, settings = self._target, self._drafters[name]
+        rooms = [DeviceRoom(str(target.device), available_bytes(target.device) + self._of_target.weight_bytes)]
+        if source.device != target.device:
+            rooms.append(DeviceRoom(str(source.device), available_bytes(source.device)))
+        if is_loaded:
+            rooms[-1] = replace(rooms[-1], free=rooms[-1].free + draft.weight_bytes)
+        findings = check_pair(
+            self._of_target,
+            draft,
+            num_slots=self._num_slots,
+            max_draft_tokens=settings.max_draft_tokens,
+            room=rooms[0],
+            draft_room=rooms[-1],
+        )
+        refuse_incompatible(draft, findings)
+        for finding in findings:
+            if finding.verdict == "warning":
+                log.warning(
+                    "%s: %s",
+                    finding.check,
+                    finding.sentence,
+                    extra={"action": "pair_warning", "drafter": name, "check": finding.check},
+                )

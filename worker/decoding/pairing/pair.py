@@ -12,6 +12,7 @@ from typing import Final
 
 from alphaloop.commands.reports import Finding
 from alphaloop.errors import IncompatiblePair
+from worker.decoding.pairing.room import DeviceRoom, memory, shown_bytes
 
 #: The draft's bytes read for a token over the target's. At .35 and k = 5 a round costs 2.75 passes: more than half must
 #: be accepted.
@@ -57,9 +58,18 @@ class ModelFacts:
 
 
 def check_pair(
-    target: ModelFacts, draft: ModelFacts, *, num_slots: int, max_draft_tokens: int, available_bytes: int
+    target: ModelFacts,
+    draft: ModelFacts,
+    *,
+    num_slots: int,
+    max_draft_tokens: int,
+    room: DeviceRoom,
+    draft_room: DeviceRoom | None = None,
 ) -> tuple[Finding, ...]:
-    """Every finding, in a fixed order. `available_bytes` are those free before either model is loaded."""
+    """Every finding, in a fixed order.
+
+    `room` is that of the target's device, `draft_room` that of the draft's; None, or of the same device: they share it.
+    """
     return (
         _vocabulary(target, draft),
         _special_tokens(target, draft),
@@ -68,7 +78,7 @@ def check_pair(
         _architecture(target, draft),
         _dtype(target, draft),
         _context(target, draft),
-        _memory(target, draft, num_slots, max_draft_tokens, available_bytes),
+        memory(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
     )
 
 
@@ -161,8 +171,8 @@ def _chat_template(target: ModelFacts, draft: ModelFacts) -> Finding:
 def _size(target: ModelFacts, draft: ModelFacts) -> Finding:
     ratio = draft.bytes_read / target.bytes_read
     said = (
-        f"A draft step reads {_bytes(draft.bytes_read)} ({_count(draft.num_parameters_read)} parameters), a target "
-        f"pass {_bytes(target.bytes_read)} ({_count(target.num_parameters_read)}): a ratio of {ratio:.2f}."
+        f"A draft step reads {shown_bytes(draft.bytes_read)} ({_count(draft.num_parameters_read)} parameters), a "
+        f"target pass {shown_bytes(target.bytes_read)} ({_count(target.num_parameters_read)}): a ratio of {ratio:.2f}."
     )
     if ratio >= 1:
         return Finding("size", "refused", f"{said} A draft that costs as much as its target cannot pay.")
@@ -199,39 +209,6 @@ def _context(target: ModelFacts, draft: ModelFacts) -> Finding:
             f"proposes nothing beyond its {draft.context_length:,}.",
         )
     return Finding("context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
-
-
-def _memory(
-    target: ModelFacts, draft: ModelFacts, num_slots: int, max_draft_tokens: int, available_bytes: int
-) -> Finding:
-    width = max_draft_tokens + 1
-    # The draft reads one position a pass, but keeps the distribution of each of its drafts until they are verified.
-    draft_slot = draft.kv_bytes_per_token * min(draft.context_length, target.context_length)
-    slot = target.kv_bytes_per_slot + draft_slot
-    passes = width * target.pass_bytes_per_row + max_draft_tokens * draft.pass_bytes_per_row
-    weights = target.weight_bytes + draft.weight_bytes
-    needed = weights + num_slots * (slot + passes)
-    said = (
-        f"Weights {_bytes(target.weight_bytes)} + {_bytes(draft.weight_bytes)}; a full slot "
-        f"{_bytes(target.kv_bytes_per_slot)} ({_bytes(target.kv_bytes_per_token)} a token) + {_bytes(draft_slot)} "
-        f"({_bytes(draft.kv_bytes_per_token)} a token) + {_bytes(passes)} for passes of width {width}; with "
-        f"{num_slots} slots {_bytes(needed)}, of {_bytes(available_bytes)} free."
-    )
-    if weights + slot + passes > available_bytes:
-        return Finding("memory", "refused", f"{said} Not one full slot fits.")
-    if needed > available_bytes:
-        num_fitting = (available_bytes - weights) // (slot + passes)
-        return Finding("memory", "warning", f"{said} Full slots that fit: {num_fitting}.")
-    return Finding("memory", "ok", said)
-
-
-def _bytes(number: int) -> str:
-    """A number of bytes for people, in powers of 1000: `270 MB`."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            value = number / size
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return f"{number} bytes"
 
 
 def _count(number: int) -> str:

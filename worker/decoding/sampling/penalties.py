@@ -18,21 +18,13 @@ from worker.engine import Sampling
 
 
 class Penalties:
-    """One job's bias and penalties. It reads each token of the text once, however many rounds there are."""
+    """One job's bias and penalties. It reads each token of the text once for each device that chooses its tokens."""
 
     def __init__(self, sampling: Sampling, num_prompt: int) -> None:
         self._sampling = sampling
         self._num_prompt = num_prompt
-        self._has_penalty = replace(sampling, logit_bias=()).is_adjusted
-        self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long)
-        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64)
-        # Only the repetition penalty looks at the prompt.
-        self._num_read = 0 if sampling.repetition_penalty != 1 else num_prompt
-        # Tokens that were read, in order of first appearance, each with its place and how often the output has it.
-        self._places: dict[int, int] = {}
-        self._in_output: Counter[int] = Counter()
-        self._tokens = torch.empty(0, dtype=torch.long)
-        self._counts = torch.empty(0, dtype=torch.long)
+        # A draft on another device has numbers of its own there: shared ones would cross with every token.
+        self._by_device: dict[torch.device, _TextCounts] = {}
 
     @property
     def is_neutral(self) -> bool:
@@ -46,7 +38,32 @@ class Penalties:
         grow.
         """
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        self._move(scores.device)
+        counts = self._by_device.get(scores.device)
+        if counts is None:
+            counts = self._by_device[scores.device] = _TextCounts(self._sampling, self._num_prompt, scores.device)
+        return counts.adjust(scores, text, paths)
+
+
+class _TextCounts:
+    """What one device holds of a job: its biases, and how often each token stands in the text."""
+
+    def __init__(self, sampling: Sampling, num_prompt: int, device: torch.device) -> None:
+        self._sampling = sampling
+        self._num_prompt = num_prompt
+        self._device = device
+        self._has_penalty = replace(sampling, logit_bias=()).is_adjusted
+        self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long, device=device)
+        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64, device=device)
+        # Only the repetition penalty looks at the prompt.
+        self._num_read = 0 if sampling.repetition_penalty != 1 else num_prompt
+        # Tokens that were read, in order of first appearance, each with its place and how often the output has it.
+        self._places: dict[int, int] = {}
+        self._in_output: Counter[int] = Counter()
+        self._tokens = torch.empty(0, dtype=torch.long, device=device)
+        self._counts = torch.empty(0, dtype=torch.long, device=device)
+
+    def adjust(self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """`scores`, changed in place."""
         if len(self._biased):
             scores.index_add_(1, self._biased, self._biases.to(scores.dtype).expand(len(scores), -1))
         if self._has_penalty:
@@ -56,7 +73,7 @@ class Penalties:
                 for row, path in enumerate(paths)
                 for token, num in Counter(path).items()
             ]
-            rows, tokens, counts = torch.tensor(ahead, dtype=torch.long, device=scores.device).reshape(-1, 3).unbind(1)
+            rows, tokens, counts = torch.tensor(ahead, dtype=torch.long, device=self._device).reshape(-1, 3).unbind(1)
             # Read before the text's tokens are written: a token ahead may be one of them.
             before = scores[rows, tokens]
             scores[:, self._tokens] = self._penalised(scores[:, self._tokens], self._counts)
@@ -86,13 +103,8 @@ class Penalties:
                 self._in_output[token] += 1
                 places.append(self._places[token])
         self._num_read = len(text)
-        device = self._tokens.device
-        added = torch.tensor(fresh, dtype=torch.long, device=device)
+        added = torch.tensor(fresh, dtype=torch.long, device=self._device)
         self._tokens = torch.cat((self._tokens, added))
-        where = torch.tensor(places, dtype=torch.long, device=device)
+        where = torch.tensor(places, dtype=torch.long, device=self._device)
         counts = torch.cat((self._counts, torch.zeros_like(added)))
         self._counts = counts.index_add(0, where, torch.ones_like(where))
-
-    def _move(self, device: torch.device) -> None:
-        self._biased, self._biases = self._biased.to(device), self._biases.to(device)
-        self._tokens, self._counts = self._tokens.to(device), self._counts.to(device)

@@ -46,11 +46,6 @@ def test_a_context_longer_than_the_models_is_refused(tiny_models: dict[str, Path
         load_target(settings(tiny_models["llama"], context_length=4096))
 
 
-def test_a_device_that_is_not_there_is_refused(tiny_models: dict[str, Path]) -> None:
-    with pytest.raises(UnsupportedModel, match=r"models\.target\.device"):
-        load_target(TargetSettings(source=str(tiny_models["llama"]), device="cuda:99"))
-
-
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(UnsupportedModel):

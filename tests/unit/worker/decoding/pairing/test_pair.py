@@ -9,6 +9,7 @@ import pytest
 
 from alphaloop.errors import IncompatiblePair
 from worker.decoding.pairing.pair import Finding, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+from worker.decoding.pairing.room import DeviceRoom
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(
@@ -34,7 +35,7 @@ ROOM = 10**9
 
 
 def findings(target: ModelFacts, draft: ModelFacts, *, available_bytes: int = ROOM) -> dict[str, Finding]:
-    found = check_pair(target, draft, num_slots=4, max_draft_tokens=5, available_bytes=available_bytes)
+    found = check_pair(target, draft, num_slots=4, max_draft_tokens=5, room=DeviceRoom("cpu", available_bytes))
     return {finding.check: finding for finding in found}
 
 
@@ -107,13 +108,37 @@ def test_memory_is_weights_and_slots_and_passes() -> None:
     weights = 2 * (1_000_000 + 200_000)
     slot = 1000 * (100 + 10) + 6 * 60 + 5 * 60
     for room, verdict, said in (
-        (weights + 4 * slot, "ok", "2.84 MB, of 2.84 MB free"),
+        (weights + 4 * slot, "ok", "2.84 MB, of 2.84 MB free on cpu"),
         (weights + 4 * slot - 1, "warning", "Full slots that fit: 3."),
         (weights + slot, "warning", "Full slots that fit: 1."),
         (weights + slot - 1, "refused", "Not one full slot fits"),
     ):
         finding = findings(TARGET, DRAFT, available_bytes=room)["memory"]
         assert (finding.verdict, said in finding.sentence) == (verdict, True), finding.sentence
+
+
+def test_each_device_holds_its_own_model() -> None:
+    target_needs = 2 * 1_000_000 + 4 * (1000 * 100 + 6 * 60 + 5 * 60)
+    draft_needs = 2 * 200_000 + 4 * (1000 * 10 + 5 * 60)
+    for short_target, short_draft, verdict, said in (
+        (0, 0, "ok", "with 4 slots 441 kB, of 441 kB free on cuda:1."),
+        (1, 0, "warning", "Full slots that fit: 3."),
+        (0, 1, "warning", "Full slots that fit: 3."),
+        (target_needs, 0, "refused", "Not one full slot fits on cuda:0."),
+        (0, draft_needs, "refused", "Not one full slot fits on cuda:1."),
+    ):
+        found = check_pair(
+            TARGET,
+            DRAFT,
+            num_slots=4,
+            max_draft_tokens=5,
+            room=DeviceRoom("cuda:0", target_needs - short_target),
+            draft_room=DeviceRoom("cuda:1", draft_needs - short_draft),
+        )
+        finding = next(one for one in found if one.check == "memory")
+        assert (finding.verdict, said in finding.sentence) == (verdict, True), finding.sentence
+        assert ("lower worker.batch_size" in finding.sentence) == (verdict != "ok")
+        assert "another device" not in finding.sentence, "it has one"
 
 
 def test_a_draft_keeps_no_more_context_than_is_served() -> None:
@@ -136,7 +161,7 @@ def test_every_refusal_is_in_the_error() -> None:
         replace(DRAFT, tokens={}, num_parameters_read=10**6),
         num_slots=4,
         max_draft_tokens=5,
-        available_bytes=ROOM,
+        room=DeviceRoom("cpu", ROOM),
     )
     with pytest.raises(IncompatiblePair, match=r"draft cannot draft: vocabulary: .* size: .*cannot pay") as caught:
         refuse_incompatible(DRAFT, found)

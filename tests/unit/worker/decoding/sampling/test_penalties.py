@@ -7,7 +7,9 @@ import random
 import pytest
 import torch
 
+from tests.fixtures.logical_devices import logical_gpus
 from worker.decoding.sampling.chooser import TokenChooser
+from worker.decoding.sampling.penalties import Penalties
 from worker.engine import Sampling
 
 VOCABULARY = 23
@@ -90,3 +92,20 @@ def test_logits_of_a_plain_job_are_its_scores() -> None:
     logits = torch.zeros(2, 5)
     assert choice.is_plain
     assert choice.scores(logits, [1], [2]) is logits
+
+
+def test_a_draft_on_another_device_keeps_counts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Target and draft adjust in turn, for one text. Numbers that both used would cross with every token."""
+    sampling = Sampling(max_tokens=9, temperature=0.0, frequency_penalty=0.5, logit_bias=((1, 2.0),))
+    with logical_gpus(monkeypatch, 2) as gpus:
+        penalties, alone = Penalties(sampling, 1), Penalties(sampling, 1)
+        text = [1]
+        for token in (3, 3, 1, 4):
+            scores = [
+                penalties.adjust(torch.zeros(2, 6, device=device), text, [(), (5,)]).tolist()
+                for device in ("cuda:0", "cuda:1", "cuda:0")
+            ]
+            expected = alone.adjust(torch.zeros(2, 6), text, [(), (5,)]).tolist()
+            assert scores == [expected] * 3
+            text.append(token)
+        assert gpus.from_gpus == []

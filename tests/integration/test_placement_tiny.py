@@ -1,0 +1,329 @@
+"""Draft models on devices of their own: on GPUs that are not there, whose tensors must not meet; and on real ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.deciding.decision import Decision
+from alphaloop.errors import ConfigError, DecodeFailed, IncompatiblePair
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from tests.fixtures.drafting import draft_model
+from tests.fixtures.logical_devices import Gpus, logical_gpus
+from tests.fixtures.models import VANILLA, decision, make_job
+from worker.deciding.context import conditions_of
+from worker.decoding import rounds
+from worker.decoding.load import load_engine
+from worker.engine import Generation, PreparedJob, Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
+DRAWN: Final = Sampling(max_tokens=24, temperature=1.0)
+#: Every way in which tokens are chosen. Of the first three nothing but token ids leaves the draft's device.
+SAMPLINGS: Final = {
+    "greedy": GREEDY,
+    "penalised": replace(GREEDY, frequency_penalty=0.5, repetition_penalty=1.2, logit_bias=((7, 1.0),)),
+    "seeded": replace(DRAWN, seed=3),
+    "drawn": DRAWN,
+    "cut": replace(DRAWN, top_p=0.9, top_k=40),
+    "drawn and penalised": replace(DRAWN, presence_penalty=0.5),
+}
+NEAR: Final = {"far": "auto", "farther": "auto", "host": "auto"}
+APART: Final = {"far": "cuda:1", "farther": "cuda:2", "host": "cpu"}
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+    with logical_gpus(monkeypatch, 3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def small(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft of a quarter of the tiny Llama's size."""
+    config = transformers.LlamaConfig.from_pretrained(
+        tiny_models["llama"],
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+    folder = tmp_path_factory.mktemp("small")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        transformers.LlamaForCausalLM(config).to(torch.float64).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def models(target: Path, draft: Path, devices: Mapping[str, str], *, device: str = "cuda:0") -> ModelSettings:
+    served = TargetSettings(
+        name="tiny", source=str(target), dtype="float64", device=device, num_threads=1, context_length=256
+    )
+    drafts = {name: DraftModelDrafterSettings(source=str(draft), device=where) for name, where in devices.items()}
+    return ModelSettings(target=served, drafters={"lookup": LookupDrafterSettings(), **drafts})
+
+
+def finish(engine: TransformersEngine) -> dict[str, Generation]:
+    finished: dict[str, Generation] = {}
+    while engine.load().num_running:
+        finished |= {generation.job_id: generation for generation in engine.step().finished}
+    return finished
+
+
+def decode(engine: TransformersEngine, work: Mapping[str, tuple[Sampling, Decision]]) -> dict[str, Generation]:
+    """All at once, by the names in `work`."""
+    names = {}
+    for number, (name, (sampling, decided)) in enumerate(work.items()):
+        prepared = engine.prepare(make_job(f"ab cd {number} ab", number), sampling)
+        engine.admit(prepared, decided)
+        names[prepared.job.job_id] = name
+    return {names[job_id]: generation for job_id, generation in finish(engine).items()}
+
+
+def every_way(drafters: Mapping[str, str]) -> dict[str, tuple[Sampling, Decision]]:
+    """Every drafter with every way to choose tokens, side by side in every round."""
+    return {
+        f"{sampling} with {drafter}": (given, decision(drafter, 3))
+        for drafter in (*drafters, "itself")
+        for sampling, given in SAMPLINGS.items()
+    }
+
+
+@pytest.mark.parametrize("target_device", ["cuda:0", "cpu"])
+def test_texts_and_counts_are_those_of_one_device(
+    tiny_models: dict[str, Path], small: Path, gpus: Gpus, target_device: str
+) -> None:
+    found = []
+    for devices in (NEAR, APART):
+        engine = load_engine(models(tiny_models["llama"], small, devices, device=target_device), num_slots=24)
+        where = target_device if devices is NEAR else "cuda:1"
+        engine._drafters["itself"] = draft_model("itself", tiny_models["llama"], num_slots=24, device=where)
+        found.append(decode(engine, every_way(devices)))
+    together, apart = found
+    assert together.keys() == apart.keys()
+    for name, generation in together.items():
+        assert apart[name].token_ids == generation.token_ids, name
+        assert apart[name].counts == generation.counts, name
+    accepted: Counter[str] = Counter()
+    for name, generation in apart.items():
+        accepted[name.rpartition(" ")[2]] += sum(generation.counts.accepts)
+    assert accepted.keys() == {*APART, "itself"}
+    assert all(accepted.values()), accepted
+
+
+def test_distributions_cross_once_a_round_and_nothing_else_does(
+    tiny_models: dict[str, Path], small: Path, gpus: Gpus
+) -> None:
+    engine = load_engine(models(tiny_models["llama"], small, APART), num_slots=8)
+    gpus.copies.clear()
+    host_free = {"greedy", "penalised", "seeded"}
+    decode(engine, {name: (SAMPLINGS[name], decision("far", 3)) for name in host_free})
+    assert gpus.from_gpus == [], "token ids are numbers of the host"
+
+    for number, name in enumerate(("drawn", "cut", "drawn and penalised")):
+        engine.admit(engine.prepare(make_job(f"ab {number}", number), SAMPLINGS[name]), decision("far", 3))
+    num_crossings = 0
+    while engine.load().num_running:
+        gpus.copies.clear()
+        gpus.waited_for.clear()
+        step = engine.step()
+        num_proposed = sum(step.proposed_by_job.values())
+        assert [(copy.source.index, copy.to.index, copy.place) for copy in gpus.from_gpus] == [
+            (1, 0, "crossing.py")
+        ] * bool(num_proposed)
+        assert [copy.num_bytes for copy in gpus.from_gpus] == [num_proposed * 384 * 8] * bool(num_proposed)
+        assert gpus.waited_for == [torch.device("cuda:0")] * bool(num_proposed), "else the copy counts as verification"
+        num_crossings += bool(num_proposed)
+    assert num_crossings > 5
+
+
+def test_a_round_with_drafts_of_two_devices_has_a_crossing_for_each(
+    tiny_models: dict[str, Path], small: Path, gpus: Gpus
+) -> None:
+    engine = load_engine(models(tiny_models["llama"], small, APART), num_slots=8)
+    for number, name in enumerate(APART):
+        engine.admit(engine.prepare(make_job(f"ab {number}", number), DRAWN), decision(name, 2))
+    while (step := engine.step()).num_prefill_tokens:
+        pass
+    while not all(step.proposed_by_job.get(job_id) for job_id in step.tokens_by_job):
+        step = engine.step()
+    gpus.copies.clear()
+    step = engine.step()
+    crossing = [copy for copy in gpus.copies if copy.place == "crossing.py"]
+    assert len(step.proposed_by_job) == len(APART)
+    assert {str(copy.source) for copy in crossing} == {"cuda:1", "cuda:2", "cpu"}
+    assert {str(copy.to) for copy in crossing} == {"cuda:0"}
+    assert len(crossing) == 3
+
+
+def test_without_the_crossing_a_drawn_job_cannot_be_verified(
+    tiny_models: dict[str, Path], small: Path, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The devices of these tests are as strict as real ones."""
+    monkeypatch.setattr(rounds, "arrived", lambda proposals, device: proposals)
+    engine = load_engine(models(tiny_models["llama"], small, APART), num_slots=2)
+    engine.admit(engine.prepare(make_job("ab"), DRAWN), decision("far", 3))
+    with pytest.raises(DecodeFailed) as caught:
+        finish(engine)
+    assert "cuda:0, cuda:1" in str(caught.value.__cause__)
+
+
+def test_the_placement_is_part_of_the_engines_name(tiny_models: dict[str, Path], small: Path, gpus: Gpus) -> None:
+    """Costs, speed-ups and choices are stored under the identity's device."""
+    named = {
+        load_engine(models(tiny_models["llama"], small, devices), num_slots=2).identity.device
+        for devices in (NEAR, APART, {"far": "cuda:1"}, {"far": "cuda:2"}, {"far": "cpu"}, {"far": "cuda:0"})
+    }
+    assert named == {
+        "Logical GPU",
+        "Logical GPU, far on another Logical GPU, farther on another Logical GPU, host on cpu-1-threads",
+        "Logical GPU, far on another Logical GPU",
+        "Logical GPU, far on cpu-1-threads",
+    }
+
+
+def test_weights_are_shared_on_a_device_and_loaded_again_on_another(
+    tiny_models: dict[str, Path], small: Path, gpus: Gpus
+) -> None:
+    devices = {"far": "cuda:1", "gated": "cuda:1", "beside": "auto"}
+    engine = load_engine(models(tiny_models["llama"], small, devices), num_slots=2)
+    drafts = engine._open_drafters.draft_models
+    assert drafts["far"].model is drafts["gated"].model
+    assert drafts["far"].model is not drafts["beside"].model
+    assert [str(drafts[name].device) for name in devices] == ["cuda:1", "cuda:1", "cuda:0"]
+    states = {state.name: state for state in engine.drafters}
+    assert states["far"].revision == states["beside"].revision, "the same history: only the time differs"
+    assert states["far"].shares_weights_with(states["gated"])
+    assert not states["far"].shares_weights_with(states["beside"]), "they do not take the same time"
+
+
+def prepared(engine: TransformersEngine, number: int) -> PreparedJob:
+    return engine.prepare(make_job(f"ab {number}", number), replace(GREEDY, logit_bias=((0, -1000.0),)))
+
+
+def test_each_device_has_its_own_memory(tiny_models: dict[str, Path], small: Path, gpus: Gpus) -> None:
+    engine = load_engine(models(tiny_models["llama"], small, APART), num_slots=4)
+    memory = engine.memory()
+    assert dict(memory.device_of) == {"far": "cuda:1", "farther": "cuda:2", "host": "cpu"}
+    assert memory.elsewhere.keys() == {"cuda:1", "cuda:2", "cpu"}
+    jobs = [prepared(engine, number) for number in range(4)]
+    for job, decided in zip(jobs, (decision("far", 3), decision("farther", 3), VANILLA, VANILLA), strict=True):
+        engine.admit(job, decided)
+    engine.step()
+    engine.step()
+    running = engine.memory()
+    drafts = engine._open_drafters.draft_models
+    assert running.held == engine._cache.num_bytes > 0
+    assert running.elsewhere["cuda:1"].held == drafts["far"].num_cache_bytes > 0
+    assert running.elsewhere["cuda:2"].held == drafts["farther"].num_cache_bytes > 0
+    assert running.elsewhere["cpu"].held == 0
+
+    gpus.free[1] = 0
+    engine.redraft(jobs[2].job.job_id, "far", 3)
+    engine.redraft(jobs[3].job.job_id, "farther", 3)
+    drafting = engine.step().drafting
+    assert jobs[2].job.job_id not in drafting, "its draft's device is full, so it decodes vanilla"
+    assert {job.job.job_id for job in (jobs[0], jobs[1], jobs[3])} == set(drafting), "other devices go on"
+    assert engine.has_room(prepared(engine, 9)) is False, "every slot is taken"
+    engine.cancel(jobs[3].job.job_id)
+    assert engine.has_room(prepared(engine, 9)), "a full draft device keeps no job waiting"
+
+
+def test_a_decision_is_told_what_is_free_on_each_device(tiny_models: dict[str, Path], small: Path, gpus: Gpus) -> None:
+    engine = load_engine(models(tiny_models["llama"], small, {"far": "cuda:1", "beside": "auto"}), num_slots=4)
+    gpus.free = {0: 10 << 30, 1: 1 << 20, 2: 0}
+    conditions = conditions_of(engine, [prepared(engine, 0)], 4)
+    assert conditions.free_elsewhere.keys() == {"far"}
+    width = 1 + max(state.max_draft_tokens for state in engine.drafters)
+    assert conditions.free_elsewhere["far"] == (1 << 20) - 4 * width * engine.memory().per_row
+    assert conditions.free_cache_bytes is not None
+    assert conditions.free_cache_bytes > 9 << 30
+
+
+def test_the_targets_cache_has_the_share_of_drafts_that_lie_elsewhere(
+    tiny_models: dict[str, Path], small: Path, gpus: Gpus
+) -> None:
+    gpus.free[0] = 1 << 30
+    limits = {}
+    for name, devices in (("beside", {"far": "auto"}), ("elsewhere", {"far": "cuda:1"})):
+        engine = load_engine(models(tiny_models["llama"], small, devices), num_slots=2)
+        limits[name] = engine.memory().target_limit
+    assert limits["elsewhere"] == (1 << 30) // 2
+    assert limits["beside"] < limits["elsewhere"]
+
+
+def test_a_draft_that_its_device_cannot_hold_is_refused_with_the_arithmetic(
+    tiny_models: dict[str, Path], small: Path, gpus: Gpus
+) -> None:
+    gpus.free[1] = 1 << 10
+    with pytest.raises(IncompatiblePair) as caught:
+        load_engine(models(tiny_models["llama"], small, {"far": "cuda:1"}), num_slots=2)
+    said = caught.value.message
+    assert "of 1.02 kB free on cuda:1. Not one full slot fits on cuda:1." in said
+    assert "What helps: a lower worker.batch_size or models.target.context_length" in said
+    gpus.free = {0: 1 << 10, 1: 1 << 30, 2: 0}
+    with pytest.raises(IncompatiblePair, match="another device for the draft"):
+        load_engine(models(tiny_models["llama"], small, {"far": "auto"}), num_slots=2)
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_is_loaded(gpus: Gpus) -> None:
+    nowhere = Path("/nowhere")
+    with pytest.raises(ConfigError, match=r"^models\.drafters\.far\.device: .*found 'cuda:3'"):
+        load_engine(models(nowhere, nowhere, {"far": "cuda:3"}), num_slots=2)
+
+
+LAYOUTS: Final = (("cuda:0", "cpu"), ("cpu", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("target_device", "draft_device"), LAYOUTS)
+def test_texts_on_real_devices_are_those_of_the_cpu(
+    tiny_models: dict[str, Path], small: Path, target_device: str, draft_device: str
+) -> None:
+    """In float64, where a device's rounding decides no token of these texts."""
+    if torch.cuda.device_count() < 1 + ("cuda:1" in (target_device, draft_device)):
+        pytest.skip("needs a GPU for each")
+    work = {
+        f"{name} with {drafter}": (sampling, decision(drafter, 3))
+        for drafter in ("far", "itself")
+        for name, sampling in SAMPLINGS.items()
+    }
+    found = []
+    for target_on, draft_on in (("cpu", "cpu"), (target_device, draft_device)):
+        engine = load_engine(models(tiny_models["llama"], small, {"far": draft_on}, device=target_on), num_slots=12)
+        engine._drafters["itself"] = draft_model("itself", tiny_models["llama"], num_slots=12, device=draft_on)
+        found.append(decode(engine, work))
+    on_cpu, apart = found
+    for name, generation in on_cpu.items():
+        assert apart[name].token_ids == generation.token_ids, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("target_device", "draft_device"), LAYOUTS)
+def test_times_on_real_devices_add_up(
+    tiny_models: dict[str, Path], small: Path, target_device: str, draft_device: str
+) -> None:
+    """A device that still computes when its part is over would make the next part look long."""
+    if torch.cuda.device_count() < 1 + ("cuda:1" in (target_device, draft_device)):
+        pytest.skip("needs a GPU for each")
+    engine = load_engine(models(tiny_models["llama"], small, {"far": draft_device}, device=target_device), num_slots=4)
+    assert engine.measure_round_ms("far", 2, 4, 64, 3) > 0
+    assert engine.measure_round_ms(None, 2, 4, 64, 3) > 0
+    for number in range(4):
+        engine.admit(engine.prepare(make_job(f"ab {number}", number), DRAWN), decision("far", 3))
+    while engine.load().num_running:
+        step = engine.step()
+        assert step.draft_s + step.verify_s + step.overhead_s == pytest.approx(step.wall_s)
+        if step.proposed_by_job:
+            assert min(step.draft_s, step.verify_s) > 0
