@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+#: Of the memory that the models leave on the target's device, for keys and values of target and drafts there: the rest
+#: is for logits and all else.
+CACHE_SHARE: Final = 0.5
+
+
+def target_limit(left: int, target_per_token: int, drafts_per_token: int) -> int:
+    """Most bytes that the target's keys and values may take where `models.target.max_cache_bytes` is not set.
+
+    `left` is what the loaded models leave on the target's device, `drafts_per_token` is of the drafts there together.
+    """
+    return int(CACHE_SHARE * target_per_token / (target_per_token + drafts_per_token) * left)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
+from worker.cache_memory import target_limit
 from worker.decoding.device import Placement
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.load_draft_model import DraftModels
@@ -15,10 +16,6 @@ from worker.decoding.models import load_target
 from worker.decoding.proposal import Drafter
 
 log = logging.getLogger(__name__)
-
-#: Of the memory that the models leave on the target's device, for keys and values of target and drafts there: the rest
-#: is for logits and all else.
-CACHE_SHARE = 0.5
 
 
 def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
@@ -48,8 +45,7 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
         for drafter in drafters.values()
         if isinstance(drafter, DraftModelDrafter) and drafter.device == target.device
     )
-    share = CACHE_SHARE * own / (own + drafted)
-    max_cache_bytes = models.target.max_cache_bytes or int(share * available_bytes(target.device))
+    max_cache_bytes = models.target.max_cache_bytes or target_limit(available_bytes(target.device), own, drafted)
     log.info(
         "keys and values: %d bytes a token, at most %d MiB for %d slots, on %s",
         own,
