@@ -59,6 +59,7 @@ NAVIGATION: Final = {
         "docs/guides/probes",
         "docs/guides/drafters",
         "docs/guides/train-a-draft",
+        "docs/guides/gpus",
         "docs/guides/*",
     ],
     "Concepts": [

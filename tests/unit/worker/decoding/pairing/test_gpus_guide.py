@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from worker.cache_memory import target_limit
 from worker.decoding.memory import kv_bytes_per_token, pass_bytes
 from worker.decoding.pairing.facts import _shapes
@@ -71,7 +73,7 @@ def facts(name: str) -> ModelFacts:
 
 
 def full_slots(target: ModelFacts, draft: ModelFacts, gpu: int, *, is_beside: bool) -> str:
-    """Sequences of 8,192 tokens for which a worker takes memory of a GPU with `gpu` bytes; – where weights do not fit."""
+    """Sequences of 8,192 tokens for which a worker takes memory of a GPU with `gpu` bytes; – if weights do not fit."""
     left = gpu - target.weight_bytes - (draft.weight_bytes if is_beside else 0)
     if left <= 0:
         return "–"
@@ -99,8 +101,7 @@ def test_the_table_of_models_is_what_their_configs_give() -> None:
 
 
 def test_the_table_of_pairs_is_what_a_worker_would_do() -> None:
-    header, *rows = rows_of("| pair ")[:0], *rows_of("| pair ")
-    assert header == []
+    rows = rows_of("| pair ")
     sizes = [int(size) for size in re.findall(r"(\d+) GB", GUIDE[GUIDE.index("| pair ") :].splitlines()[0])]
     assert len(rows) == 6
     for pair, *cells in rows:
@@ -121,6 +122,14 @@ def test_the_worked_example_is_what_check_pair_says(layout: str, draft_room: Dev
     room = DeviceRoom("cuda:0", 24 * 10**9)
     found = memory(facts("Qwen2.5 7B"), facts("Qwen2.5 0.5B"), 16, 5, room, draft_room or room)
     assert shown == f"memory {found.verdict} {found.sentence}"
+
+
+def test_its_settings_are_settings() -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    read = ModelSettings.model_validate(tomllib.loads(block)["models"])
+    small = read.drafters["small"]
+    assert isinstance(small, DraftModelDrafterSettings)
+    assert (read.target.device, small.device) == ("cuda:0", "cuda:1")
 
 
 def test_what_crosses_is_what_the_guide_says() -> None:
