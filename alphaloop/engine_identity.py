@@ -13,6 +13,6 @@ class EngineIdentity:
     target: str  #: name under which the target is served
     target_revision: str  #: hash of the weights that were loaded
     dtype: str
-    device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`
+    device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`, `NVIDIA L4, small on cpu-2-threads`
     context_length: int  #: tokens of prompt and output together
     host: str  #: the machine: costs of one machine say nothing of another
