@@ -26,8 +26,8 @@ from worker.engine import Generation, PreparedJob, Sampling
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine
 
-GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
-DRAWN: Final = Sampling(max_tokens=24, temperature=1.0)
+GREEDY: Final = Sampling(max_tokens=14, temperature=0.0)
+DRAWN: Final = Sampling(max_tokens=14, temperature=1.0)
 #: Every way in which tokens are chosen. Of the first three nothing but token ids leaves the draft's device.
 SAMPLINGS: Final = {
     "greedy": GREEDY,
