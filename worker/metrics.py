@@ -22,7 +22,6 @@ from alphaloop.store.outcomes import DecodeRun, Outcome
 from worker.costs.known import KnownCosts
 from worker.engine import EngineIdentity, Step
 from worker.intake.polling import Intake
-from worker.job_histograms import JobHistogram
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
@@ -71,14 +70,30 @@ class WorkerMetrics:
         self._accepts = Counter(
             "alphaloop_spec_decode_accepts", "Accepted draft positions", [*spec, "position"], registry=r
         )
-        by_task, by_mode = ["task"], ["task", "mode"]
-        self._queue = JobHistogram("alphaloop_request_queue_time_seconds", "Waiting", by_task, LATENCY_S, r)
-        self._first = JobHistogram("alphaloop_time_to_first_token_seconds", "First token", by_mode, LATENCY_S, r)
-        between = "Between two tokens after the first, mean of a job"
-        self._per_token = JobHistogram("alphaloop_time_per_output_token_seconds", between, by_mode, TOKEN_S, r)
-        self._decode = JobHistogram("alphaloop_request_decode_time_seconds", "Decoding", by_mode, LATENCY_S, r)
-        whole = "From a job's arrival at the worker to its last token"
-        self._whole = JobHistogram("alphaloop_e2e_request_latency_seconds", whole, by_mode, LATENCY_S, r)
+        self._queue = Histogram(
+            "alphaloop_request_queue_time_seconds", "Waiting", ["task"], buckets=LATENCY_S, registry=r
+        )
+        by_mode = ["task", "mode"]
+        self._first = Histogram(
+            "alphaloop_time_to_first_token_seconds", "First token", by_mode, buckets=LATENCY_S, registry=r
+        )
+        self._per_token = Histogram(
+            "alphaloop_time_per_output_token_seconds",
+            "Between two tokens after the first, mean of a job",
+            by_mode,
+            buckets=TOKEN_S,
+            registry=r,
+        )
+        self._decode = Histogram(
+            "alphaloop_request_decode_time_seconds", "Decoding", by_mode, buckets=LATENCY_S, registry=r
+        )
+        self._whole = Histogram(
+            "alphaloop_e2e_request_latency_seconds",
+            "From a job's arrival at the worker to its last token",
+            by_mode,
+            buckets=LATENCY_S,
+            registry=r,
+        )
         self._steps = Histogram(
             "alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3), registry=r
         )
@@ -162,7 +177,9 @@ class WorkerMetrics:
         if not runs:
             return
         self._prompt_tokens.labels(task).inc(sum(run.num_prompt_tokens for run in runs))
-        self._queue.observe((task,), [run.queue_s for run in runs])
+        queue = self._queue.labels(task)
+        for run in runs:
+            queue.observe(run.queue_s)
         for mode in {run.mode for run in runs}:
             its = [run for run in runs if run.mode == mode]
             self._took(task, mode, its)
@@ -172,14 +189,16 @@ class WorkerMetrics:
             self._drafted((task, drafter, purpose), [run.counts for run in runs if run.key.drafter == drafter])
 
     def _took(self, task: str, mode: str, runs: Sequence[DecodeRun]) -> None:
-        labels = task, mode
-        self._decode.observe(labels, [run.wall_s for run in runs])
-        self._whole.observe(labels, [run.queue_s + run.wall_s for run in runs])
-        begun = [(run, run.time_to_first_token_s) for run in runs if run.time_to_first_token_s is not None]
-        self._first.observe(labels, [first_s for _, first_s in begun])
-        self._per_token.observe(
-            labels, [(run.wall_s - first_s) / (run.num_tokens - 1) for run, first_s in begun if run.num_tokens > 1]
-        )
+        decode, whole = self._decode.labels(task, mode), self._whole.labels(task, mode)
+        first, per_token = self._first.labels(task, mode), self._per_token.labels(task, mode)
+        for run in runs:
+            decode.observe(run.wall_s)
+            whole.observe(run.queue_s + run.wall_s)
+            if run.time_to_first_token_s is None:
+                continue
+            first.observe(run.time_to_first_token_s)
+            if run.num_tokens > 1:
+                per_token.observe((run.wall_s - run.time_to_first_token_s) / (run.num_tokens - 1))
 
     def _drafted(self, labels: tuple[str, str, str], counts: Sequence[AcceptanceCounts]) -> None:
         self._rounds.labels(*labels).inc(sum(one.rounds for one in counts))
