@@ -36,12 +36,7 @@ def collect(
     return Ledger(
         rows=read_rows(database_url),
         results=[*earlier_results, *reader.results()],
-        letters=[
-            Letter(key_of(message), headers_of(message).get("__dlq.errors.exception", ""))
-            for topic in reader.topics()
-            if topic.endswith(".dlq")
-            for message in reader.read(topic)
-        ],
+        letters=letters_of(reader),
         chunks=[_chunk(message) for message in reader.read(TOKENS)],
         commits=list(commits),
         lag=reader.lag(group),
@@ -50,6 +45,16 @@ def collect(
         exit_codes=exit_codes,
         leaks=list(leaks),
     )
+
+
+def letters_of(reader: TopicReader) -> list[Letter]:
+    """Every dead letter."""
+    return [
+        Letter(key_of(message), headers_of(message).get("__dlq.errors.exception", ""))
+        for topic in reader.topics()
+        if topic.endswith(".dlq")
+        for message in reader.read(topic)
+    ]
 
 
 def read_rows(database_url: str) -> dict[str, Row]:

@@ -6,8 +6,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, Message, Producer
 
@@ -30,16 +30,16 @@ class Feeder:
         self._jobs = iter(jobs)
         self.jobs_per_s: Final = jobs_per_s
         self._rng = rng
-        self._producer = Producer(
-            {
-                "bootstrap.servers": addresses,
-                "enable.idempotence": True,
-                "acks": "all",
-                "delivery.timeout.ms": 0,  # for ever
-                "linger.ms": 20,
-                "log_level": 0,
-            }
-        )
+        self._config: Final[dict[str, Any]] = {
+            "bootstrap.servers": addresses,
+            "enable.idempotence": True,
+            "acks": "all",
+            "delivery.timeout.ms": 0,  # for ever
+            "linger.ms": 20,
+            "log_level": 0,
+        }
+        self._producer = Producer(self._config)
+        self._sending = threading.Lock()
         self._repeats: list[PlannedJob] = []
         self._refused: list[KafkaError] = []
         self._hurry = threading.Event()
@@ -77,6 +77,19 @@ class Feeder:
             self._produce(job)
         self._producer.flush(_FLUSH_S)
 
+    def make_anew(self, topics_anew: Callable[[], object]) -> int:
+        """Let the topics be made anew while nothing is sent; returns how many jobs had been sent before.
+
+        Goes on with another client, because one that knew the old topics may never find the new leaders
+        (confluentinc/librdkafka#4898). Raises RuntimeError if the brokers do not take what was sent before.
+        """
+        with self._sending:
+            if left := self._producer.flush(_FLUSH_S):
+                raise RuntimeError(f"{left} jobs not sent before the topics are made anew")
+            topics_anew()
+            self._producer = Producer(self._config)
+            return self.num_sent
+
     def _run(self) -> None:
         began, num_due = time.monotonic(), 0.0
         for job in self._jobs:
@@ -86,7 +99,8 @@ class Feeder:
                 num_due = (time.monotonic() - began) * self.jobs_per_s
             if self._closing.is_set():
                 return
-            self._send(job)
+            with self._sending:
+                self._send(job)
 
     def _send(self, job: PlannedJob) -> None:
         self._produce(job)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from confluent_kafka import KafkaException
 
-from tests.chaos.collecting import ended_by, num_in_outbox
+from tests.chaos.collecting import ended_by, letters_of, num_in_outbox
 from tests.chaos.feeder import Feeder
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ResultRecord
@@ -52,7 +52,7 @@ class Played:
     sent: tuple[frozenset[str], ...]  #: the jobs that were sent in each phase and in the time to catch up after it
     settled_s: float | None  #: from the last fault until nothing was left to read or publish; None: never
     earlier_results: tuple[ResultRecord, ...]  #: of a results topic that was deleted
-    num_asked_again: int  #: jobs sent again, because their results went with that topic
+    num_asked_again: int  #: jobs sent again, because their messages or results went with a deleted topic
     exit_codes: dict[str, int]  #: of workers that did not drain with 0
 
 
@@ -64,6 +64,7 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
     world = World(
         size,
         servers.brokers,
+        servers.kafka,
         servers.postgres,
         servers.database_url,
         servers.proxy,
@@ -89,12 +90,12 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
             sent.append(frozenset(job.job_id for job in feeder.sent[num_before:]))
         say(f"{fleet.name} fleet: the rest of {len(part.jobs)} jobs, then settling; backlog {world.backlog}")
         feeder.finish()
-        reader = TopicReader(addresses)
+        reader = TopicReader(addresses, watcher.gone_ids)
         stack.callback(reader.close)
         settled_s = _settle(world, reader)
-        num_again = _ask_again(world, reader, part.jobs)
+        num_again = _ask_again(world, reader, part.jobs) + _send_again(world, reader)
         if num_again:
-            say(f"{num_again} jobs sent again, because their results went with the deleted topic")
+            say(f"{num_again} jobs sent again, because their messages or results went with a deleted topic")
             settled_s = _settle(world, reader)
         codes = fleet.stop()
         return Played(tuple(reports), tuple(sent), settled_s, tuple(world.kept_results), num_again, codes)
@@ -139,5 +140,16 @@ def _ask_again(world: World, reader: TopicReader, jobs: Sequence[PlannedJob]) ->
     found = {record.job_id for record in (*world.kept_results, *reader.results())}
     missing = ended_by(world.database_url, world.deleted_at + _DELETING) - found
     again = [job for job in jobs if job.job_id in missing]
+    world.feeder.send_again(again)
+    return len(again)
+
+
+def _send_again(world: World, reader: TopicReader) -> int:
+    """Send those jobs again that were lost with a topic of jobs that was made anew; returns how many.
+
+    Only what was sent before that may be missing: later messages have to be read of the new topic.
+    """
+    ended = ended_by(world.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
+    again = [job for job in world.feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
     world.feeder.send_again(again)
     return len(again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -25,8 +25,10 @@ class TopicReader:
     client asks for the offsets of a group.
     """
 
-    def __init__(self, addresses: str) -> None:
+    def __init__(self, addresses: str, gone_ids: Set[str] = frozenset()) -> None:
+        """`gone_ids` are what was committed beside the offsets of topics that are no more."""
         self._addresses = addresses
+        self._gone_ids = gone_ids
         self._clients: dict[str, Consumer] = {}
 
     def topics(self) -> dict[str, int]:
@@ -73,12 +75,13 @@ class TopicReader:
             time.sleep(_PASSING_S)
 
     def committed(self, group: str) -> dict[TopicPartition, int]:
-        """What the group has committed, where it has. Raises KafkaException without a coordinator."""
+        """What the group has committed of topics as they are now, where it has. Raises KafkaException."""
         wanted = [
             TopicPartition(topic, n) for topic, num in self.topics().items() if _is_read(topic) for n in range(num)
         ]
         answers = self._client(group).committed(wanted, timeout=_ASK_S)
-        return {one: one.offset for one in answers if one.error is None and one.offset >= 0}
+        valid = [one for one in answers if one.error is None and one.metadata not in self._gone_ids]
+        return {one: one.offset for one in valid if one.offset >= 0}
 
     def lag(self, group: str) -> Mapping[str, int]:
         """How many messages of the jobs topics the group has not committed, by topic[partition]."""

@@ -74,7 +74,7 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             "the planted secret of the URL": PLANTED_URL_SECRET,
             "the database's password": urlsplit(servers.database_url).password or "",
         }
-        reader = TopicReader(servers.brokers.addresses)
+        reader = TopicReader(servers.brokers.addresses, watcher.gone_ids)
         stack.callback(reader.close)
         ledger = collect(
             reader,

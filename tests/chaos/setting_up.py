@@ -43,6 +43,7 @@ class Servers:
     """What runs beside the workers."""
 
     brokers: Brokers
+    kafka: KafkaSettings  #: for the topics
     postgres: EmbeddedPostgres
     database_url: str  #: without the proxy
     proxy: Proxy
@@ -75,7 +76,7 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
             retry_delays_s=_RETRY_DELAYS_S,
         )
         ensure_topics(kafka, [TASK])
-        yield Servers(brokers, postgres, url, proxy, disk)
+        yield Servers(brokers, kafka, postgres, url, proxy, disk)
 
 
 def null_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
@@ -132,6 +133,7 @@ def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str
         "ALPHALOOP_KAFKA__REPLICATION_FACTOR": str(size.num_brokers),
         "ALPHALOOP_KAFKA__RETRY_DELAYS_S": json.dumps(_RETRY_DELAYS_S),
         "ALPHALOOP_KAFKA__METADATA_REFRESH_MS": "1000",
+        "ALPHALOOP_KAFKA__TOPIC_CHECK_S": "5",
         "ALPHALOOP_KAFKA__SASL_PASSWORD": PLANTED_SECRET,
         "ALPHALOOP_WORKER__LEASE_S": str(size.lease_s),
         "ALPHALOOP_LOGS__FORMAT": "json",

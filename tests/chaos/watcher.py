@@ -60,7 +60,9 @@ class Watcher:
         self.published: list[Progress] = []
         self.looks: list[Look] = []
         self.fleets: list[Fleet] = []
-        self._reader = TopicReader(addresses)
+        #: Of topics that were made anew: what is committed beside such an id counts for nobody.
+        self.gone_ids: set[str] = set()
+        self._reader = TopicReader(addresses, self.gone_ids)
         self._results_reader = TopicReader(addresses)
         self._groups = groups
         self._database_url = database_url
@@ -111,7 +113,7 @@ class Watcher:
             except KafkaException:
                 continue  # the brokers are away, or elect a coordinator
             for one, offset in found.items():
-                partition = f"{group} {one.topic}[{one.partition}]"
+                partition = f"{group} {one.topic}[{one.partition}] {one.metadata or ''}".rstrip()
                 if self._last.get(partition) != offset:
                     self._last[partition] = offset
                     self.commits.append(Commit(self.now_s, partition, offset))

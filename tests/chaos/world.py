@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import psycopg
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers
 from tests.chaos.feeder import Feeder
 from tests.chaos.fleet import Fleet
@@ -28,6 +29,7 @@ class World:
 
     size: Size
     brokers: Brokers
+    kafka: KafkaSettings  #: for the topics
     postgres: EmbeddedPostgres
     database_url: str  #: without the proxy, for whoever looks on
     proxy: Proxy
@@ -38,6 +40,7 @@ class World:
     num_ended_before: int = 0  #: jobs that had ended before the feeder began
     kept_results: list[ResultRecord] = field(default_factory=list)  #: read before their topic was deleted
     deleted_at: datetime | None = None  #: when that was, last
+    num_sent_before_anew: int = 0  #: jobs that had been sent when the topics of jobs were made anew, last
     is_ending: threading.Event = field(default_factory=threading.Event)
 
     @property
