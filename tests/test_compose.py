@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from sqlalchemy import make_url
 
 from alphaloop.embedded.postgres import binaries
-from alphaloop.settings import ConsoleSettings
+from alphaloop.settings import ConsoleSettings, load_settings
 from alphaloop.settings.endpoint import EndpointSettings
 from tests.fixtures import server_replies
 from tests.fixtures.inference_server import listening_beside
@@ -169,7 +169,8 @@ def test_only_the_migrations_connect_as_owner() -> None:
         for name, service in SERVICES.items()
         if "DATABASE_URL" in service.get("environment", ())
     }
-    assert users == {"migrate": "alphaloop", "worker": "worker", "scheduler": "scheduler"}
+    workers = dict.fromkeys(("worker", "worker-vllm", "worker-llama-cpp"), "worker")
+    assert users == {"migrate": "alphaloop", "scheduler": "scheduler", **workers}
 
 
 def test_the_console_is_reached_from_this_machine_with_a_password_and_its_own_login() -> None:
@@ -302,24 +303,43 @@ def _healthy(check: Sequence[str]) -> bool:
 
 def endpoints(service: str) -> dict[str, EndpointSettings]:
     """The inference servers that a service's environment names, as alphaloop reads them."""
-    said = SERVICES[service]["environment"]
-    pattern = re.compile(r"ALPHALOOP_MODELS__ENDPOINTS__(\w+?)__(\w+)")
-    found: dict[str, dict[str, str]] = {}
-    for name, value in said.items():
-        if match := pattern.fullmatch(name):
-            found.setdefault(match[1].lower(), {})[match[2].lower()] = value
-    return {name: EndpointSettings.model_validate(fields) for name, fields in found.items()}
+    said = {name: VARIABLE.sub(r"\2", value) for name, value in environment(service).items()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in said.items():
+            patch.setenv(name, value)
+        models = load_settings(ROOT / "configs").models
+    assert models.target.engine == "server"
+    return models.endpoints
 
 
 @pytest.mark.parametrize("service", ["check-vllm", "check-llama-cpp"])
 def test_a_check_asks_each_server_of_its_profile_by_name(service: str) -> None:
     (profile,) = SERVICES[service]["profiles"]
-    servers = {name for name, other in SERVICES.items() if other.get("profiles") == [profile] and name != service}
+    servers = {name for name, other in SERVICES.items() if other.get("profiles") == [profile] and "build" not in other}
     assert set(SERVICES[service]["depends_on"]) == servers
     asked = endpoints(service)
     assert {urlsplit(endpoint.url).hostname for endpoint in asked.values()} == servers
     assert {endpoint.kind for endpoint in asked.values()} == {profile.replace("-", "_")}
     assert re.findall(r"check-server[ ,']+(\w+)", str(SERVICES[service]["command"])) == list(asked)
+
+
+@pytest.mark.parametrize(("service", "drafting"), [("worker-vllm", "vllm-ngram"), ("worker-llama-cpp", "llama-cpp")])
+def test_a_worker_of_a_profile_sends_its_jobs_to_the_servers_that_were_checked(service: str, drafting: str) -> None:
+    """It is the worker of the stack but for its environment; k is what the server was started with."""
+    told = SERVICES[service]
+    same = ("command", "image", "build", "healthcheck", "restart", "stop_grace_period", "volumes", "read_only")
+    assert {key: told[key] for key in same} == {key: SERVICES["worker"][key] for key in same}
+    checked = SERVICES[service.replace("worker", "check")]
+    assert endpoints(service) == endpoints(service.replace("worker", "check"))
+    assert told["depends_on"] == {**SERVICES["worker"]["depends_on"], **checked["depends_on"]}
+    assert told["networks"] == {"default": {"aliases": ["worker"]}}, "the name at which Prometheus looks for workers"
+    (drafts,) = (one for one in endpoints(service).values() if one.drafter is not None)
+    assert urlsplit(drafts.url).hostname == drafting
+    command = " ".join(SERVICES[drafting]["command"])
+    (k,) = re.findall(r'(?:"num_speculative_tokens": |--spec-ngram-simple-size-m )(\d+)', command)
+    assert drafts.num_draft_tokens == int(k)
+    if limit := re.findall(r"--parallel (\d+)", command):
+        assert drafts.max_requests == int(limit[0])
 
 
 def test_a_check_runs(tmp_path: Path) -> None:
@@ -351,11 +371,15 @@ def test_vllm_is_started_with_the_options_that_make_it_tell_its_counts() -> None
 
 def test_profiles_start_nothing_unless_they_are_asked_for() -> None:
     optional = {name for name, service in SERVICES.items() if "profiles" in service}
-    assert optional == {"vllm-plain", "vllm-ngram", "check-vllm", "llama-cpp", "check-llama-cpp"}
+    vllm = {"vllm-plain", "vllm-ngram", "check-vllm", "worker-vllm"}
+    assert optional == vllm | {"llama-cpp", "check-llama-cpp", "worker-llama-cpp"}
     needed = {other for name in SERVICES.keys() - optional for other in SERVICES[name].get("depends_on", {})}
     assert not needed & optional
 
 
 def test_no_command_is_left_out() -> None:
     """Who adds a service of ours adds the test that runs its command."""
-    assert OURS == ["check-llama-cpp", "check-vllm", "migrate", "scheduler", "worker"]
+    assert set(OURS) == {
+        *("migrate", "scheduler", "worker"),
+        *("check-llama-cpp", "check-vllm", "worker-llama-cpp", "worker-vllm"),
+    }

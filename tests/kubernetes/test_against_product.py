@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -26,6 +27,7 @@ FOLDER: Final = ROOT / "configs" / "kubernetes"
 BASE: Final = render(FOLDER / "base")
 EXAMPLE: Final = render(FOLDER / "example")
 MIGRATE: Final = render(FOLDER / "migrate")
+SERVED: Final = render(FOLDER / "base", components=[FOLDER / "servers"])
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 #: Time beyond the drain: claims are given back, results published, the group is left.
@@ -76,7 +78,10 @@ PROCESSES: Final = [
     pytest.param(resources, name, id=f"{name} of {where}")
     for where, resources in (("base", BASE), ("example", EXAMPLE))
     for name in ("worker", "scheduler", "console")
-] + [pytest.param(MIGRATE, "migrate", id="migrate")]
+] + [
+    pytest.param(MIGRATE, "migrate", id="migrate"),
+    pytest.param(SERVED, "worker", id="worker of servers"),
+]
 
 
 @pytest.mark.parametrize(("resources", "name"), PROCESSES)
@@ -200,6 +205,14 @@ def test_the_policy_lets_the_worker_reach_kafka_and_postgres(monkeypatch: pytest
     assert "to" not in anywhere
     kafka = {int(address.rpartition(":")[2]) for address in found.kafka.bootstrap_servers.split(",")}
     assert {port["port"] for port in anywhere["ports"] if port["protocol"] == "TCP"} == kafka | {5432, 53}
+
+
+def test_a_worker_reaches_the_servers_that_it_sends_jobs_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = settings(SERVED, "worker", monkeypatch).models
+    assert models.target.engine == "server"
+    assert {endpoint.drafter for endpoint in models.endpoints.values()} == {None, "ngram"}
+    (rule,) = one(SERVED, "NetworkPolicy", "servers")["spec"]["egress"]
+    assert {port["port"] for port in rule["ports"]} == {urlsplit(each.url).port for each in models.endpoints.values()}
 
 
 def test_the_scaler_measures_the_workers_own_group(monkeypatch: pytest.MonkeyPatch) -> None:

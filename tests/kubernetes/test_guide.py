@@ -38,7 +38,7 @@ def test_its_secrets_are_those_that_the_pods_read() -> None:
             r"create secret generic (\w+) ((?:--from-literal=\S+[ \\\n]*)+)", "\n".join(blocks("sh"))
         )
     }
-    assert {key for key in made.pop("kafka") if not key.startswith(f"{ENV_PREFIX}KAFKA__SASL_")} == set()
+    assert {key for key in made.pop("settings") if not key.startswith(f"{ENV_PREFIX}KAFKA__SASL_")} == set()
     read: dict[str, set[str]] = {}
     for resource in [*EXAMPLE, *render(FOLDER / "migrate")]:
         for container in containers(resource):

@@ -18,7 +18,7 @@ from tests.kubernetes.kustomize import Resource, containers, load, render
 from tests.kubernetes.validation import check
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "configs" / "kubernetes"
-COMPONENTS: Final = [FOLDER / name for name in ("gpu", "keda", "monitoring")]
+COMPONENTS: Final = [FOLDER / name for name in ("gpu", "servers", "keda", "monitoring")]
 #: Every way of combining what is there that somebody may apply.
 RENDERED: Final[dict[str, list[Resource]]] = {
     "namespace": load(FOLDER / "namespace.yaml"),
