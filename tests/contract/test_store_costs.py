@@ -59,6 +59,15 @@ def test_a_measured_point_comes_back_with_the_variance_of_its_timings(database: 
     assert store.load(*WHERE).points[0].correction_variance == 0.5
 
 
+def test_costs_of_a_draft_on_one_device_are_not_those_of_it_on_another(database: Database) -> None:
+    store, (host, _, *rest) = CostStore(database), WHERE
+    on_cpu, beside, apart = "GPU, model on cpu-16-threads", "GPU", "GPU, model on another GPU"
+    store.save(host, on_cpu, *rest, CALIBRATED)
+    assert set(store.load(host, on_cpu, *rest).points) == set(CALIBRATED)
+    assert not store.load(host, beside, *rest).points
+    assert not store.load(host, apart, *rest).points
+
+
 def test_a_restart_goes_on_with_the_doubt(database: Database) -> None:
     store = CostStore(database)
     store.save(*WHERE, CALIBRATED)
