@@ -35,10 +35,12 @@ def calibrate_servers(
 ) -> list[CostPoint]:
     """A point for each shape, one answer each, as long as `budget_s` lasts; 0 seconds: none.
 
-    A shape that a server fails to answer is left out. `on_measured` is called after each.
+    A route that fails to answer is asked no more, because a server that hangs would take the time of the others.
+    `on_measured` is called after each point.
     """
     began = clock()
     found: list[CostPoint] = []
+    away: set[str] = set()
     last_s = last_load = 0.0
     for shapes in steps(engine):
         load = max(shape.batch for shape in shapes)
@@ -47,10 +49,13 @@ def calibrate_servers(
             break
         step_began = clock()
         for shape in shapes:
+            if shape.drafter in away or clock() - began >= budget_s:
+                continue
             try:
                 ms = shape.measure_ms(engine, 1)
             except AlphaloopError as error:
                 log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
+                away.add(shape.drafter)
                 continue
             point = CostPoint(
                 shape.drafter or None,

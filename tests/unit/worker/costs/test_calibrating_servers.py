@@ -64,16 +64,17 @@ def test_the_budget_is_kept_and_routes_are_asked_alike() -> None:
     for budget_s in (0.0, 1.0, 4.0, 9.0):
         engine = Servers()
         points = calibrate_servers(engine, budget_s=budget_s, clock=lambda engine=engine: engine.now_s)  # type: ignore[misc]
-        assert engine.now_s <= budget_s + 2 * 32 * 0.06
-        assert sum(point.drafter is None for point in points) * 2 == len(points)
+        assert engine.now_s <= budget_s + 32 * 0.06
+        assert 0 <= 2 * sum(point.drafter is None for point in points) - len(points) <= 1
     assert calibrate_servers(Servers(), budget_s=0.0) == []
 
 
-def test_a_server_that_does_not_answer_leaves_its_shape_out() -> None:
+def test_a_server_that_does_not_answer_is_asked_no_more() -> None:
     away = Shape("ngram", 8, 5, 256, CostKind.SERVED)
     engine = Servers(refuses=(away,))
     points = calibrate_servers(engine, budget_s=1000.0, clock=lambda: engine.now_s)
-    assert away in engine.asked
+    assert [shape for shape in engine.asked if shape.drafter][-1] == away
+    assert engine.asked[-1] == Shape("", 1, 1, 2048)
     assert {Shape.of(point) for point in points} == set(engine.asked) - {away}
 
 
