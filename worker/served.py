@@ -26,6 +26,17 @@ class Served:
     num_accepted: int = 0
     is_counted: bool = True  #: whether the job's counts are known; if not, they say only how many tokens it has
 
+    def num_passes(self, num_tokens: int) -> int | None:
+        """Passes of the target for a text of `num_tokens`; None where not even sums are told.
+
+        Each pass yields one token more than it accepts; the last one may have been cut.
+        """
+        if self.num_rounds is not None:
+            return self.num_rounds
+        if self.drafter is None:
+            return num_tokens
+        return max(1, num_tokens - self.num_accepted) if self.num_proposed else None
+
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:

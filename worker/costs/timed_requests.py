@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 from alphaloop.cost import BASE_CONTEXT, CostKind
 from worker.costs.time_law import Time
 from worker.engine import Generation
-from worker.served import Served
 
 #: A request of few rounds tells less: the clock, the network and the first round weigh as much as so many rounds.
 _ROUNDS_OF_OWN: Final = 8
@@ -35,7 +34,7 @@ def timed(generation: Generation) -> list[Timed]:
     found = []
     load = max(1.0, served.num_beside)
     num_tokens = generation.counts.num_tokens
-    num_rounds = _num_rounds(served, num_tokens)
+    num_rounds = served.num_passes(num_tokens)
     # The first pass read the prompt.
     if served.decode_s and num_rounds is not None and num_rounds > 1:
         ms = 1000 * served.decode_s / (num_rounds - 1)
@@ -47,12 +46,3 @@ def timed(generation: Generation) -> list[Timed]:
         time = Time(generation.num_prompt_tokens, BASE_CONTEXT, 1000 * served.prefill_s, 1.0)
         found.append(Timed(served.drafter, CostKind.PREFILL, time))
     return found
-
-
-def _num_rounds(served: Served, num_tokens: int) -> int | None:
-    """Passes of the target: each yields one token more than it accepts. The last one may have been cut."""
-    if served.num_rounds is not None:
-        return served.num_rounds
-    if served.drafter is None:
-        return num_tokens
-    return max(1, num_tokens - served.num_accepted) if served.num_proposed else None

@@ -41,8 +41,9 @@ class Timing:
         for _ in range(num_samples):
             for generation in self._together(drafter, batch, max(1, context - _NUM_TOKENS // 2), _NUM_TOKENS):
                 served = generation.served
-                if served and served.decode_s is not None and served.num_rounds is not None and served.num_rounds > 1:
-                    found.append(1000 * served.decode_s / (served.num_rounds - 1))
+                num_passes = served.num_passes(generation.counts.num_tokens) if served else None
+                if served and served.decode_s is not None and num_passes is not None and num_passes > 1:
+                    found.append(1000 * served.decode_s / (num_passes - 1))
         if not found:
             raise DecodeFailed(
                 f"the server tells neither times nor rounds of its texts: {self._server(drafter).name}",
