@@ -50,6 +50,7 @@ group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
+metadata.max.idle.interval.ms=5000
 num.network.threads=2
 num.io.threads=4
 """
