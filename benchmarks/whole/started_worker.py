@@ -48,6 +48,7 @@ class StartedWorker:
     database_url: str
     environment: Mapping[str, str]  #: for other commands of the same checkout on the same servers
     stop: Callable[[], None]  #: drain and end it
+    check_alive: Callable[[], None]  #: raises StartFailed where it has ended by itself
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def started_worker(
         worker.wait_until(lambda: is_ready(address), _START_TIMEOUT_S)
         client = Client(servers.kafka, lambda: _check_alive(worker), timeout_s)
         stack.callback(client.close)
-        yield StartedWorker(client, address, database_url, environment, worker.stop)
+        yield StartedWorker(client, address, database_url, environment, worker.stop, lambda: _check_alive(worker))
 
 
 @dataclass(frozen=True, slots=True)

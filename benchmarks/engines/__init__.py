@@ -1,0 +1,1 @@
+"""Inference servers of others, started here, and the worker in front of them: routing by task beside static routes."""

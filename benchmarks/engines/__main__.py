@@ -1,0 +1,235 @@
+"""Routing by task over two real vLLM servers, beside sending everything to one of them; and what the worker costs.
+
+    python -m benchmarks.engines
+    python -m benchmarks.engines --prompts FOLDER --model TARGET --draft DRAFT
+    python -m benchmarks.engines --blocks 4 --jobs 2 8 --rounds 1 --cores 2,3
+
+One worker, one Kafka, one PostgreSQL. Each block of one task and one load is played three times, in an order that is
+drawn: all jobs to the vanilla server, all to the speculative one (both by `decoding` of the job), and routed by the
+worker's own decisions. Only one server is busy at a time, so each policy has the same cores. The worker learns from all
+three, as it would from probes and exploration. A table goes to standard error. Last line: JSON. Exit status 1 where a
+job has several results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts come from this
+Python's own sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from alphaloop.errors import AlphaloopError
+from benchmarks.contestants.process import REPOSITORY
+from benchmarks.engines.closed_loop import ClosedLoop
+from benchmarks.engines.in_front import InFront, offline_engine, play
+from benchmarks.engines.scoring import (
+    POLICIES,
+    ROUTED,
+    SPECULATIVE,
+    VANILLA,
+    PlayedBlock,
+    by_task,
+    quantile,
+    summary,
+)
+from benchmarks.engines.serve import VLLM_PYTHON
+from benchmarks.engines.server import ENVIRONMENT, on_cores
+from benchmarks.engines.setting_up import Running, Wanted, environment, set_up
+from benchmarks.engines.weights import dense_folder
+from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
+from benchmarks.whole.checkout import commit_of, is_changed
+from benchmarks.whole.jobs import PromptJob
+
+_DECODING: Final = {VANILLA: "vanilla", SPECULATIVE: "speculative", ROUTED: "auto"}
+
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
+
+
+def main() -> int:
+    """Set up, play, print."""
+    options = _options()
+    try:
+        found = _measure(options)
+    except (AlphaloopError, OSError, RuntimeError, ValueError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 2
+    print(json.dumps(found))
+    return int(bool(found["jobs_with_several_results"]))
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    if options.tasks:
+        prompts = {task: prompts[task] for task in options.tasks}
+    few, many = options.jobs
+    blocks = draw_blocks(prompts, num_blocks=options.blocks, jobs_each={1: few, 8: many}, seed=options.seed)
+    wanted = Wanted(
+        str(options.vllm_python),
+        options.model or str(dense_folder(options.dtype)),
+        options.draft,
+        options.dtype,
+        max(LOADS),
+        options.ahead,
+        tuple(options.cores),
+        options.timeout_s,
+        options.seed,
+    )
+    conditions = _conditions(options, wanted)
+    console.print(conditions)
+    rng = random.Random(options.seed)
+    with set_up(wanted, sorted(prompts)) as running:
+        _history(running.loop, prompts, options)
+        played = [_play(running.loop, block, options.max_tokens, rng) for block in blocks]
+        beside = [s for one in played if one.block.load == 1 for s in one.played[ROUTED].beside_s]
+        alpha = running.alpha_by_task()
+        rounds = _in_front(running, wanted, prompts, options) if options.rounds else []
+        several = sum(count > 1 for count in running.loop.num_results.values())
+    found = {
+        "conditions": conditions,
+        "routing": summary(played),
+        "by_load": {
+            str(load): summary([one for one in played if one.block.load == load]) for load in sorted(set(LOADS))
+        },
+        "by_task": {task: told | {"alpha": alpha.get(task)} for task, told in by_task(played).items()},
+        "beside_the_request_ms": {name: round(1000 * quantile(beside, share), 2) for name, share in _SHARES.items()},
+        "in_front_of_vllm": _ratios(rounds),
+        "jobs_with_several_results": several,
+    }
+    _show(found)
+    return found
+
+
+_SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def _history(loop: ClosedLoop, prompts: dict[str, list[str]], options: argparse.Namespace) -> None:
+    """Unmeasured jobs of every task on both servers, so that the worker routes with evidence from the first block."""
+    for number, (task, found) in enumerate(sorted(prompts.items())):
+        block = Block(number, task, 2, tuple(found[-options.history :]) if options.history else ())
+        for policy in (VANILLA, SPECULATIVE):
+            jobs = block.jobs(f"history-{policy}", max_tokens=options.max_tokens)
+            loop.play(jobs, decoding=_DECODING[policy], load=block.load)
+
+
+def _play(loop: ClosedLoop, block: Block, max_tokens: int, rng: random.Random) -> PlayedBlock:
+    played = {}
+    for policy in rng.sample(POLICIES, len(POLICIES)):
+        jobs = block.jobs(policy, max_tokens=max_tokens)
+        played[policy] = loop.play(jobs, decoding=_DECODING[policy], load=block.load)
+    told = ", ".join(f"{name} {one.num_tokens / one.seconds:.1f}" for name, one in sorted(played.items()))
+    console.print(f"block {block.number}: {block.task}, load {block.load}: {told} tokens/s")
+    return PlayedBlock(block, played)
+
+
+def _in_front(
+    running: Running, wanted: Wanted, prompts: dict[str, list[str]], options: argparse.Namespace
+) -> list[InFront]:
+    rng = random.Random(options.seed + 1)
+    every = sorted((task, prompt) for task, found in prompts.items() for prompt in found)
+    with environment(ENVIRONMENT), on_cores(wanted.cores):
+        offline = offline_engine(running.plain, wanted.vllm_python, wanted.model, wanted.dtype)
+    try:
+        offline.wait_until_ready()
+        rounds = []
+        for number in range(options.rounds):
+            drawn = rng.sample(every, min(options.round_jobs, len(every)))
+            jobs = [
+                PromptJob(f"front-{number}-{place:03d}", task, prompt, options.max_tokens)
+                for place, (task, prompt) in enumerate(drawn)
+            ]
+            rounds.append(play(running.loop, offline, running.plain, jobs, first=number % 2 == 0))
+            console.print(f"round {number}: worker in front {rounds[-1].ratio:.3f} of vLLM's offline engine")
+        return rounds
+    finally:
+        offline.close()
+
+
+def _ratios(rounds: list[InFront]) -> dict[str, Any] | None:
+    if not rounds:
+        return None
+    ratios = [one.ratio for one in rounds]
+    return {
+        "median": round(statistics.median(ratios), 4),
+        "ratios": [round(one, 4) for one in ratios],
+        "worker_tokens_per_s": round(statistics.median(one.worker_tokens_per_s for one in rounds), 1),
+        "offline_tokens_per_s": round(statistics.median(one.offline_tokens_per_s for one in rounds), 1),
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = Table("task", *POLICIES, "routed to", "alpha", title="tokens a second")
+    for task, told in found["by_task"].items():
+        alpha = told["alpha"]
+        where = ", ".join(f"{name} {num}" for name, num in told["routes"].items())
+        shown = f"{alpha['alpha']:.2f}" if alpha else "-"
+        table.add_row(task, *(f"{told[policy]:.1f}" for policy in POLICIES), where, shown)
+    console.print(table)
+    for name, told in (("all", found["routing"]), *((f"load {n}", one) for n, one in found["by_load"].items())):
+        console.print(
+            f"{name}: routed over the better static {told['routed_over_better_static']:.3f} "
+            f"[{told['low']:.3f}, {told['high']:.3f}], {told['num_blocks']} blocks"
+        )
+    console.print(f"beside the request, load 1, ms: {found['beside_the_request_ms']}")
+    console.print(f"in front of vLLM: {found['in_front_of_vllm']}")
+
+
+def _conditions(options: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "cores_of_the_servers": options.cores or "all",
+        "cores_of_the_rest": sorted(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "commit": commit_of(REPOSITORY, "HEAD"),
+        "has_changes": is_changed(REPOSITORY),
+        "servers": "vLLM 0.32 CPU, eager, one thread each, no prefix cache",
+        "model": Path(wanted.model).name,
+        "drafts": f"draft model {Path(wanted.draft).name}" if wanted.draft else "look-up, k = 4",
+        "dtype": wanted.dtype,
+        "prompts": "a folder" if options.prompts else "Python's own sources",
+        "blocks": len(LOADS) * options.blocks,
+        "jobs_a_block": options.jobs,
+        "max_tokens": options.max_tokens,
+        "history": options.history,
+        "seed": options.seed,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=Path, default=None, help="folder with TASK.jsonl files")
+    parser.add_argument("--tasks", nargs="+", default=[], help="only these")
+    parser.add_argument("--model", default=None, help="folder of the target; SmolLM2 if not given")
+    parser.add_argument("--draft", default=None, help="folder of a draft model; look-up if not given")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--blocks", type=int, default=26, help="of each of the three loads")
+    parser.add_argument("--jobs", type=int, nargs=2, default=[2, 16], help="a block of load 1, and of load 8")
+    parser.add_argument("--history", type=int, default=4, help="unmeasured jobs of every task on each server, before")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--max-characters", type=int, default=3000, help="longer prompts are left out")
+    parser.add_argument("--rounds", type=int, default=6, help="beside vLLM's offline engine; 0 leaves it out")
+    parser.add_argument("--round-jobs", type=int, default=64)
+    parser.add_argument("--ahead", type=int, default=2, help="requests that may wait in a server's own queue")
+    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
+    parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result")
+    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Real vLLM servers are killed, hung and restarted with other weights under 1,000 jobs: is every job recorded once?
+
+    python -m benchmarks.engines.faults
+    python -m benchmarks.engines.faults --jobs 200 --cores 2,3
+
+A quarter of the jobs is done before each fault. Then the drafting server is killed with SIGKILL and started again; all
+processes of the plain server are stopped for a while (SIGSTOP) and go on; and both servers are killed and come back
+with other weights under the same name. Last line: JSON. Exit status 1 where a job has no result, several, or one that
+did not succeed, and where the change of weights was not written down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from rich.console import Console
+
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.errors import AlphaloopError
+from benchmarks.engines.serve import VLLM_PYTHON
+from benchmarks.engines.server import Server, is_ready, on_cores, running, vllm
+from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, Running, Wanted, set_up
+from benchmarks.engines.weights import dense_folder, with_other_weights
+from benchmarks.engines.workload import read_prompts
+from benchmarks.whole.jobs import PromptJob
+
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
+
+_START_TIMEOUT_S: Final = 900.0
+_JOBS: Final = """
+    SELECT status, count(*) FROM jobs WHERE job_id LIKE 'fault-%' GROUP BY status
+"""
+_RUNS: Final = "SELECT count(*), count(DISTINCT job_id) FROM decode_runs WHERE job_id LIKE 'fault-%'"
+_LIVES: Final = """
+    SELECT endpoint, left(target_revision, 12), engine, changed FROM server_identities ORDER BY first_seen_at
+"""
+
+
+def main() -> int:
+    """Set up, break, count."""
+    options = _options()
+    try:
+        found = _measure(options)
+    except (AlphaloopError, OSError, RuntimeError, ValueError) as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 2
+    print(json.dumps(found))
+    return int(not found["is_sound"])
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    every = [(task, prompt) for task, found in sorted(prompts.items()) for prompt in found]
+    jobs = [
+        PromptJob(f"fault-{number:04d}", *every[number % len(every)], options.max_tokens)
+        for number in range(options.jobs)
+    ]
+    model = str(dense_folder("bfloat16"))
+    other = str(with_other_weights(Path(model), FOLDER / "other-weights"))
+    wanted = Wanted(
+        str(options.vllm_python),
+        model,
+        None,
+        "bfloat16",
+        8,
+        2,
+        tuple(options.cores),
+        options.timeout_s,
+        options.seed,
+        {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)},
+    )
+    with ExitStack() as stack:
+        up = stack.enter_context(set_up(wanted, sorted(prompts)))
+        up.loop.send_all(jobs, decoding="auto")
+        _wait(up, jobs, 0.25)
+        console.print("the drafting server is killed")
+        _kill(up.processes[DRAFTING])
+        _start(up.processes[DRAFTING], up.drafting, wanted)
+        _wait(up, jobs, 0.5)
+        console.print(f"the plain server hangs for {options.hang_s:g} s")
+        _hang(up.processes[PLAIN], options.hang_s)
+        _wait(up, jobs, 0.75)
+        console.print("both servers are killed, and come back with other weights")
+        for name in (PLAIN, DRAFTING):
+            _kill(up.processes[name])
+        for server in (up.plain, up.drafting):
+            again = _with_model(server, other, wanted)
+            stack.enter_context(running(again, FOLDER / "run" / "other", wanted.cores))
+        _wait(up, jobs, 1.0)
+        return _counted(up, jobs)
+
+
+def _wait(up: Running, jobs: list[PromptJob], share: float) -> None:
+    """Until that share of the jobs has a result."""
+    began = time.monotonic()
+    enough = round(share * len(jobs))
+    up.loop.read(lambda: len(up.loop.num_results) >= enough)
+    console.print(f"{len(up.loop.num_results)} of {len(jobs)} results, {time.monotonic() - began:.0f} s")
+
+
+def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
+    several = [job_id for job_id, count in up.loop.num_results.items() if count > 1]
+    missing = [job.job_id for job in jobs if job.job_id not in up.loop.num_results]
+    with psycopg.connect(up.database_url) as connection:
+        statuses: dict[str, int] = dict(connection.execute(_JOBS).fetchall())
+        num_runs, num_decoded = connection.execute(_RUNS).fetchone() or (0, 0)
+        lives = connection.execute(_LIVES).fetchall()
+    changed = [changed for _, _, _, changed in lives if changed]
+    is_sound = (
+        not missing
+        and not several
+        and statuses == {"succeeded": len(jobs)}
+        and num_runs == num_decoded == len(jobs)
+        and bool(changed)
+    )
+    return {
+        "jobs": len(jobs),
+        "without_a_result": len(missing),
+        "with_several_results": len(several),
+        "status": statuses,
+        "decode_runs": num_runs,
+        "jobs_with_a_run": num_decoded,
+        "results_by_count": dict(Counter(up.loop.num_results.values())),
+        "servers": [list(life) for life in lives],
+        "is_sound": is_sound,
+    }
+
+
+def _with_model(server: Server, model: str, wanted: Wanted) -> Server:
+    """The same server, name and port, with another model."""
+    command = list(server.command)
+    command[command.index("--model") + 1] = model
+    again = vllm(server.name, wanted.vllm_python, model, server.port, max_requests=server.max_requests)
+    return Server(again.name, "vllm", tuple(command), server.port, server.max_requests)
+
+
+def _kill(process: ChildProcess) -> None:
+    """All its processes at once, as the machine's failure does."""
+    for pid in _tree(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.kill()
+
+
+def _start(process: ChildProcess, server: Server, wanted: Wanted) -> None:
+    with on_cores(wanted.cores):
+        process.start()
+    process.wait_until(lambda: is_ready(server.url), _START_TIMEOUT_S)
+
+
+def _hang(process: ChildProcess, seconds: float) -> None:
+    tree = _tree(process.pid)
+    for pid in tree:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for pid in tree:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _tree(pid: int | None) -> list[int]:
+    """A process and all below it; only Linux tells."""
+    if pid is None:
+        return []
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+    return [pid, *(below for child in children for below in _tree(int(child)))]
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--prompts", type=Path, default=None, help="folder with TASK.jsonl files")
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--max-characters", type=int, default=800)
+    parser.add_argument("--hang-s", type=float, default=40.0)
+    parser.add_argument("--answer-s", type=float, default=20.0, help="after which a silent server counts as away")
+    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="without any result")
+    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    shutil.rmtree(FOLDER / "other-weights", ignore_errors=True)
+    sys.exit(main())

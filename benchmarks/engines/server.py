@@ -1,0 +1,158 @@
+"""A real inference server as a child process: what is started, on which cores, and when it is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.server_kind import ServerKind
+from benchmarks.contestants.process import REPOSITORY
+
+#: One thread that waits without spinning: two spinning ones took fifty times as long beside other work.
+ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+HOST: Final = "127.0.0.1"
+MODEL_NAME: Final = "model"  #: under which every server here serves its model
+_START_TIMEOUT_S: Final = 900.0
+_GRACE_S: Final = 20.0
+_ASK_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server to start."""
+
+    name: str
+    kind: ServerKind
+    command: tuple[str, ...]
+    port: int
+    max_requests: int  #: that it decodes at once
+    drafter: str | None = None
+    num_draft_tokens: int = 0
+    environment: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
+
+    @property
+    def url(self) -> str:
+        """As OpenAI's clients take it."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    def settings(self, *, ahead: int = 0, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The worker's settings of this endpoint, as environment. `ahead`: requests that may wait in its queue."""
+        given: dict[str, Any] = {"kind": self.kind, "url": self.url, "max_requests": self.max_requests + ahead}
+        given |= more or {}
+        if self.drafter is not None:
+            given |= {"drafter": self.drafter, "num_draft_tokens": self.num_draft_tokens}
+        place = f"ALPHALOOP_MODELS__ENDPOINTS__{self.name.upper()}"
+        return {f"{place}__{key.upper()}": str(value) for key, value in given.items()}
+
+
+def vllm(
+    name: str,
+    python: str,
+    model: str,
+    port: int,
+    *,
+    speculative: Mapping[str, Any] | None = None,
+    dtype: str = "bfloat16",
+    max_requests: int = 8,
+    max_model_len: int = 2048,
+) -> Server:
+    """vLLM's OpenAI server. `speculative` is its --speculative-config.
+
+    Prefixes are not cached, so that a prompt that is sent twice costs the same both times.
+    """
+    command = [
+        *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", MODEL_NAME),
+        *("--host", HOST, "--port", str(port), "--dtype", dtype, "--max-model-len", str(max_model_len)),
+        *("--max-num-seqs", str(max_requests), "--gpu-memory-utilization", "0.3", "--enforce-eager"),
+        *("--no-enable-prefix-caching", "--enable-per-request-metrics"),
+    ]
+    if speculative is None:
+        return Server(name, "vllm", tuple(command), port, max_requests)
+    # vLLM refuses to start with these metrics where nothing drafts.
+    command += ["--per-request-spec-decode-metrics", "detailed", "--speculative-config", json.dumps(speculative)]
+    return Server(
+        name,
+        "vllm",
+        tuple(command),
+        port,
+        max_requests,
+        str(speculative["method"]),
+        int(speculative["num_speculative_tokens"]),
+    )
+
+
+def llama_cpp(name: str, python: str, gguf: str, port: int, *, drafts: bool, max_requests: int = 2) -> Server:
+    """llama.cpp's server from the wheel xllamacpp; it drafts by looking texts up, three tokens a round."""
+    script = REPOSITORY / "benchmarks" / "engines" / "llama_server.py"
+    drafter, k = ("ngram", 3) if drafts else (None, 0)
+    command = (python, str(script), gguf, HOST, str(port), str(max_requests), MODEL_NAME, str(k))
+    return Server(name, "llama_cpp", command, port, max_requests, drafter, k)
+
+
+@contextmanager
+def running(server: Server, folder: Path, cores: Sequence[int] = ()) -> Iterator[ChildProcess]:
+    """The server, ready for requests, until the block ends; its log is FOLDER/NAME.log.
+
+    `cores`: it and all that it starts run there and nowhere else. Raises StartFailed where it does not come up.
+    """
+    process = ChildProcess(
+        server.name,
+        server.command,
+        log=folder / f"{server.name}.log",
+        env={**os.environ, **server.environment},
+        grace_s=_GRACE_S,
+    )
+    try:
+        with on_cores(cores):
+            process.start()
+        process.wait_until(lambda: is_ready(server.url), _START_TIMEOUT_S)
+        yield process
+    finally:
+        process.stop()
+
+
+@contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Processes that are started in the block run on these cores; without any, wherever they may."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def is_ready(url: str) -> bool:
+    """Whether the server lists its models."""
+    try:
+        with urllib.request.urlopen(f"{url}/models", timeout=_ASK_S) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def read_json(url: str, body: Mapping[str, Any] | None = None) -> Any:
+    """GET, or POST with a body. Raises OSError where the server does not answer."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)

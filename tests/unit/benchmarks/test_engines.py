@@ -1,0 +1,104 @@
+"""The benchmark of routing: its blocks, its servers' commands and settings, and the ratio that it reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engines.closed_loop import Played, Result
+from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_better_static, quantile, summary
+from benchmarks.engines.serve import NGRAM, draft_model
+from benchmarks.engines.server import llama_cpp, vllm
+from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
+
+PROMPTS = {"code": [f"code {n}" for n in range(5)], "math": [f"math {n}" for n in range(5)]}
+
+
+def played(num_tokens: int, seconds: float, drafter: str | None = None) -> Played:
+    result = Result.model_validate(
+        {
+            "job_id": "a",
+            "status": "succeeded",
+            "usage": {"completion_tokens": num_tokens},
+            "timings": {"queue_s": 0.1, "wall_s": seconds - 0.25},
+            "decoding": {"drafter": drafter},
+        }
+    )
+    return Played(seconds, (result,), (seconds,))
+
+
+def block(number: int, task: str, seconds: dict[str, float]) -> PlayedBlock:
+    return PlayedBlock(
+        Block(number, task, 1, ("x",)),
+        {policy: played(100, seconds[policy], "ngram" if policy == "speculative" else None) for policy in POLICIES},
+    )
+
+
+#: Code is faster with drafts and math without; routing is as good as the better one each time.
+BLOCKS = [
+    block(n, "code", {"vanilla": 4, "speculative": 2, "routed": 2})
+    if n % 2
+    else block(n, "math", {"vanilla": 2, "speculative": 3, "routed": 2})
+    for n in range(12)
+]
+
+
+def test_the_load_goes_up_and_down_and_every_task_has_its_turn() -> None:
+    blocks = draw_blocks(PROMPTS, num_blocks=4, jobs_each={1: 2, 8: 3}, seed=0)
+    assert [one.load for one in blocks] == [load for load in LOADS for _ in range(4)]
+    assert [one.task for one in blocks[:4]] == ["code", "math", "code", "math"]
+    assert {len(one.prompts) for one in blocks if one.load == 8} == {3}
+    assert blocks == draw_blocks(PROMPTS, num_blocks=4, jobs_each={1: 2, 8: 3}, seed=0)
+    names = [job.job_id for one in blocks for policy in POLICIES for job in one.jobs(policy, max_tokens=8)]
+    assert len(names) == len(set(names))
+
+
+def test_prompts_come_from_a_folder_or_from_this_pythons_sources(tmp_path: Path) -> None:
+    (tmp_path / "code.jsonl").write_text(json.dumps({"prompt": "short"}) + "\n" + json.dumps({"prompt": "x" * 50}))
+    assert read_prompts(tmp_path, seed=0, max_characters=20) == {"code": ["short"]}
+    with pytest.raises(ValueError, match="of at most 3 characters"):
+        read_prompts(tmp_path, seed=0, max_characters=3)
+    harvested = read_prompts(None, seed=0, max_characters=3000)
+    assert {"code", "docstring"} <= set(harvested)
+
+
+def test_the_ratio_is_to_the_static_policy_that_is_better_on_the_whole() -> None:
+    found = summary(BLOCKS)
+    assert found["tokens_per_s"] == {"vanilla": 33.33, "speculative": 40.0, "routed": 50.0}
+    assert found["routed_over_better_static"] == 1.25
+    assert 1.0 < found["low"] < 1.25 < found["high"]
+    assert by_task(BLOCKS)["code"] == {"vanilla": 25.0, "speculative": 50.0, "routed": 50.0, "routes": {"vanilla": 6}}
+
+
+def test_routing_to_the_worse_server_shows() -> None:
+    worse = [block(n, "code", {"vanilla": 4, "speculative": 2, "routed": 4}) for n in range(6)]
+    assert over_better_static(worse) == 0.5
+
+
+def test_the_time_beside_a_request_is_the_rest_of_its_latency() -> None:
+    assert played(100, 2.0).beside_s == (0.25,)
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([float(n) for n in range(100)], 0.99) == 99.0
+
+
+def test_a_drafting_server_is_an_endpoint_with_its_k() -> None:
+    server = vllm("drafting", "python", "/m", 8002, speculative=draft_model("/d", 3))
+    assert server.settings(ahead=2) == {
+        "ALPHALOOP_MODELS__ENDPOINTS__DRAFTING__KIND": "vllm",
+        "ALPHALOOP_MODELS__ENDPOINTS__DRAFTING__URL": "http://127.0.0.1:8002/v1",
+        "ALPHALOOP_MODELS__ENDPOINTS__DRAFTING__MAX_REQUESTS": "10",
+        "ALPHALOOP_MODELS__ENDPOINTS__DRAFTING__DRAFTER": "draft_model",
+        "ALPHALOOP_MODELS__ENDPOINTS__DRAFTING__NUM_DRAFT_TOKENS": "3",
+    }
+    given = server.command[server.command.index("--speculative-config") + 1]
+    assert json.loads(given) == {"method": "draft_model", "model": "/d", "num_speculative_tokens": 3}
+
+
+def test_a_plain_vllm_is_not_asked_for_metrics_that_it_refuses_to_start_with() -> None:
+    plain, drafting = (vllm("a", "python", "/m", 1, speculative=given) for given in (None, NGRAM))
+    assert "--per-request-spec-decode-metrics" not in plain.command
+    assert "--per-request-spec-decode-metrics" in drafting.command
+    assert llama_cpp("b", "python", "/m.gguf", 2, drafts=True).num_draft_tokens == 3
+    assert llama_cpp("b", "python", "/m.gguf", 2, drafts=False).drafter is None
