@@ -43,7 +43,7 @@ from benchmarks.engines.scoring import (
 )
 from benchmarks.engines.serve import VLLM_PYTHON
 from benchmarks.engines.server import ENVIRONMENT, on_cores
-from benchmarks.engines.setting_up import Running, Wanted, environment, set_up
+from benchmarks.engines.setting_up import FOLDER, Running, Wanted, environment, set_up
 from benchmarks.engines.weights import dense_folder
 from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
 from benchmarks.whole.checkout import commit_of, is_changed
@@ -86,7 +86,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     conditions = _conditions(options, wanted)
     console.print(conditions)
     rng = random.Random(options.seed)
-    with set_up(wanted, sorted(prompts)) as running:
+    with set_up(wanted, sorted(prompts), FOLDER / "routing") as running:
         _history(running.loop, prompts, options)
         played = [_play(running.loop, block, options.max_tokens, rng) for block in blocks]
         beside = [s for one in played if one.block.load == 1 for s in one.played[ROUTED].beside_s]

@@ -81,7 +81,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)},
     )
     with ExitStack() as stack:
-        up = stack.enter_context(set_up(wanted, sorted(prompts)))
+        up = stack.enter_context(set_up(wanted, sorted(prompts), FOLDER / "faults"))
         up.loop.send_all(jobs, decoding="auto")
         _wait(up, jobs, 0.25)
         console.print("the drafting server is killed")
@@ -96,7 +96,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             _kill(up.processes[name])
         for server in (up.plain, up.drafting):
             again = _with_model(server, other, wanted)
-            stack.enter_context(running(again, FOLDER / "run" / "other", wanted.cores))
+            stack.enter_context(running(again, FOLDER / "faults" / "other", wanted.cores))
         _wait(up, jobs, 1.0)
         return _counted(up, jobs)
 

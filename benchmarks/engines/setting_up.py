@@ -82,10 +82,9 @@ def two_servers(wanted: Wanted) -> tuple[Server, Server]:
 
 
 @contextmanager
-def set_up(wanted: Wanted, tasks: Sequence[str]) -> Iterator[Running]:
-    """Start everything; it ends with the block. Raises StartFailed."""
-    shutil.rmtree(FOLDER / "run", ignore_errors=True)
-    folder = FOLDER / "run"
+def set_up(wanted: Wanted, tasks: Sequence[str], folder: Path) -> Iterator[Running]:
+    """Start everything; it ends with the block. `folder` is emptied first. Raises StartFailed."""
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     plain, drafting = two_servers(wanted)
     with ExitStack() as stack:
