@@ -82,6 +82,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         tuple(options.cores),
         options.timeout_s,
         options.seed,
+        worker=dict(given.split("=", 1) for given in options.worker),
     )
     conditions = _conditions(options, wanted)
     console.print(conditions)
@@ -203,6 +204,7 @@ def _conditions(options: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
         "jobs_a_block": options.jobs,
         "max_tokens": options.max_tokens,
         "history": options.history,
+        "worker": options.worker,
         "seed": options.seed,
     }
 
@@ -226,6 +228,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ahead", type=int, default=2, help="requests that may wait in a server's own queue")
     parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
     parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result")
+    parser.add_argument("--worker", nargs="+", default=[], metavar="NAME=VALUE", help="CALIBRATION_SAMPLES=1")
     parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

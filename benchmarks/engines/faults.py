@@ -5,8 +5,9 @@
 
 A quarter of the jobs is done before each fault. Then the drafting server is killed with SIGKILL and started again; all
 processes of the plain server are stopped for a while (SIGSTOP) and go on; and both servers are killed and come back
-with other weights under the same name. Last line: JSON. Exit status 1 where a job has no result, several, or one that
-did not succeed, and where the change of weights was not written down.
+with other weights under the same name. The worker sends them nothing then, and is restarted, as its operator would do.
+Last line: JSON. Exit status 1 where a job has no result, several, or one that did not succeed, and where the change of
+weights was not written down.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +31,7 @@ from rich.console import Console
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
 from benchmarks.engines.serve import VLLM_PYTHON
-from benchmarks.engines.server import Server, is_ready, on_cores, running, vllm
+from benchmarks.engines.server import Server, on_cores, running, wait_until_ready
 from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, Running, Wanted, set_up
 from benchmarks.engines.weights import dense_folder, with_other_weights
 from benchmarks.engines.workload import read_prompts
@@ -37,7 +39,8 @@ from benchmarks.whole.jobs import PromptJob
 
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 
-_START_TIMEOUT_S: Final = 900.0
+#: Costs do not matter here, so they are measured as shortly as possible.
+_CALIBRATION: Final = {"CALIBRATION_SAMPLES": "1", "CALIBRATION_CONTEXTS": "[64]", "CALIBRATION_BUDGET_S": "0"}
 _JOBS: Final = """
     SELECT status, count(*) FROM jobs WHERE job_id LIKE 'fault-%' GROUP BY status
 """
@@ -79,6 +82,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         options.timeout_s,
         options.seed,
         {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)},
+        _CALIBRATION,
     )
     with ExitStack() as stack:
         up = stack.enter_context(set_up(wanted, sorted(prompts), FOLDER / "faults"))
@@ -94,9 +98,9 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         console.print("both servers are killed, and come back with other weights")
         for name in (PLAIN, DRAFTING):
             _kill(up.processes[name])
-        for server in (up.plain, up.drafting):
-            again = _with_model(server, other, wanted)
-            stack.enter_context(running(again, FOLDER / "faults" / "other", wanted.cores))
+        again = [_with_model(server, other) for server in (up.plain, up.drafting)]
+        stack.enter_context(running(again, FOLDER / "faults" / "other", wanted.cores))
+        up.restart_worker()
         _wait(up, jobs, 1.0)
         return _counted(up, jobs)
 
@@ -137,12 +141,11 @@ def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
     }
 
 
-def _with_model(server: Server, model: str, wanted: Wanted) -> Server:
+def _with_model(server: Server, model: str) -> Server:
     """The same server, name and port, with another model."""
     command = list(server.command)
     command[command.index("--model") + 1] = model
-    again = vllm(server.name, wanted.vllm_python, model, server.port, max_requests=server.max_requests)
-    return Server(again.name, "vllm", tuple(command), server.port, server.max_requests)
+    return replace(server, command=tuple(command))
 
 
 def _kill(process: ChildProcess) -> None:
@@ -155,7 +158,7 @@ def _kill(process: ChildProcess) -> None:
 def _start(process: ChildProcess, server: Server, wanted: Wanted) -> None:
     with on_cores(wanted.cores):
         process.start()
-    process.wait_until(lambda: is_ready(server.url), _START_TIMEOUT_S)
+    wait_until_ready(server, process)
 
 
 def _hang(process: ChildProcess, seconds: float) -> None:

@@ -45,7 +45,7 @@ def main() -> int:
     options = _options()
     try:
         server = _server(options)
-        with running(server, FOLDER, options.cores):
+        with running([server], FOLDER, options.cores):
             print(f"{server.name} listens at {server.url}", flush=True)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
             signal.sigwait({signal.SIGTERM, signal.SIGINT})

@@ -106,25 +106,36 @@ def llama_cpp(name: str, python: str, gguf: str, port: int, *, drafts: bool, max
 
 
 @contextmanager
-def running(server: Server, folder: Path, cores: Sequence[int] = ()) -> Iterator[ChildProcess]:
-    """The server, ready for requests, until the block ends; its log is FOLDER/NAME.log.
+def running(servers: Sequence[Server], folder: Path, cores: Sequence[int] = ()) -> Iterator[list[ChildProcess]]:
+    """The servers, ready for requests, until the block ends; their logs are FOLDER/NAME.log.
 
-    `cores`: it and all that it starts run there and nowhere else. Raises StartFailed where it does not come up.
+    `cores`: they and all that they start run there and nowhere else. Raises StartFailed where one does not come up.
     """
-    process = ChildProcess(
-        server.name,
-        server.command,
-        log=folder / f"{server.name}.log",
-        env={**os.environ, **server.environment},
-        grace_s=_GRACE_S,
-    )
+    processes = [
+        ChildProcess(
+            server.name,
+            server.command,
+            log=folder / f"{server.name}.log",
+            env={**os.environ, **server.environment},
+            grace_s=_GRACE_S,
+        )
+        for server in servers
+    ]
     try:
-        with on_cores(cores):
-            process.start()
-        process.wait_until(lambda: is_ready(server.url), _START_TIMEOUT_S)
-        yield process
+        for process in processes:
+            with on_cores(cores):
+                process.start()
+        for server, process in zip(servers, processes, strict=True):
+            wait_until_ready(server, process)
+        yield processes
     finally:
-        process.stop()
+        for process in processes:
+            process.stop()
+
+
+def wait_until_ready(server: Server, process: ChildProcess) -> None:
+    """Until it lists its models. Raises StartFailed where it ends first or takes a quarter of an hour."""
+    process.wait_until(lambda: is_ready(server.url), _START_TIMEOUT_S)
 
 
 @contextmanager

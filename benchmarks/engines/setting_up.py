@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ class Wanted:
     timeout_s: float
     seed: int
     endpoint: Mapping[str, str] = field(default_factory=dict)  #: further settings of both endpoints
+    worker: Mapping[str, str] = field(default_factory=dict)  #: further settings of the worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Running:
     processes: Mapping[str, ChildProcess]  #: of the inference servers, by name
     loop: ClosedLoop
     database_url: str
-    worker_log: Path
+    restart_worker: Callable[[], None]  #: drain, end, start; does not wait until it is ready
 
     def alpha_by_task(self) -> dict[str, dict[str, float]]:
         """Jobs that were drafted for and their pooled acceptance rate, as Postgres has it."""
@@ -88,10 +89,11 @@ def set_up(wanted: Wanted, tasks: Sequence[str], folder: Path) -> Iterator[Runni
     folder.mkdir(parents=True)
     plain, drafting = two_servers(wanted)
     with ExitStack() as stack:
-        # One behind the other: each measures its memory while it loads.
-        processes = {one.name: stack.enter_context(running(one, folder, wanted.cores)) for one in (plain, drafting)}
+        started = stack.enter_context(running([plain, drafting], folder, wanted.cores))
+        processes = {process.name: process for process in started}
         servers = stack.enter_context(running_servers(folder, REPOSITORY / "configs"))
         settings = {"ALPHALOOP_MODELS__TARGET__ENGINE": "server", "ALPHALOOP_MODELS__TARGET__NAME": "model"}
+        settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in wanted.worker.items()}
         for one in (plain, drafting):
             settings |= one.settings(ahead=wanted.ahead, more=wanted.endpoint)
         worker = stack.enter_context(
@@ -109,7 +111,7 @@ def set_up(wanted: Wanted, tasks: Sequence[str], folder: Path) -> Iterator[Runni
         )
         loop = ClosedLoop(servers.kafka, worker.check_alive, wanted.timeout_s)
         stack.callback(loop.close)
-        yield Running(plain, drafting, processes, loop, worker.database_url, folder / "worker.log")
+        yield Running(plain, drafting, processes, loop, worker.database_url, worker.restart)
 
 
 @contextmanager

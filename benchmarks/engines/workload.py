@@ -36,17 +36,16 @@ class Block:
 def read_prompts(folder: Path | None, *, seed: int, max_characters: int) -> dict[str, list[str]]:
     """Prompts by task: those of a folder of TASK.jsonl files, else eight tasks from this Python's own sources.
 
-    Raises ValueError where a task has none short enough.
+    Tasks without a prompt that is short enough are left out. Raises ValueError where no task has one.
     """
     if folder is None:
         found = {t: list(p) for t, p in harvest(seed, num_traffic=_HARVESTED, num_probes=0).traffic.items()}
     else:
         found = read_folder(folder)
-    fitting = {task: [one for one in prompts if len(one) <= max_characters] for task, prompts in found.items()}
-    if empty := sorted(task for task, prompts in fitting.items() if not prompts):
-        raise ValueError(
-            f"expected prompts of at most {max_characters} characters of every task, found none of {empty}"
-        )
+    short = {task: [one for one in prompts if len(one) <= max_characters] for task, prompts in found.items()}
+    fitting = {task: prompts for task, prompts in short.items() if prompts}
+    if not fitting:
+        raise ValueError(f"expected prompts of at most {max_characters} characters, found none")
     return fitting
 
 

@@ -49,6 +49,7 @@ class StartedWorker:
     environment: Mapping[str, str]  #: for other commands of the same checkout on the same servers
     stop: Callable[[], None]  #: drain and end it
     check_alive: Callable[[], None]  #: raises StartFailed where it has ended by itself
+    restart: Callable[[], None]  #: drain, end and start it; its address is another one then
 
 
 @contextmanager
@@ -96,7 +97,14 @@ def started_worker(
         worker.wait_until(lambda: is_ready(address), _START_TIMEOUT_S)
         client = Client(servers.kafka, lambda: _check_alive(worker), timeout_s)
         stack.callback(client.close)
-        yield StartedWorker(client, address, database_url, environment, worker.stop, lambda: _check_alive(worker))
+
+        def restart() -> None:
+            worker.stop()
+            worker.start()
+
+        yield StartedWorker(
+            client, address, database_url, environment, worker.stop, lambda: _check_alive(worker), restart
+        )
 
 
 @dataclass(frozen=True, slots=True)
