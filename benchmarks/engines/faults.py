@@ -3,8 +3,8 @@
     python -m benchmarks.engines.faults
     python -m benchmarks.engines.faults --jobs 200 --cores 2,3
 
-A quarter of the jobs is done before each fault. Then the drafting server is killed with SIGKILL and started again; all
-processes of the plain server are stopped for a while (SIGSTOP) and go on; and both servers are killed and come back
+Each fault comes while a quarter of the jobs is under way. The drafting server is killed with SIGKILL and started again;
+all processes of the plain server are stopped for a while (SIGSTOP) and go on; and both servers are killed and come back
 with other weights under the same name. The worker sends them nothing then, and is restarted, as its operator would do.
 Last line: JSON. Exit status 1 where a job has no result, several, or one that did not succeed, and where the change of
 weights was not written down.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -86,31 +87,44 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     with ExitStack() as stack:
         up = stack.enter_context(set_up(wanted, sorted(prompts), FOLDER / "faults"))
-        up.loop.send_all(jobs, decoding="auto")
-        _wait(up, jobs, 0.25)
-        console.print("the drafting server is killed")
+        first, second, third, last = (jobs[place::4] for place in range(4))
+        _send(up, first)
+        console.print("the drafting server is killed and started again")
         _kill(up.processes[DRAFTING])
         _start(up.processes[DRAFTING], up.drafting, wanted)
-        _wait(up, jobs, 0.5)
+        _wait(up, first)
+        _send(up, second)
         console.print(f"the plain server hangs for {options.hang_s:g} s")
         _hang(up.processes[PLAIN], options.hang_s)
-        _wait(up, jobs, 0.75)
+        _wait(up, second)
+        _send(up, third)
         console.print("both servers are killed, and come back with other weights")
         for name in (PLAIN, DRAFTING):
             _kill(up.processes[name])
         again = [_with_model(server, other) for server in (up.plain, up.drafting)]
         stack.enter_context(running(again, FOLDER / "faults" / "other", wanted.cores))
         up.restart_worker()
-        _wait(up, jobs, 1.0)
+        _wait(up, third)
+        _send(up, last)
+        _wait(up, last)
         return _counted(up, jobs)
 
 
-def _wait(up: Running, jobs: list[PromptJob], share: float) -> None:
-    """Until that share of the jobs has a result."""
-    began = time.monotonic()
-    enough = round(share * len(jobs))
-    up.loop.read(lambda: len(up.loop.num_results) >= enough)
-    console.print(f"{len(up.loop.num_results)} of {len(jobs)} results, {time.monotonic() - began:.0f} s")
+def _send(up: Running, jobs: list[PromptJob]) -> None:
+    """Send them, and wait until a tenth has a result: the others are in flight or in line when the fault comes."""
+    up.loop.send_all(jobs, decoding="auto")
+    _wait(up, jobs, share=0.1)
+
+
+def _wait(up: Running, jobs: list[PromptJob], *, share: float = 1.0) -> None:
+    """Until that share of the jobs has a result, or none has come for the time-out."""
+    began, enough = time.monotonic(), math.ceil(share * len(jobs))
+
+    def num_ended() -> int:
+        return sum(job.job_id in up.loop.num_results for job in jobs)
+
+    up.loop.read(lambda: num_ended() >= enough)
+    console.print(f"{num_ended()} of {len(jobs)} results after {time.monotonic() - began:.0f} s")
 
 
 def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
