@@ -43,6 +43,7 @@ UNREACHABLE: Final = frozenset(
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError._WAIT_COORD,
         KafkaError._NODE_UPDATE,
+        KafkaError._PARTIAL,  # a broker that has just started answers without the others
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
