@@ -90,7 +90,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     with set_up(wanted, sorted(prompts), FOLDER / "routing") as running:
         _history(running.loop, prompts, options)
         played = [_play(running.loop, block, options.max_tokens, rng) for block in blocks]
-        beside = [s for one in played if one.block.load == 1 for s in one.played[ROUTED].beside_s]
+        alone = [one for one in played if one.block.load == 1]
+        beside = [seconds for one in alone for policy in POLICIES for seconds in one.played[policy].beside_s]
         alpha = running.alpha_by_task()
         rounds = _in_front(running, wanted, prompts, options) if options.rounds else []
         several = sum(count > 1 for count in running.loop.num_results.values())
@@ -101,7 +102,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             str(load): summary([one for one in played if one.block.load == load]) for load in sorted(set(LOADS))
         },
         "by_task": {task: told | {"alpha": alpha.get(task)} for task, told in by_task(played).items()},
-        "beside_the_request_ms": {name: round(1000 * quantile(beside, share), 2) for name, share in _SHARES.items()},
+        "beside_the_request_ms": {"num_jobs": len(beside)}
+        | {name: round(1000 * quantile(beside, share), 2) for name, share in _SHARES.items()},
         "in_front_of_vllm": _ratios(rounds),
         "jobs_with_several_results": several,
     }
