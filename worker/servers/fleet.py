@@ -117,6 +117,10 @@ class Fleet:
             test = ModelNotServed()
         return self._suspicion.judge(job_id, flight, error, test)
 
+    def standing(self, job_id: str) -> Verdict | None:
+        """How a job goes on that failed here, left to be sent again, and is back; None of one that never failed."""
+        return self._suspicion.standing(job_id)
+
     def forget(self, job_id: str) -> None:
         """The job has ended, so its failures are of no interest any more.
 

@@ -114,7 +114,7 @@ class Places:
             return False
         self._grow()
         self._limit = self._known_good = max(1.0, min(self._limit, float(self._num_in_flight)) / 2)
-        self._last_cut_s = now
+        self._last_cut_s = self._grown_s = now
         self._num_busy += 1
         if retry_after_s is None:
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._num_busy - 1), _LONGEST_PAUSE_S)
@@ -129,6 +129,8 @@ class Places:
 
     def _grow(self) -> None:
         """Bring the limit up to now; it does not grow during a pause."""
+        if self._limit >= self._most:
+            return
         now = self._clock()
         passed_s = max(0.0, now - max(self._grown_s, self._paused_until_s))
         self._grown_s = now

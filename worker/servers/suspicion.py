@@ -74,6 +74,7 @@ class Verdict:
 class _Record:
     """The failures of one job."""
 
+    last: AlphaloopError | None = None
     num_said: int = 0
     num_lost: int = 0
     failed_at: set[str] = field(default_factory=set)
@@ -104,6 +105,7 @@ class Suspicion:
         if not needs_test(error):
             return Verdict("blame", error)
         record = self._record_of(job_id)
+        record.last = error
         death = self._deaths.in_flight(flight)
         if death is None and test is not None and is_gone(test):
             death = self._deaths.note(flight.endpoint)  # of one that was down already, and still answered
@@ -115,6 +117,11 @@ class Suspicion:
         if test is None or isinstance(test, ServerBusy):
             return self._of_failures(record, flight.endpoint, error)
         return self._next_try(record, error)  # the server is wrong in a way that its test shows
+
+    def standing(self, job_id: str) -> Verdict | None:
+        """How a job that has failed here goes on now; None of one that has not."""
+        record = self._records.get(job_id)
+        return None if record is None or record.last is None else self._next_try(record, record.last)
 
     def forget(self, job_id: str) -> None:
         """The job has ended."""

@@ -123,9 +123,9 @@ def test_outages_of_all_servers_count_against_nobody() -> None:
 
     for number in range(8):
         simulation.at(20.0 + 120.0 * number, away)
-    simulation.send(jobs(300, 60.0, Random(6)))
+    simulation.send(jobs(200, 60.0, Random(6)))
     simulation.run(ALL_DAY_S)
-    assert len(simulation.finished) == 300
+    assert len(simulation.finished) == 200
     assert num_deaths(simulation) == 32
     assert simulation.max_alone == 0
 

@@ -153,6 +153,18 @@ def test_a_request_that_kills_servers_runs_alone_and_is_then_blamed_for_good() -
     assert verdict.error.message == "2 times a server died while it worked on this request alone: s0, s2"
 
 
+def test_a_suspect_that_left_and_comes_back_is_a_suspect() -> None:
+    three = Three()
+    assert three.fleet.standing("job") is None
+    three.dies("s0")
+    three.dies("s1")
+    standing = three.fleet.standing("job")
+    assert standing is not None
+    assert standing.action == "alone"
+    three.fleet.forget("job")
+    assert three.fleet.standing("job") is None
+
+
 def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() -> None:
     three, error = Three(), ServerUnavailable("the server answered 502")
     verdicts = []
