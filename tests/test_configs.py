@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from scheduler.metrics import SchedulerMetrics
 from tests.fakes import FakeEngine
+from worker.endpoint_metrics import EndpointMetrics
 from worker.metrics import WorkerMetrics
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -47,8 +48,11 @@ def series(registry: CollectorRegistry) -> dict[str, set[str]]:
     """Labels of every series by its name, `_total`, `_bucket` and their like included."""
     found: dict[str, set[str]] = {}
     for collector, names in registry._collector_to_names.items():
-        labels = set(getattr(collector, "_labelnames", ()))
-        found |= {name: labels for name in names}
+        families = [collector] if hasattr(collector, "_labelnames") else collector.collect()
+        for family in families:
+            labels = set(getattr(family, "_labelnames", ()))
+            own = getattr(family, "name", "")
+            found |= {name: labels for name in (*names, own) if name.startswith(own)}
     return found
 
 
@@ -62,6 +66,7 @@ def known() -> dict[str, set[str]]:
         num_in_flight = distance = poll_age_s = 0
 
     worker.watch(Idle(), lambda: 0)  # type: ignore[arg-type]
+    EndpointMetrics.register(worker.registry, lambda: ())
     scheduler = SchedulerMetrics()
     # What a process says about itself is on both registries, and is found by a scrape only.
     both = set.intersection(*({one.name for one in r.collect()} for r in (worker.registry, scheduler.registry)))
