@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, PromptTooLong, RequestRefused, ServerFailed, reason_of
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: Between two looks at which endpoints are due for a test.
 _LOOK_EVERY_S: Final = 0.25
+
+_Asked: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool]
 
 
 class Sending:
@@ -58,7 +60,9 @@ class Sending:
         self._tests = tests
 
     def put(self, request: Request) -> None:
-        """Let it wait for its endpoint."""
+        """Let it wait for its endpoint; a job that left after a failure goes on as it would have here."""
+        if (standing := self._fleet.standing(request.job_id)) is not None:
+            request.avoid, request.must_be_alone = standing.avoid, standing.action == "alone"
         self._line.append(request)
         self._dispatch()
 
@@ -86,23 +90,29 @@ class Sending:
             await asyncio.sleep(_LOOK_EVERY_S if next_s is None else min(_LOOK_EVERY_S, max(0.0, next_s)))
 
     def _dispatch(self) -> None:
-        """Send what can be sent, in the order of the line."""
+        """Send what can be sent, in the order of the line. The fleet is asked once for requests that are alike."""
         waiting: list[Request] = []
+        refused: set[_Asked] = set()
         for request in self._line:
-            name = self._fleet.choose(
-                request.drafter,
-                is_bound=request.is_bound,
-                avoid=request.avoid,
-                barred=request.barred,
-                alone=request.must_be_alone,
-            )
+            asked = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
+            name = None if asked in refused else self._choose(request)
             if name is None:
+                refused.add(asked)
                 waiting.append(request)
                 continue
             flight = self._fleet.began(name, alone=request.must_be_alone)
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
         self._line = waiting
+
+    def _choose(self, request: Request) -> str | None:
+        return self._fleet.choose(
+            request.drafter,
+            is_bound=request.is_bound,
+            avoid=request.avoid,
+            barred=request.barred,
+            alone=request.must_be_alone,
+        )
 
     async def _send(self, request: Request, flight: Flight) -> None:
         name, sent_at = flight.endpoint, self._clock()

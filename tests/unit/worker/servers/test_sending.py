@@ -1,0 +1,90 @@
+"""Requests in line: what the fleet is asked, and how a job goes on that left after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any, cast
+
+from alphaloop.errors import AlphaloopError, ReplyCut, ServerUnreachable
+from alphaloop.messages import Body, Job
+from tests.fixtures.simulated_fleet import Clock
+from worker.engine import PreparedJob, Sampling
+from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.preparing import TokenEstimate
+from worker.servers.request import Event, Interrupted, Request
+from worker.servers.sending import Sending
+
+
+class Servers:
+    """Two servers that die with every request, after its first word; a test finds them gone, and they come back."""
+
+    must_stream = False
+
+    def __init__(self, num_requests: int) -> None:
+        self.clock = Clock()
+        endpoints = [FleetEndpoint(name, None, 0, num_requests) for name in ("s0", "s1")]
+        self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
+        self.events: list[Event] = []
+        self.sending = Sending(
+            cast(Any, {"s0": self, "s1": self}),
+            {"s0": None, "s1": None},
+            self.fleet,
+            cast(Any, self),
+            TokenEstimate(),
+            tell=self.events.append,
+            clock=self.clock,
+        )
+
+    async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None]) -> None:
+        self.clock.pass_s(1.0)
+        on_text("amber ")
+        raise ReplyCut
+
+    async def of(self, name: str) -> AlphaloopError | None:
+        self.fleet.tested(name, ServerUnreachable())
+        return ServerUnreachable()
+
+    def come_back(self) -> None:
+        for _ in range(3):
+            self.clock.pass_s(31.0)
+            for name in self.fleet.due_tests():
+                self.fleet.tested(name, None)
+
+
+def request(number: int, *, stream: bool = False) -> Request:
+    job = Job(job_id=f"job-{number}", task="code", body=Body(prompt="one", stream=stream))
+    return Request(PreparedJob(job, (), Sampling(4, 0.0)), None, is_bound=False, admitted_at=0.0, max_tokens=4)
+
+
+def test_a_stream_that_ends_with_its_server_is_a_suspect_when_it_comes_back() -> None:
+    async def streams() -> list[bool]:
+        servers, was_alone = Servers(4), []
+        for _ in range(2):
+            streamed = request(1, stream=True)
+            servers.sending.put(streamed)
+            assert streamed.task is not None
+            await streamed.task
+            assert isinstance(servers.events[-1], Interrupted)
+            servers.come_back()
+            was_alone.append(streamed.must_be_alone)
+        again = request(1, stream=True)
+        servers.sending.put(again)
+        servers.sending.drop_all()
+        return [*was_alone, again.must_be_alone]
+
+    assert asyncio.run(streams()) == [False, False, True]
+
+
+def test_the_fleet_is_asked_once_for_requests_that_are_alike(monkeypatch: Any) -> None:
+    servers = Servers(1)
+    servers.fleet.began("s0")
+    servers.fleet.began("s1")
+    asked = []
+    choose = servers.fleet.choose
+    monkeypatch.setattr(servers.fleet, "choose", lambda *args, **named: asked.append(args) or choose(*args, **named))
+    for number in range(50):
+        servers.sending.put(request(number))
+    assert len(asked) == 50, "once for each that came, not for each that waits"
