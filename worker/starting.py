@@ -102,7 +102,10 @@ class Starting:
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
             if len(self._running) and not self._running.has_room(claimed):
                 return number
-            job = RunningJob(claimed, decision, decided_together, started_at, decision.setting)
+            setting = decision.setting
+            if not alone:
+                setting = self._c.steering.begin(claimed.job_id, claimed.ready.lane, decision, self._running)
+            job = RunningJob(claimed, decision, decided_together, started_at, setting)
             try:
                 self._running.start(job, alone=alone)
                 self._c.presence.started(job.job_id)

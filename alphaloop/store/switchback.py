@@ -16,7 +16,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.expectations import add_pairs, last_ends, pair_since
 from alphaloop.store.partitions import ensure_days, utc_day
 from alphaloop.switchback.expectation import ExpectationPair
-from alphaloop.switchback.slices import Phase, Slice, Treatment
+from alphaloop.switchback.slices import SUMS, Phase, Slice, Treatment
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import Subject, TaskSpeedup, shown_of, task_speedup
 from alphaloop.tables import switchback_slices, task_speedups
@@ -27,9 +27,6 @@ _AT_ONCE: Final = 2_000
 _IN_TIME: Final = (switchback_slices.c.started_at, switchback_slices.c.block_id)
 #: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)
-_COUNTS: Final = tuple(
-    field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ def _values(row: SliceRow) -> dict[str, Any]:
     one = row.slice
     return {
         **asdict(row.subject),
-        **{name: getattr(one, name) for name in _COUNTS},
+        **{name: getattr(one, name) for name in SUMS},
         "started_at": one.started_at,
         "block_id": one.block_id,
         "phase": one.phase.value,
@@ -149,7 +146,7 @@ def _row(row: Row[Any]) -> SliceRow:
             phase=Phase(row.phase),
             treatment=Treatment(row.drafter, row.num_draft_tokens),
             started_at=row.started_at,
-            **{name: getattr(row, name) for name in _COUNTS},
+            **{name: getattr(row, name) for name in SUMS},
         ),
         row.owner,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from alphaloop.switchback.expectation import Expected
+from alphaloop.switchback.requests import RequestFacts
 from alphaloop.switchback.slices import Phase, Slice, Stratum, Treatment
 
 
@@ -47,7 +48,7 @@ class RoundFacts:
 
 @dataclass(slots=True)
 class Tally:
-    """Rounds of one task in one arm, while they are added up."""
+    """Rounds of one task in one arm, while they are added up: of a device, or of requests that servers decoded."""
 
     started_at: datetime
     num_rounds: int = 0
@@ -67,6 +68,7 @@ class Tally:
     expected_high_s: float = 0.0
     uncorrected_vanilla_s: float = 0.0
     model_sd_s: float = 0.0
+    sum_elsewhere: float = 0.0
 
     def add(self, facts: RoundFacts, own: TaskRound) -> None:
         """One more round."""
@@ -85,6 +87,24 @@ class Tally:
         self.num_tokens += own.num_tokens
         self.num_proposed += own.num_proposed
         self.sequence_s += facts.wall_s * own.num_sequences
+
+    def add_request(self, facts: RequestFacts) -> None:
+        """One more request that a server decoded to its end."""
+        num_rounds = facts.num_rounds + (facts.prompt_s is not None)
+        self.sum_running += round(facts.num_beside * num_rounds)
+        self.sum_elsewhere += facts.num_elsewhere * num_rounds
+        self.sum_context += facts.mean_context_tokens * num_rounds
+        if facts.expected is not None:
+            self._expect(facts.expected, facts.decode_s + (facts.prompt_s or 0.0))
+        self.num_rounds += facts.num_rounds
+        self.num_sequence_rounds += facts.num_rounds
+        self.num_tokens += facts.num_tokens
+        self.num_proposed += facts.num_proposed
+        self.sequence_s += facts.decode_s
+        if facts.prompt_s is not None:
+            # Its first token is left out: a pass that reads a prompt is no round that the arms could differ in.
+            self.num_prompt_rounds += 1
+            self.prompt_sequence_s += facts.prompt_s
 
     def _expect(self, expected: Expected, sequence_s: float) -> None:
         self.expected_sequence_s += sequence_s
@@ -119,22 +139,36 @@ class Tally:
             expected_high_s=self.expected_high_s,
             uncorrected_vanilla_s=self.uncorrected_vanilla_s,
             model_sd_s=self.model_sd_s,
+            sum_elsewhere=self.sum_elsewhere,
         )
 
 
 @dataclass(slots=True)
 class Census:
-    """All treatment rounds of a task outside its blocks, since its last block: by stratum and treatment."""
+    """All treatment rounds of a task outside its blocks, since its last block: by stratum and treatment.
+
+    Of servers, all treated requests that no block counts.
+    """
 
     tallies: dict[tuple[Stratum, Treatment], Tally] = field(default_factory=dict)
 
     def add(self, facts: RoundFacts, own: TaskRound, treatment: Treatment) -> None:
         """One more round."""
-        key = (facts.stratum, treatment)
-        tally = self.tallies.get(key)
-        if tally is None:
-            tally = self.tallies[key] = Tally(facts.started_at)
-        tally.add(facts, own)
+        self._tally(facts.stratum, treatment, facts.started_at).add(facts, own)
+
+    def add_request(self, facts: RequestFacts, treatment: Treatment) -> None:
+        """One more request."""
+        self._tally(facts.stratum, treatment, facts.started_at).add_request(facts)
+
+    def _tally(self, stratum: Stratum, treatment: Treatment, started_at: datetime) -> Tally:
+        key = (stratum, treatment)
+        if key not in self.tallies:
+            # Requests may start in one moment; slices of one block are told apart by the moment they begin.
+            used = {tally.started_at for tally in self.tallies.values()}
+            while started_at in used:
+                started_at += timedelta(microseconds=1)
+            self.tallies[key] = Tally(started_at)
+        return self.tallies[key]
 
     def take(self, block_id: str, task: str) -> tuple[Slice, ...]:
         """The slices, and an empty census."""

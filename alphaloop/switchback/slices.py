@@ -8,7 +8,7 @@ other tasks in the same round slow both arms alike and do not enter.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -79,11 +79,17 @@ class Slice:
     expected_high_s: float = 0.0
     uncorrected_vanilla_s: float = 0.0
     model_sd_s: float = 0.0
+    sum_elsewhere: float = 0.0  #: of requests: Σ over all rounds of those at other endpoints (requests.py)
 
     @property
     def mean_running(self) -> float:
         """Sequences of all tasks a round."""
         return self.sum_running / (self.num_rounds + self.num_prompt_rounds)
+
+    @property
+    def mean_elsewhere(self) -> float:
+        """Requests at other endpoints a round; 0 of a device."""
+        return self.sum_elsewhere / (self.num_rounds + self.num_prompt_rounds)
 
     @property
     def mean_context(self) -> float:
@@ -99,3 +105,9 @@ class Slice:
     def round_s(self) -> float:
         """Seconds a round, as the task's sequences saw it. Needs a counted round of the task."""
         return self.sequence_s / self.num_sequence_rounds
+
+
+#: The fields of a slice that add up.
+SUMS: Final = tuple(
+    field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
+)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from alphaloop.switchback.slices import Phase, Slice, Stratum
+from alphaloop.switchback.slices import SUMS, Phase, Slice, Stratum
+
+#: Doublings of the load within which a control slice of requests is compared.
+_NEAR: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,7 @@ class ComparedBlock:
     before: Slice
     control: Slice
     after: Slice
+    control_parts: tuple[Slice, ...] = ()  #: of requests: those of `control` at each load
 
     @property
     def stratum(self) -> Stratum:
@@ -33,17 +39,34 @@ def compared_blocks(slices: Iterable[Slice]) -> list[ComparedBlock]:
     A block that ended early is left out unless its last window has half the rounds of its first: with one window only,
     a load that grows or falls would count as a difference between the arms.
     """
-    by_block: dict[str, dict[Phase, Slice]] = defaultdict(dict)
+    by_block: dict[str, dict[Phase, list[Slice]]] = defaultdict(lambda: defaultdict(list))
     for one in slices:
         if one.phase is not Phase.BETWEEN and one.num_sequence_rounds:
-            by_block[one.block_id][one.phase] = one
+            by_block[one.block_id][one.phase].append(one)
     blocks = [
-        ComparedBlock(found[Phase.BEFORE], found[Phase.CONTROL], found[Phase.AFTER])
+        _compared(found[Phase.BEFORE], found[Phase.CONTROL], found[Phase.AFTER])
         for found in by_block.values()
         if found.keys() >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
     ]
     whole = [block for block in blocks if 2 * block.after.num_rounds >= block.before.num_rounds]
     return sorted(whole, key=lambda block: block.control.started_at)
+
+
+def _compared(before: Sequence[Slice], control: Sequence[Slice], after: Sequence[Slice]) -> ComparedBlock:
+    """Of requests' control slices those are compared whose load is about that of the window before."""
+    window = _added_up(before)
+    away = {id(one): abs(math.log2(one.mean_running / window.mean_running)) for one in control}
+    nearest = min(away.values())
+    near = [one for one in control if away[id(one)] <= max(_NEAR, nearest)]
+    return ComparedBlock(window, _added_up(near), _added_up(after), tuple(control))
+
+
+def _added_up(slices: Sequence[Slice]) -> Slice:
+    """Slices of one block and phase, at least one, as one."""
+    first = min(slices, key=lambda one: one.started_at)
+    if len(slices) == 1:
+        return first
+    return replace(first, **{name: sum(getattr(one, name) for one in slices) for name in SUMS})
 
 
 def collapsed(

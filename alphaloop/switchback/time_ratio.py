@@ -20,16 +20,15 @@ difference to the mean of both windows has not, because a mean of more rounds is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from alphaloop.switchback.load_law import Floats, load_law
 from alphaloop.switchback.slices import Slice
 from alphaloop.switchback.strata import ComparedBlock
-
-Floats: TypeAlias = NDArray[np.float64]
 
 _CUT: Final = 2.5  #: standard deviations
 _MOST_STEPS: Final = 100
@@ -60,9 +59,22 @@ def time_ratios(blocks: Sequence[ComparedBlock], groups: Sequence[int], mean_pro
     controls = [block.control for block in blocks for _ in range(2)]
     observed = np.log([t.round_s / c.round_s for t, c in zip(windows, controls, strict=True)])
     proposed = np.array([_proposed(window) for window in windows]) - np.asarray(mean_proposed)[group]
-    load = np.log([t.mean_running / c.mean_running for t, c in zip(windows, controls, strict=True)])
+    law = load_law(blocks)
+    if law is None:
+        load = np.log([t.mean_running / c.mean_running for t, c in zip(windows, controls, strict=True)])
+        gradient = np.zeros((len(observed), 3))
+    else:
+        found = [law.log_ratio(t, c) for t, c in zip(windows, controls, strict=True)]
+        observed = observed - np.array([ratio for ratio, _ in found])
+        load, gradient = np.zeros(len(observed)), np.array([slope for _, slope in found])
     weight = np.array([block.before.mean_running for block in blocks])
-    return _Fit(observed, proposed, load, weight / weight.mean(), group, len(mean_proposed)).run()
+    fitted = _Fit(observed, proposed, load, weight / weight.mean(), group, len(mean_proposed)).run()
+    if law is None:
+        return fitted
+    # What moves the law moves every comparison, by its load.
+    doubled = np.repeat(weight, 2)[:, None] * (group[:, None] == np.arange(len(mean_proposed)))
+    slope_of = (doubled / doubled.sum(axis=0)).T @ gradient  # [groups, 3]
+    return replace(fitted, influence=fitted.influence - law.influence @ slope_of.T)
 
 
 class _Fit:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Column, Double, Index, Integer, PrimaryKeyConstraint, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
 
 from alphaloop.tables.metadata import instant, metadata
 
@@ -65,6 +76,13 @@ switchback_slices: Final = Table(
             ("uncorrected_vanilla_s", "The same times the speed-up before earlier measurements corrected it"),
             ("model_sd_s", "The same times the standard deviation of the logarithm of that"),
         )
+    ),
+    Column(
+        "sum_elsewhere",
+        Double,
+        nullable=False,
+        server_default=text("0"),
+        comment="Sum over all rounds of requests at other endpoints than the task's; 0 of a device",
     ),
     Column("owner", Text, nullable=False, comment="Worker that decoded them"),
     PrimaryKeyConstraint("started_at", "block_id", "phase", "drafter", "num_draft_tokens"),

@@ -30,6 +30,7 @@ CREATE TABLE switchback_slices (
     expected_high_s DOUBLE PRECISION NOT NULL,
     uncorrected_vanilla_s DOUBLE PRECISION NOT NULL,
     model_sd_s DOUBLE PRECISION NOT NULL,
+    sum_elsewhere DOUBLE PRECISION DEFAULT 0 NOT NULL,
     owner TEXT NOT NULL,
     CONSTRAINT pk_switchback_slices PRIMARY KEY (started_at, block_id, phase, drafter, num_draft_tokens),
     CONSTRAINT ck_switchback_slices_phase CHECK (phase IN ('between','before','control','after'))
@@ -66,6 +67,7 @@ COMMENT ON COLUMN switchback_slices.expected_low_s IS 'The same times its lower 
 COMMENT ON COLUMN switchback_slices.expected_high_s IS 'The same times its upper 95 % bound';
 COMMENT ON COLUMN switchback_slices.uncorrected_vanilla_s IS 'The same times the speed-up before earlier measurements corrected it';
 COMMENT ON COLUMN switchback_slices.model_sd_s IS 'The same times the standard deviation of the logarithm of that';
+COMMENT ON COLUMN switchback_slices.sum_elsewhere IS 'Sum over all rounds of requests at other endpoints than the task''s; 0 of a device';
 COMMENT ON COLUMN switchback_slices.owner IS 'Worker that decoded them';
 
 CREATE TABLE task_speedups (

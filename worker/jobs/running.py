@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
 
 from alphaloop.deciding.policy import Decision, DraftSetting
 from alphaloop.errors import DecodeFailed, reason_of
+from alphaloop.messages import Mode
 from worker.engine import Engine, Generation, Step
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import LaneKey
@@ -27,7 +28,7 @@ class RunningJob:
     decision: Decision
     decided_together: UUID  #: the same for jobs that one decision was about
     started_at: datetime
-    setting: DraftSetting  #: how it drafts now
+    setting: DraftSetting  #: how it drafts now; at its start, how it is admitted
 
     @property
     def job_id(self) -> str:
@@ -38,6 +39,19 @@ class RunningJob:
     def lane(self) -> LaneKey:
         """The job's."""
         return self.claimed.ready.lane
+
+    @property
+    def admitted(self) -> Decision:
+        """What the engine is told at its start: the decision, unless the job starts as control of the experiment."""
+        if self.setting == self.decision.setting:
+            return self.decision
+        return replace(
+            self.decision,
+            mode=Mode.SPECULATIVE if self.setting.drafter else Mode.VANILLA,
+            drafter=self.setting.drafter,
+            draft_revision=self.decision.draft_revision if self.setting.drafter else None,
+            num_draft_tokens=self.setting.num_draft_tokens,
+        )
 
     @property
     def queue_s(self) -> float:
@@ -107,7 +121,7 @@ class RunningJobs:
     def start(self, job: RunningJob, *, alone: bool = False) -> None:
         """Give a job to the engine, which has room for it. Raises DecodeFailed."""
         try:
-            self._engine.admit(job.claimed.ready.prepared, job.decision)
+            self._engine.admit(job.claimed.ready.prepared, job.admitted)
         except Exception as error:
             raise _decode_failed("admitting a job", error) from error
         self._running[job.job_id] = job

@@ -1,4 +1,4 @@
-"""The switchback experiment of a worker: what steers the rounds of its slices, and what stores them."""
+"""The switchback experiment of a worker: what assigns arms, and what stores the slices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from alphaloop.settings import PolicySettings
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.request_block import RequestDesign
+from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.schedule import SwitchbackSchedule
 from worker.costs.known import KnownCosts
 from worker.deciding.opening import revisions
 from worker.engine import Engine
+from worker.jobs.request_steering import RequestSteering
+from worker.jobs.round_steering import RoundSteering
 from worker.jobs.slices import SliceRecorder
 from worker.jobs.steering import Steering
 
@@ -29,7 +33,12 @@ def open_switchback(
     now: Callable[[], datetime],
     rng: random.Random,
 ) -> tuple[Steering, SliceRecorder]:
-    """Build both; `rng` draws which slices are vanilla."""
-    design = SwitchbackDesign(control_share=policy.control_share)
-    steering = Steering(SwitchbackSchedule(design, rng), LengthsTogether(lambda: costs.table), now)
+    """Build both; `rng` draws what is vanilla: slices of rounds, or requests where the engine cannot change those."""
+    share = policy.control_share
+    steering: Steering
+    if engine.can_redraft:
+        schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
+        steering = RoundSteering(schedule, LengthsTogether(lambda: costs.table), now)
+    else:
+        steering = RequestSteering(RequestSchedule(RequestDesign(control_share=share), rng), now)
     return steering, SliceRecorder(SwitchbackStore(database), engine.identity, revisions(engine), owner=owner, now=now)

@@ -1,7 +1,7 @@
 """Our own decisions as a worker takes them: at the start of a job, then round by round, with the switchback experiment.
 
-The session, its costs, its evidence and the schedule of control slices are the product's. What worker/jobs/steering.py
-and worker/jobs/outcomes.py do with the engine's jobs is done here with simulated ones.
+The session, its costs, its evidence and the schedule of control slices are the product's. What
+worker/jobs/round_steering.py and worker/jobs/outcomes.py do with the engine's jobs is done here with simulated ones.
 """
 
 from __future__ import annotations

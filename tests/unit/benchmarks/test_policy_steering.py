@@ -1,4 +1,4 @@
-"""The simulator steers as worker/jobs/steering.py does: the same settings in every round of the same jobs."""
+"""The simulator steers as worker/jobs/round_steering.py does: the same settings in every round of the same jobs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from benchmarks.policy.slot_jobs import draw_slot_stream
 from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_table import SlotTable
 from worker.jobs.lanes import LaneKey
+from worker.jobs.round_steering import RoundSteering
 from worker.jobs.running import RunningJob, RunningJobs
-from worker.jobs.steering import Steering
 
 
 @dataclass
@@ -56,7 +56,7 @@ class BesideAWorker(OursOnSlots):
         self.now_ms, self.num_rounds, self.num_paused = 0.0, 0, 0
         self.jobs = WorkersJobs()
         schedule = SwitchbackSchedule(SwitchbackDesign(), random.Random(seed))
-        self.worker = Steering(
+        self.worker = RoundSteering(
             schedule,
             LengthsTogether(lambda: self._costs.table),
             lambda: BEGINNING + timedelta(milliseconds=self.now_ms),

@@ -19,8 +19,9 @@ from alphaloop.switchback.slices import Phase, Slice
 from alphaloop.switchback.speedup import measured_speedup
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, claimed_job
+from worker.jobs.round_steering import RoundSteering
 from worker.jobs.running import RunningJob, RunningJobs
-from worker.jobs.steering import Steering, TaskSlice
+from worker.jobs.steering import TaskSlice
 
 DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8))
 DESIGN = SwitchbackDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
@@ -37,7 +38,7 @@ class World:
         self.running = RunningJobs(self.engine)
         self.jobs = jobs
         design = replace(DESIGN, control_share=share)
-        self.steering = Steering(
+        self.steering = RoundSteering(
             SwitchbackSchedule(design, random.Random(seed)), LengthsTogether(lambda: CostTable(())), lambda: NOW
         )
         self.slices: list[TaskSlice] = []

@@ -1,0 +1,100 @@
+"""How often the experiment over whole requests holds the truth: `python -m benchmarks.switchback.over_requests`.
+
+Two simulated servers, one that speculates and one that does not, each on a device of its own or both on one. The true
+speed-up is known, because the simulation computes what each moment of a treated request would have taken at the vanilla
+server under the same load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Final
+
+from alphaloop.switchback.request_block import RequestDesign
+from alphaloop.switchback.request_schedule import RequestSchedule
+from alphaloop.switchback.requests import RequestFacts
+from alphaloop.switchback.slices import Slice
+from alphaloop.switchback.speedup import measured_speedup
+from benchmarks.switchback.methods import Found
+from benchmarks.switchback.request_world import RequestScenario, RequestWorld
+from benchmarks.switchback.world import Truth
+
+_SLOW: Final = {"slow_every_s": 300.0}
+_BURSTS: Final = {"jobs_per_s": 2.5, "num_slots": 16}
+_NULL: Final = RequestScenario("vanilla against vanilla")
+_DRAFT: Final = replace(_NULL, name="draft", num_draft_tokens=4, cost=1.9)
+_OTHERS: Final = replace(_NULL, num_others=4, are_others_constant=False)
+
+
+def scenarios() -> list[RequestScenario]:
+    """All that the page shows."""
+    found = []
+    for law, is_shared in (("own devices", False), ("one device", True)):
+        found += [
+            replace(_NULL, name=f"{_NULL.name}, {law}", is_shared=is_shared),
+            replace(_NULL, name=f"{_NULL.name}, {law}, slow minutes", is_shared=is_shared, **_SLOW),
+            replace(_NULL, name=f"{_NULL.name}, {law}, bursts", is_shared=is_shared, **_BURSTS),
+            replace(_OTHERS, name=f"{_NULL.name}, {law}, others", is_shared=is_shared),
+            replace(_DRAFT, name=f"draft, {law}", is_shared=is_shared),
+            replace(_DRAFT, name=f"draft, {law}, bursts", is_shared=is_shared, **_BURSTS),
+        ]
+    return found
+
+
+def play(scenario: RequestScenario, seed: int, design: RequestDesign, num_requests: int) -> Found:
+    """One run, and what the experiment concluded."""
+    schedule = RequestSchedule(design, random.Random(seed))
+    slices: list[Slice] = []
+
+    def end(name: str, facts: RequestFacts | None, now: object) -> None:
+        schedule.end(name, facts, world.now)
+        slices.extend(schedule.take())
+
+    world = RequestWorld(scenario, seed, schedule.start, end)
+    world.run(num_requests)
+    found = measured_speedup((*slices, *schedule.close()))
+    speedup = found.speedup
+    low, ratio, high = (speedup.low, speedup.mean, speedup.high) if speedup else (0.0, math.nan, math.inf)
+    return Found(low, ratio, high, found.verdict, world.control_s / world.trial_s, world.truth)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a row for each scenario."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=4000, help="requests on trial of a run")
+    parser.add_argument("--share", type=float, default=0.15, help="of control")
+    parser.add_argument("--first-seed", type=int, default=1000)
+    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args(arguments)
+    seeds = range(given.first_seed, given.first_seed + given.runs)
+    print("| scenario | true | covered | ± | mean error | control |\n|---|---|---|---|---|---|")
+    with ProcessPoolExecutor(given.processes) as pool:
+        for scenario in scenarios():
+            if given.only in scenario.name:
+                one = partial(play, scenario, design=RequestDesign(given.share), num_requests=given.requests)
+                print(_row(scenario.name, list(pool.map(one, seeds, chunksize=4))), flush=True)
+
+
+def _row(name: str, found: Sequence[Found]) -> str:
+    truth = Truth()
+    for one in found:
+        truth.add(one.truth)
+    shown = [one for one in found if one.low > 0]
+    num_held = sum(one.low <= truth.speedup <= one.high for one in shown)
+    half = median(math.log(one.high / one.low) / 2 for one in shown)
+    error = sum(math.log(one.ratio / truth.speedup) for one in shown) / len(shown)
+    share = sum(one.control_share for one in found) / len(found)
+    return f"| {name} | {truth.speedup:.2f} | {num_held} of {len(shown)} | {half:.1%} | {error:+.1%} | {share:.1%} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The switchback experiment where an engine cannot change how a running request drafts: whole requests are assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from alphaloop.deciding.policy import Decision, DraftSetting
+from alphaloop.switchback.expectation import Expected
+from alphaloop.switchback.request_schedule import RequestSchedule
+from alphaloop.switchback.requests import RequestFacts, Trial
+from alphaloop.switchback.slices import Treatment
+from worker.engine import Generation, Step
+from worker.jobs.lanes import LaneKey
+from worker.jobs.running import RunningJobs
+from worker.jobs.steering import TaskSlice, by_sampling_bucket, is_free, subject_of
+from worker.served import Served
+
+
+@dataclass(frozen=True, slots=True)
+class _Assigned:
+    """A request on trial that runs."""
+
+    drafter: str | None  #: that it was assigned to; None: vanilla
+    started_at: datetime
+    running_s_before: float
+    expected: Expected | None
+
+
+class RequestSteering:
+    """A `Steering` that draws the arm of each request when it starts.
+
+    A request that another endpoint took than its arm's is not counted, in either arm.
+    """
+
+    def __init__(self, schedule: RequestSchedule, now: Callable[[], datetime]) -> None:
+        self._schedule, self._now = schedule, now
+        self._assigned: dict[str, _Assigned] = {}
+        self._tells_rounds: set[str] = set()  # endpoints that told of a request's rounds once
+        self._seen_at = now()
+        self._num_running = 0
+        self._running_s = 0.0  # seconds times requests that ran, on trial or not
+
+    def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
+        """Vanilla in a control slice of its subject, otherwise as decided."""
+        self._look(running)
+        drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
+        if not (drafter and num_draft_tokens and is_free(lane, decision)):
+            return decision.setting
+        trial = Trial(subject_of(lane), Treatment(drafter, num_draft_tokens))
+        speculates = self._schedule.start(job_id, trial, self._seen_at)
+        self._assigned[job_id] = _Assigned(
+            drafter if speculates else None, self._seen_at, self._running_s, decision.expected
+        )
+        return decision.setting if speculates else DraftSetting()
+
+    def steer(self, running: RunningJobs) -> None:
+        """See what runs; nothing that runs can change."""
+        self._look(running)
+
+    def observe(self, step: Step) -> list[TaskSlice]:
+        """Count the requests that ended."""
+        self._pass_time()
+        for generation in step.finished:
+            if (assigned := self._assigned.pop(generation.job_id, None)) is not None:
+                self._schedule.end(generation.job_id, self._facts(generation, assigned), self._seen_at)
+        for job_id in (*(failed.job_id for failed in step.failed), *step.interrupted):
+            self._leave(job_id)
+        return by_sampling_bucket(self._schedule.take())
+
+    def close(self) -> list[TaskSlice]:
+        """What was counted of requests that ended; those that run are not counted."""
+        self._assigned.clear()
+        return by_sampling_bucket(self._schedule.close())
+
+    def _look(self, running: RunningJobs) -> None:
+        """Requests that were cancelled, or that the engine did not take, are gone since the last look."""
+        jobs = running.by_id()
+        for job_id in [job_id for job_id in self._assigned if job_id not in jobs]:
+            self._leave(job_id)
+        self._pass_time()
+        self._num_running = len(jobs)
+
+    def _pass_time(self) -> None:
+        now = self._now()
+        self._running_s += max(0.0, (now - self._seen_at).total_seconds()) * self._num_running
+        self._seen_at = max(now, self._seen_at)
+
+    def _leave(self, job_id: str) -> None:
+        if self._assigned.pop(job_id, None) is not None:
+            self._schedule.end(job_id, None, self._seen_at)
+
+    def _facts(self, generation: Generation, assigned: _Assigned) -> RequestFacts | None:
+        served, num_tokens = generation.served, generation.counts.num_tokens
+        if served is None or served.drafter != assigned.drafter or num_tokens < 1:
+            return None
+        num_rounds = self._num_rounds(served, num_tokens)
+        if num_rounds is None:
+            return None
+        decode_s, prompt_s = served.decode_s, served.prefill_s
+        if decode_s is not None:
+            num_rounds, num_tokens = num_rounds - 1, num_tokens - 1
+        else:
+            # Where the server tells no more than the text, everything from its sending to its end is decoding.
+            decode_s = generation.device_s * max(1.0, served.num_beside) - (served.queue_s or 0.0)
+            prompt_s = None
+        if (num_rounds and decode_s <= 0) or (not num_rounds and prompt_s is None):
+            return None
+        life_s = (self._seen_at - assigned.started_at).total_seconds()
+        num_running = (self._running_s - assigned.running_s_before) / life_s if life_s > 0 else 0.0
+        return RequestFacts(
+            started_at=assigned.started_at,
+            num_rounds=num_rounds,
+            num_tokens=num_tokens,
+            num_proposed=served.num_proposed,
+            decode_s=decode_s,
+            prompt_s=prompt_s,
+            num_beside=served.num_beside,
+            num_elsewhere=max(0.0, num_running - served.num_beside),
+            mean_context_tokens=generation.num_prompt_tokens + generation.counts.num_tokens / 2,
+            expected=assigned.expected,
+        )
+
+    def _num_rounds(self, served: Served, num_tokens: int) -> int | None:
+        """Passes of the target; tokens stand for them at endpoints that never tell. None: not known of this request."""
+        if served.drafter is None:
+            return num_tokens
+        if served.num_rounds is not None:
+            self._tells_rounds.add(served.endpoint)
+            return served.num_rounds
+        return None if served.endpoint in self._tells_rounds else num_tokens
