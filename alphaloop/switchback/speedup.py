@@ -28,10 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alphaloop.acceptance import Interval
+from alphaloop.switchback.load_law import Floats
 from alphaloop.switchback.slices import Phase, Slice, Stratum
 from alphaloop.switchback.strata import collapsed, compared_blocks
 from alphaloop.switchback.student import t95
-from alphaloop.switchback.time_ratio import Floats, TimeRatios, time_ratios
+from alphaloop.switchback.time_ratio import TimeRatios, time_ratios
 
 #: Blocks below which nothing is estimated, and below which a group of strata does not stand alone.
 LEAST_BLOCKS: Final = 8
