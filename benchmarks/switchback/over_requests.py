@@ -26,8 +26,6 @@ from benchmarks.switchback.methods import Found
 from benchmarks.switchback.request_world import RequestScenario, RequestWorld
 from benchmarks.switchback.world import Truth
 
-_SLOW: Final = {"slow_every_s": 300.0}
-_BURSTS: Final = {"jobs_per_s": 2.5, "num_slots": 16}
 _NULL: Final = RequestScenario("vanilla against vanilla")
 _DRAFT: Final = replace(_NULL, name="draft", num_draft_tokens=4, cost=1.9)
 _OTHERS: Final = replace(_NULL, num_others=4, are_others_constant=False)
@@ -39,11 +37,11 @@ def scenarios() -> list[RequestScenario]:
     for law, is_shared in (("own devices", False), ("one device", True)):
         found += [
             replace(_NULL, name=f"{_NULL.name}, {law}", is_shared=is_shared),
-            replace(_NULL, name=f"{_NULL.name}, {law}, slow minutes", is_shared=is_shared, **_SLOW),
-            replace(_NULL, name=f"{_NULL.name}, {law}, bursts", is_shared=is_shared, **_BURSTS),
+            replace(_NULL, name=f"{_NULL.name}, {law}, slow minutes", is_shared=is_shared, slow_every_s=300.0),
+            replace(_NULL, name=f"{_NULL.name}, {law}, bursts", is_shared=is_shared, jobs_per_s=2.5, num_slots=16),
             replace(_OTHERS, name=f"{_NULL.name}, {law}, others", is_shared=is_shared),
             replace(_DRAFT, name=f"draft, {law}", is_shared=is_shared),
-            replace(_DRAFT, name=f"draft, {law}, bursts", is_shared=is_shared, **_BURSTS),
+            replace(_DRAFT, name=f"draft, {law}, bursts", is_shared=is_shared, jobs_per_s=2.5, num_slots=16),
         ]
     return found
 
