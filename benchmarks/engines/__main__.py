@@ -8,7 +8,7 @@ One worker, one Kafka, one PostgreSQL. Each block of one task and one load is pl
 drawn: all jobs to the vanilla server, all to the speculative one (both by `decoding` of the job), and routed by the
 worker's own decisions. Only one server is busy at a time, so each policy has the same cores. The worker learns from all
 three, as it would from probes and exploration. A table goes to standard error. Last line: JSON. Exit status 1 where a
-job has several results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts come from this
+job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts come from this
 Python's own sources.
 """
 
@@ -63,7 +63,7 @@ def main() -> int:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 2
     print(json.dumps(found))
-    return int(bool(found["jobs_with_several_results"]))
+    return int(bool(found["jobs_with_two_different_results"]))
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         beside = [seconds for one in alone for policy in POLICIES for seconds in one.played[policy].beside_s]
         alpha = running.alpha_by_task()
         rounds = _in_front(running, wanted, prompts, options) if options.rounds else []
-        several = sum(count > 1 for count in running.loop.num_results.values())
+        contradicted = len(running.loop.contradicted)
     found = {
         "conditions": conditions,
         "routing": summary(played),
@@ -105,7 +105,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "beside_the_request_ms": {"num_jobs": len(beside)}
         | {name: round(1000 * quantile(beside, share), 2) for name, share in _SHARES.items()},
         "in_front_of_vllm": _ratios(rounds),
-        "jobs_with_several_results": several,
+        "jobs_with_two_different_results": contradicted,
     }
     _show(found)
     return found

@@ -92,6 +92,9 @@ class ClosedLoop:
         self._consumer.assign_from([RESULTS], at="latest")
         self._check_alive, self._timeout_s = check_alive, timeout_s
         self.num_results: dict[str, int] = {}  #: messages on `results` so far, by job_id
+        #: Jobs with two different results. The same one may come again: a worker that restarts publishes it anew.
+        self.contradicted: set[str] = set()
+        self._first: dict[str, bytes] = {}
 
     def play(self, jobs: Sequence[PromptJob], *, decoding: str, load: int) -> Played:
         """Send all, `load` at a time. Raises RuntimeError where a job has no result in time, or did not succeed."""
@@ -147,6 +150,8 @@ class ClosedLoop:
             return None
         result = Result.model_validate_json(record.value or b"{}")
         self.num_results[result.job_id] = self.num_results.get(result.job_id, 0) + 1
+        if self._first.setdefault(result.job_id, record.value or b"") != record.value:
+            self.contradicted.add(result.job_id)
         return result
 
     def close(self) -> None:

@@ -6,8 +6,8 @@
 Each fault comes while a quarter of the jobs is under way. The drafting server is killed with SIGKILL and started again;
 all processes of the plain server are stopped for a while (SIGSTOP) and go on; and both servers are killed and come back
 with other weights under the same name. The worker sends them nothing then, and is restarted, as its operator would do.
-Last line: JSON. Exit status 1 where a job has no result, several, or one that did not succeed, and where the change of
-weights was not written down.
+Last line: JSON. Exit status 1 where a job has no result, two different ones, or one that did not succeed, and where
+the change of weights was not written down.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _wait(up: Running, jobs: list[PromptJob], *, share: float = 1.0) -> None:
 
 
 def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
-    several = [job_id for job_id, count in up.loop.num_results.items() if count > 1]
+    again = [job_id for job_id, count in up.loop.num_results.items() if count > 1]
     missing = [job.job_id for job in jobs if job.job_id not in up.loop.num_results]
     with psycopg.connect(up.database_url) as connection:
         statuses: dict[str, int] = dict(connection.execute(_JOBS).fetchall())
@@ -137,7 +137,7 @@ def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
     changed = [changed for _, _, _, changed in lives if changed]
     is_sound = (
         not missing
-        and not several
+        and not up.loop.contradicted
         and statuses == {"succeeded": len(jobs)}
         and num_runs == num_decoded == len(jobs)
         and bool(changed)
@@ -145,7 +145,8 @@ def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
     return {
         "jobs": len(jobs),
         "without_a_result": len(missing),
-        "with_several_results": len(several),
+        "with_two_different_results": len(up.loop.contradicted),
+        "with_the_same_result_again": len(again),
         "status": statuses,
         "decode_runs": num_runs,
         "jobs_with_a_run": num_decoded,
