@@ -109,13 +109,13 @@ class ServerClient:
             return None
         body = tokenize_body_of(self._endpoint.model, job)
         async with self._asked("POST", f"{self._endpoint.root}/tokenize", body) as response:
-            found = _sound(Tokenized, await self._whole(response))
+            found = read_form(Tokenized, await self._whole(response))
         return found.max_model_len - found.count
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""
         async with self._asked("GET", f"{self._endpoint.api}/models") as response:
-            return _sound(ModelList, await self._whole(response)).data
+            return read_form(ModelList, await self._whole(response)).data
 
     async def version(self) -> str | None:
         """The server's version or build; None where it does not say. Raises errors as of a server that is away."""
@@ -124,7 +124,7 @@ class ServerClient:
             return None
         try:
             async with self._asked("GET", f"{self._endpoint.root}{path}") as response:
-                found = _sound(Version, await self._whole(response))
+                found = read_form(Version, await self._whole(response))
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
         name = found.version or found.build_info or ""
@@ -195,7 +195,7 @@ class ServerClient:
         return found
 
 
-def _sound(form: type[AnyForm], content: bytes) -> AnyForm:
+def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
     """The content in its form. Raises ReplyInvalid, which names the field and not what stood there."""
     try:
         return form.model_validate_json(content)
@@ -207,7 +207,7 @@ def _sound(form: type[AnyForm], content: bytes) -> AnyForm:
 
 def _taken(content: bytes) -> Piece:
     """A piece of a reply; raises what it reports in place of a text."""
-    piece = _sound(Piece, content)
+    piece = read_form(Piece, content)
     if piece.error is not None:
         raise of_piece(piece.error)
     return piece

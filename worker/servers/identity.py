@@ -14,7 +14,7 @@ from alphaloop.server_identity import Answer, ServerIdentity, distance
 from worker.engine import Sampling
 from worker.servers.asking import Body as RequestBody
 from worker.servers.asking import body_of, path_of
-from worker.servers.client import ServerClient, _sound
+from worker.servers.client import ServerClient, read_form
 from worker.servers.endpoint import Endpoint
 from worker.servers.forms import Form, ModelCard
 
@@ -100,7 +100,7 @@ class _AskingClient(ServerClient):
         if self._num_likeliest:
             body["logprobs"] = self._num_likeliest
         async with self._asked("POST", f"{endpoint.api}{path_of(job)}", body) as response:
-            choice = _sound(_Reply, await self._whole(response)).choices[0]
+            choice = read_form(_Reply, await self._whole(response)).choices[0]
         return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
 
 
