@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 from confluent_kafka import KafkaException
 
-from tests.chaos.collecting import ended_by, letters_of, num_in_outbox
+from tests.chaos.collecting import ended_by, num_in_outbox
 from tests.chaos.feeder import Feeder
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ResultRecord
+from tests.chaos.lost_jobs import send_lost_again
 from tests.chaos.phases import PhaseReport, run_phase
 from tests.chaos.plan import Phase, sending_s
 from tests.chaos.reading import TopicReader
@@ -93,11 +94,12 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
         reader = TopicReader(addresses, watcher.gone_ids)
         stack.callback(reader.close)
         settled_s = _settle(world, reader)
-        num_again = _ask_again(world, reader, part.jobs) + _send_again(world, reader)
+        num_again = _ask_again(world, reader, part.jobs) + send_lost_again(world, reader)
         if num_again:
             say(f"{num_again} jobs sent again, because their messages or results went with a deleted topic")
             settled_s = _settle(world, reader)
         codes = fleet.stop()
+        num_again += world.num_sent_again
         return Played(tuple(reports), tuple(sent), settled_s, tuple(world.kept_results), num_again, codes)
 
 
@@ -140,16 +142,5 @@ def _ask_again(world: World, reader: TopicReader, jobs: Sequence[PlannedJob]) ->
     found = {record.job_id for record in (*world.kept_results, *reader.results())}
     missing = ended_by(world.database_url, world.deleted_at + _DELETING) - found
     again = [job for job in jobs if job.job_id in missing]
-    world.feeder.send_again(again)
-    return len(again)
-
-
-def _send_again(world: World, reader: TopicReader) -> int:
-    """Send those jobs again that were lost with a topic of jobs that was made anew; returns how many.
-
-    Only what was sent before that may be missing: later messages have to be read of the new topic.
-    """
-    ended = ended_by(world.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
-    again = [job for job in world.feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
     world.feeder.send_again(again)
     return len(again)

@@ -41,6 +41,7 @@ class World:
     kept_results: list[ResultRecord] = field(default_factory=list)  #: read before their topic was deleted
     deleted_at: datetime | None = None  #: when that was, last
     num_sent_before_anew: int = 0  #: jobs that had been sent when the topics of jobs were made anew, last
+    num_sent_again: int = 0  #: of these, jobs that were sent again soon after
     is_ending: threading.Event = field(default_factory=threading.Event)
 
     @property

@@ -201,6 +201,7 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "drift_event_states": "deleted with their drift event",
         "drift_memories": "dropped when their stream had no job for as long as a run reads back",
         "drift_positions": "one row a task",
+        "server_identities": "one row a change of an endpoint",
         "notification_sinks": "one row an address",
         "stored_texts": "dropped after their jobs, with what lies at their addresses",
         "leader_terms": "one row",

@@ -157,7 +157,7 @@ def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIde
     sampling = claimed.ready.prepared.sampling
     if claimed.ready.job.purpose is Purpose.TRAFFIC or sampling.temperature > 0 or sampling.is_adjusted:
         return None
-    if len(generation.token_ids) != generation.counts.num_tokens:  # the server does not tell them
+    if not generation.token_ids:  # the server does not tell them
         return None
     return ProbeText(
         token_ids=generation.token_ids,

@@ -1,6 +1,7 @@
 """Somebody deletes the topics of jobs after an election and makes them anew, so that other brokers lead them.
 
-Messages that no worker had read are gone by this. Their sender sends them again at the end of the run, and only those.
+Messages that no worker had read are gone by this. Their sender sends them again at the end of the phase, and only
+those, so that the faults that follow meet work.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from alphaloop.kafka.topic_ids import TopicIds
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import high_topic, jobs_topic
 from tests.chaos.faults.fault import Fault, Target
+from tests.chaos.lost_jobs import send_lost_again
 from tests.chaos.reading import TopicReader
 from tests.chaos.work import TASK
 
@@ -41,6 +43,9 @@ def _inject(world: World, rng: random.Random, seconds: float) -> None:
             world.brokers.start([number])
     world.num_sent_before_anew = world.feeder.make_anew(lambda: _make_anew(world))
     world.wait(seconds)
+    reader = TopicReader(world.brokers.addresses)
+    world.num_sent_again += send_lost_again(world, reader)
+    reader.close()
 
 
 def _make_anew(world: World) -> None:
