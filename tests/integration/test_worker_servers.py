@@ -7,15 +7,17 @@ import json
 import pytest
 from sqlalchemy import text
 
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.kafka.topics import CONTROL, TOKENS
 from alphaloop.messages import Mode, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import Connection, head, whole
+from tests.fixtures.models import make_job
 from tests.fixtures.served_engine import ServedEngine, engine_over
 from tests.fixtures.worker import Client, headers_of, running_worker, until
+from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -192,3 +194,20 @@ def test_what_requests_take_is_what_decisions_rest_on(worker_settings: Settings,
     assert rows.keys() == {("prefill", ""), ("prefill", "lookup"), ("round", ""), ("served", "lookup")}
     assert rows["round", ""] >= 20
     assert rows["served", "lookup"] >= 15
+
+
+@pytest.mark.parametrize(("reason", "waits"), [(Reason.EXPLORING, False), (Reason.FASTER, False), (Reason.PROBE, True)])
+def test_only_probes_controls_and_forced_jobs_wait_for_a_full_route(reason: Reason, waits: bool) -> None:
+    servers = pair(round_s=0.05)
+    servers["speculative"].engine = FakeEngine(num_slots=1)
+    decision = Decision(Mode.SPECULATIVE, "lookup", "vllm-0.32.0", 4, reason, "test")
+    sampling = Sampling(max_tokens=60, temperature=0.0)
+    with engine_over(servers) as engine:
+        before = {name: server.num_texts for name, server in servers.items()}
+        for number in range(2):
+            engine.admit(engine.prepare(make_job("one two", number), sampling), decision)
+        while engine.load().num_running:
+            assert not engine.step().failed
+        assert {name: server.num_texts - before[name] for name, server in servers.items()} == (
+            {"plain": 0, "speculative": 2} if waits else {"plain": 1, "speculative": 1}
+        )

@@ -35,8 +35,9 @@ from worker.servers.timing import Timing
 
 #: A step waits so long for something to happen, unless it is woken.
 _WAIT_S: Final = 0.2
-#: Jobs that are decoded for these reasons mean the route of their decision and no other.
-_BOUND: Final = frozenset({Reason.PROBE, Reason.CONTROL, Reason.FORCED, Reason.EXPLORING})
+#: Jobs that are decoded for these reasons mean the route of their decision and no other. Jobs that explore do not: new
+#: tasks would wait in line for one route while the other is empty.
+_BOUND: Final = frozenset({Reason.PROBE, Reason.CONTROL, Reason.FORCED})
 
 
 class ServerEngine:
