@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
-from typing import Final, NamedTuple
-from uuid import UUID, uuid4
+from typing import Final
+from uuid import UUID
 
-from alphaloop.acceptance import PREFILL, EvidenceKey, prompt_bucket
+from alphaloop.acceptance import PREFILL
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Failure, Job, Mode, Purpose, Result, Status
+from alphaloop.messages import Failure, Job, Purpose, Result, Status
 from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probe_texts import ProbeText
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
+from worker.jobs.run_rows import run_of
 from worker.jobs.sums import evidence_of_sums
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
-_MOST_KEYS: Final = 4096  #: that are remembered
 
 
 def succeeded(
@@ -37,7 +36,7 @@ def succeeded(
 ) -> Outcome:
     """The outcome of a decoded job, with its counts."""
     counts = generation.counts
-    run = _run(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
+    run = run_of(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
     # Written without the model, because validating and dumping it takes half of the time of an outcome.
     result = encode_fields(
         {
@@ -167,75 +166,6 @@ def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIde
         second_ids=tuple(one.token_id for one in generation.second_choices),
         gaps=tuple(one.gap for one in generation.second_choices),
     )
-
-
-def _run(
-    claimed: ClaimedJob,
-    generation: Generation,
-    decision: Decision,
-    identity: EngineIdentity,
-    *,
-    queue_s: float,
-    now: datetime,
-    decode_batch_id: UUID | None,
-) -> DecodeRun:
-    """The row of a job. It names the drafter that most rounds belong to; of several the first."""
-    job, sampling = claimed.ready.job, claimed.ready.prepared.sampling
-    drafted = _drafted_most(generation)
-    key = _key(
-        job.task,
-        identity.target_revision,
-        identity.engine,
-        sampling.bucket,
-        prompt_bucket(generation.num_prompt_tokens),
-        claimed.ready.prepared.segment,
-        drafted.drafter if drafted else "",
-        drafted.draft_revision if drafted else "",
-    )
-    return DecodeRun(
-        key=key,
-        decode_batch_id=decode_batch_id or uuid4(),
-        purpose=job.purpose.value,
-        mode=(Mode.SPECULATIVE if drafted else Mode.VANILLA).value,
-        num_draft_tokens=drafted.num_draft_tokens if drafted else 0,
-        reason=decision.reason.value,
-        device=identity.device,
-        counts=generation.counts,
-        chances=generation.chances,
-        num_prompt_tokens=generation.num_prompt_tokens,
-        num_tokens=generation.counts.num_tokens,
-        batch_size=generation.batch_size,
-        queue_s=queue_s,
-        time_to_first_token_s=generation.time_to_first_token_s,
-        wall_s=generation.wall_s,
-        device_s=generation.device_s,
-        decoded_at=now,
-        is_counted=generation.is_counted,
-    )
-
-
-class _Drafted(NamedTuple):
-    """What drafted a job."""
-
-    drafter: str
-    draft_revision: str
-    num_draft_tokens: int
-
-
-def _drafted_most(generation: Generation) -> _Drafted | None:
-    """The drafter that most rounds belong to; of several the first, and None where nothing drafted."""
-    if most := max(generation.drafted, key=lambda one: one.counts.rounds, default=None):
-        return _Drafted(most.drafter, most.draft_revision, most.num_draft_tokens)
-    served = generation.served
-    if served is None or served.drafter is None:
-        return None
-    return _Drafted(served.drafter, served.draft_revision, served.num_draft_tokens)
-
-
-@lru_cache(maxsize=_MOST_KEYS)
-def _key(*fields: str) -> EvidenceKey:
-    """The key of these fields, made once: many jobs have it, and equal keys are compared fastest if they are one."""
-    return EvidenceKey(*fields)
 
 
 def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
