@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import EndpointState, EndpointStatus
 
-_STATES: Final = ("up", "starting", "busy", "doubted", "down", "retired")
+_STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
 
 
 class EndpointMetrics(Collector):

@@ -17,9 +17,9 @@ from alphaloop.deciding.decision import Decision, DecisionContext, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.errors import StoreUnavailable
 from alphaloop.store.input_codec import basis_content, costs_content, read_basis, read_costs
 from tests.fixtures.choosing import inferred
+from tests.fixtures.cost_store import Clock, Store
 from tests.fixtures.served import ServerLaw, answered, step_of
 from worker.costs.from_requests import ASSUMED_RATIO, RequestCosts
 
@@ -28,25 +28,6 @@ VANILLA_LAW = ServerLaw(20.0, 1.0, 0.005)
 NGRAM_LAW = ServerLaw(26.0, 4.0, 0.008)
 LOADS = (1, 2, 4, 8, 16)
 TOKENS = 2.2  #: a round of ngram
-
-
-class Store:
-    def __init__(self) -> None:
-        self.saved: list[Sequence[CostPoint]] = []
-        self.is_away = False
-
-    def __call__(self, points: Sequence[CostPoint]) -> None:
-        if self.is_away:
-            raise StoreUnavailable("away")
-        self.saved.append(points)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from alphaloop.cost import CostKind, CostPoint
 from alphaloop.cost_doubt import HALF_LIFE_ROUNDS, HALF_LIFE_S
-from alphaloop.errors import StoreUnavailable
+from tests.fixtures.cost_store import Clock, Store
 from worker.costs.live import LiveCosts
 from worker.engine import Step
 
@@ -22,27 +22,6 @@ POINTS = (
     CostPoint(None, 1, 64, 30.0, 9, 0, CostKind.PREFILL),
 )
 HALF_LIFE = 16
-
-
-class Store:
-    """Keeps what it is given; away when told."""
-
-    def __init__(self) -> None:
-        self.saved: list[Sequence[CostPoint]] = []
-        self.is_away = False
-
-    def __call__(self, points: Sequence[CostPoint]) -> None:
-        if self.is_away:
-            raise StoreUnavailable("away")
-        self.saved.append(points)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
