@@ -20,6 +20,7 @@ from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
+from alphaloop.store.server_identities import ServerIdentityStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import begin_of, task_figures
 from alphaloop.switchback.task_speedup import TaskSpeedup
@@ -69,7 +70,7 @@ class Reporter:
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._probes, self._schedule = ProbeStore(database), ScheduleStore(database)
         self._switchback, self._reports = SwitchbackStore(database), ReportStore(database)
-        self._expectations = ExpectationStore(database)
+        self._expectations, self._servers = ExpectationStore(database), ServerIdentityStore(database)
 
     def publish(
         self,
@@ -110,7 +111,8 @@ class Reporter:
         if before is not None:
             states = self._events.states_since(before.created_at)
             closed = self._incidents.closed_since(before.created_at)
-            report = report.model_copy(update={"changes": changes_between(before, report, states, closed)})
+            servers = self._servers.changed_since(before.created_at)
+            report = report.model_copy(update={"changes": changes_between(before, report, states, closed, servers)})
         return report, self._keep(report)
 
     def _accounts(self, now: datetime) -> dict[str, float]:

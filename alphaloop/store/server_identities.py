@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import JSON, Connection, bindparam, text
+from sqlalchemy import JSON, Connection, TextClause, bindparam, text
 
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.store.database import Database
 
-_KNOWN: Final = text("""
-    SELECT endpoint, target_revision, engine, identity, changed, first_seen_at, last_seen_at
-    FROM server_identities ORDER BY last_seen_at DESC, first_seen_at DESC, endpoint
-""").columns(identity=JSON)
+_LIVES: Final = """
+    SELECT endpoint, target_revision, engine, identity, changed, first_seen_at, last_seen_at FROM server_identities
+"""
+_KNOWN: Final = text(f"{_LIVES} ORDER BY last_seen_at DESC, first_seen_at DESC, endpoint")
+_CHANGED: Final = text(f"""
+    {_LIVES} WHERE changed IS NOT NULL AND first_seen_at > :moment ORDER BY first_seen_at, endpoint
+""")
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('server_identities', 0))")
 _SEEN_AGAIN: Final = text("""
     UPDATE server_identities SET last_seen_at = now()
@@ -61,6 +64,11 @@ class ServerIdentityStore:
         with self._database.begin() as connection:
             return Naming(connection).known()
 
+    def changed_since(self, moment: datetime) -> list[ServerLife]:
+        """Lives that began after `moment` with something other than the life before, oldest first."""
+        with self._database.begin() as connection:
+            return _lives(connection, _CHANGED, moment=moment)
+
 
 class Naming:
     """What a worker does in its turn."""
@@ -70,8 +78,7 @@ class Naming:
 
     def known(self) -> list[ServerLife]:
         """Every life of every server, the one that was seen last first."""
-        rows = self._connection.execute(_KNOWN).mappings().all()
-        return [ServerLife(**{**row, "identity": ServerIdentity.from_json(row["identity"])}) for row in rows]
+        return _lives(self._connection, _KNOWN)
 
     def saw(
         self, endpoint: str, identity: ServerIdentity, *, target_revision: str, engine: str, changed: str | None
@@ -81,3 +88,8 @@ class Naming:
         again = self._connection.execute(_SEEN_AGAIN, {**given, "is_other": changed is not None})
         if not again.rowcount:
             self._connection.execute(_FIRST_SEEN, {**given, "identity": identity.as_json(), "changed": changed})
+
+
+def _lives(connection: Connection, query: TextClause, **given: datetime) -> list[ServerLife]:
+    rows = connection.execute(query.columns(identity=JSON), given).mappings().all()
+    return [ServerLife(**{**row, "identity": ServerIdentity.from_json(row["identity"])}) for row in rows]

@@ -8,6 +8,7 @@ from datetime import datetime
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift_events import EventState, PastState
 from alphaloop.store.incidents import ClosedIncident
+from alphaloop.store.server_identities import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import words
@@ -20,17 +21,19 @@ def changes_between(
     now: Report,
     states: Sequence[tuple[DriftSubject, PastState]],
     closed: Sequence[ClosedIncident],
+    servers: Sequence[ServerLife],
 ) -> Changes:
     """Changes since the report `before`. `states` and `closed` are what became of flags and incidents since then.
 
     Flags and incidents come from their tables and not from the two reports, because one of them may have come and gone
-    in a run that failed before its report.
+    in a run that failed before its report. `servers` are lives of inference servers that began since then.
     """
     if before is None:
         return Changes()
     lines = [
         *_incidents(before.created_at, now, closed),
         *_flags(states),
+        *_servers(servers),
         *_drafts(before.drafts, now.drafts),
         *_choices(before.tasks, now.tasks),
         *_speedups(before.tasks, now.tasks),
@@ -63,6 +66,12 @@ def _flags(states: Sequence[tuple[DriftSubject, PastState]]) -> Iterable[ChangeL
         elif last.state is EventState.ACKNOWLEDGED:
             told += f" by {last.actor}"
         yield ChangeLine(kind=ChangeKind.FLAG, about=subject.task, sentence=_ended(told))
+
+
+def _servers(lives: Sequence[ServerLife]) -> Iterable[ChangeLine]:
+    for life in lives:
+        told = f"endpoint {life.endpoint}: {life.changed}"
+        yield ChangeLine(kind=ChangeKind.SERVER, about=life.endpoint, sentence=_ended(told))
 
 
 def _drafts(before: Sequence[DraftLine], now: Sequence[DraftLine]) -> Iterable[ChangeLine]:

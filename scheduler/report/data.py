@@ -167,6 +167,7 @@ class ChangeKind(StrEnum):
 
     INCIDENT = "incident"
     FLAG = "flag"  #: a drift event was opened, confirmed, acknowledged, closed or reopened
+    SERVER = "server"  #: an inference server came back with another model, version or arithmetic
     DRAFT = "draft"  #: a draft revision is new, or its status changed
     CHOICE = "choice"  #: a task is decoded in another way
     SPEEDUP = "speedup"  #: a measured speed-up became known, is no longer known, or has another verdict
@@ -176,7 +177,7 @@ class ChangeLine(Part):
     """One change since the last report."""
 
     kind: ChangeKind
-    about: str = Field(description="The task; of a draft the drafter.")
+    about: str = Field(description="The task; of a draft the drafter, of a server its endpoint.")
     sentence: str
 
 

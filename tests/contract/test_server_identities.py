@@ -123,6 +123,8 @@ class TestLives:
         assert now.changed == {"plain": differs(FOUND, after)}
         (newest, oldest) = store.known()
         assert (newest.changed, oldest.changed) == (now.changed["plain"], None)
+        assert store.changed_since(oldest.first_seen_at) == [newest]
+        assert store.changed_since(newest.first_seen_at) == []
         assert newest.identity == after
         back = name_servers({"plain": FOUND}, store)
         assert (back.target_revision, back.engine) == (was.target_revision, was.engine), "its history is its own again"

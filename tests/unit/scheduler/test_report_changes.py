@@ -8,8 +8,10 @@ from datetime import datetime, timedelta
 import pytest
 
 from alphaloop.measurements import DriftSubject
+from alphaloop.server_identity import ServerIdentity
 from alphaloop.store.drift_events import EventState, PastState
 from alphaloop.store.incidents import ClosedIncident, Incident, IncidentKind
+from alphaloop.store.server_identities import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from scheduler.report import Report, changes_between
 from scheduler.report.changes import told_changes
@@ -27,7 +29,7 @@ def past(state: EventState, at: datetime, sentence: str = "It fell.", event_id: 
 
 
 def told(before: Report | None, now: Report) -> list[tuple[ChangeKind, str]]:
-    return [(line.kind, line.sentence) for line in changes_between(before, now, [], []).lines]
+    return [(line.kind, line.sentence) for line in changes_between(before, now, [], [], []).lines]
 
 
 def with_task(**update: object) -> Report:
@@ -48,13 +50,13 @@ def with_verdict(verdict: Verdict, mean: float) -> TaskLine:
 
 
 def test_the_first_report_has_nothing_to_compare_with() -> None:
-    changes = changes_between(None, full(), [], [])
+    changes = changes_between(None, full(), [], [], [])
     assert (changes.since, changes.lines) == (None, ())
     assert told_changes(changes).startswith("This is the first report")
 
 
 def test_nothing_changed() -> None:
-    changes = changes_between(full(), later(full()), [], [])
+    changes = changes_between(full(), later(full()), [], [], [])
     assert changes.lines == ()
     assert told_changes(changes) == "Nothing changed since the report of 2026-11-21 06:00 UTC."
 
@@ -66,7 +68,7 @@ def test_a_flag_has_one_line_with_all_that_became_of_it() -> None:
         (replace(SUBJECT, task="sql"), past(EventState.REOPENED, AT + HOUR, event_id=3)),
         (SUBJECT, past(EventState.CLOSED, AT + 3 * HOUR, "alpha_1 is steady again.")),
     ]
-    lines = changes_between(full(), later(full()), states, []).lines
+    lines = changes_between(full(), later(full()), states, [], []).lines
     assert [line.sentence for line in lines] == [
         "code, lookup: flag 7 (draft stale) was opened, then confirmed, then closed: alpha_1 is steady again.",
         "sql, lookup: flag 3 (draft stale) was reopened.",
@@ -75,8 +77,16 @@ def test_a_flag_has_one_line_with_all_that_became_of_it() -> None:
 
 def test_who_took_note_of_a_flag_is_named() -> None:
     states = [(SUBJECT, past(EventState.ACKNOWLEDGED, AT + HOUR))]
-    (line,) = changes_between(full(), later(full()), states, []).lines
+    (line,) = changes_between(full(), later(full()), states, [], []).lines
     assert line.sentence.endswith("was acknowledged by Ada.")
+
+
+def test_a_server_that_came_back_as_another_is_named() -> None:
+    identity = ServerIdentity("vllm-0.32.0", "m", None, 2048, ())
+    life = ServerLife("plain", "t", "e", identity, "it answers as another model does", AT + HOUR, AT + HOUR)
+    (line,) = changes_between(full(), later(full()), [], [], [life]).lines
+    assert (line.kind, line.about) == (ChangeKind.SERVER, "plain")
+    assert line.sentence == "endpoint plain: it answers as another model does."
 
 
 def test_incidents_come_first() -> None:
@@ -86,7 +96,7 @@ def test_incidents_come_first() -> None:
         ClosedIncident(2, found, AT + HOUR / 2, AT + HOUR),
     ]
     now = later(full(), incidents=(full().incidents[0].model_copy(update={"opened_at": AT + HOUR}),))
-    lines = changes_between(full(), now, [(SUBJECT, past(EventState.OPENED, AT + HOUR))], closed).lines
+    lines = changes_between(full(), now, [(SUBJECT, past(EventState.OPENED, AT + HOUR))], closed, []).lines
     assert [line.kind for line in lines] == [ChangeKind.INCIDENT] * 3 + [ChangeKind.FLAG]
     assert "incident opened, wrong text" in lines[0].sentence
     assert "incident closed, cut short" in lines[1].sentence
