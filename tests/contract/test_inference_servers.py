@@ -27,14 +27,13 @@ from alphaloop.errors import (
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.server_kind import ServerKind
 from tests.fixtures import server_replies
-from tests.fixtures.inference_server import Answer, Asked, Connection, head, listening, stream, whole
+from tests.fixtures.inference_server import Answer, Asked, Connection, head, listening, of_version, stream, whole
 from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import MAX_TOKENS, PROMPT, TEXT, openai, streamed
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.endpoint import Endpoint, Limits
 from worker.servers.reading import Reply
-from worker.servers.told import NOTHING
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
 GREEDY: Final = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
@@ -76,8 +75,8 @@ def completed(job: Job | None = None, sampling: Sampling = GREEDY) -> Ask[Reply]
     return lambda client: client.complete(job or make_job(PROMPT), sampling)
 
 
-def heard(texts: list[str], job: Job | None = None) -> Ask[Reply]:
-    return lambda client: client.complete(job or make_job(PROMPT), GREEDY, on_text=texts.append)
+def heard(texts: list[str]) -> Ask[Reply]:
+    return lambda client: client.complete(make_job(PROMPT), GREEDY, on_text=texts.append)
 
 
 def facts(reply: Reply) -> tuple[object, ...]:
@@ -85,25 +84,17 @@ def facts(reply: Reply) -> tuple[object, ...]:
     return told.granularity, told.num_proposed, told.num_accepted, told.counts
 
 
-def job_of(kind: ServerKind) -> Job:
-    """SGLang tells of chats alone."""
-    return CHAT if kind == "sglang" else make_job(PROMPT)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_reply_is_read(kind: ServerKind) -> None:
     sent = server_replies.of(kind)
-    reply, (request,) = asked(whole(sent), completed(job_of(kind)), kind=kind)
+    reply, (*_, request) = asked(whole(sent), completed(), kind=kind)
     assert (reply.text, reply.finish_reason) == (server_replies.text_of(sent), "length")
     assert (reply.num_prompt_tokens, reply.num_tokens) == (13, 24)
     assert facts(reply) == TOLD[kind]
     assert (reply.first_text_s, reply.told.doubt) == (None, None)
     assert reply.wall_s > 0
     assert request.method == "POST"
-    if kind == "sglang":
-        assert (request.path, request.body["messages"][0]["content"]) == ("/v1/chat/completions", PROMPT)
-    else:
-        assert (request.path, request.body["prompt"]) == ("/v1/completions", PROMPT)
+    assert (request.path, request.body["prompt"]) == ("/v1/completions", PROMPT)
     assert request.headers["authorization"] == f"Bearer {SECRET}"
 
 
@@ -112,13 +103,10 @@ def test_a_stream_gives_the_same_and_its_pieces_as_they_come(kind: ServerKind) -
     sent = server_replies.of(kind)
     pieces = server_replies.vllm_stream() if kind == "vllm" else streamed(sent)
     texts: list[str] = []
-    reply, (request,) = asked(stream(pieces), heard(texts, job_of(kind)), kind=kind)
+    reply, (*_, request) = asked(of_version("0.5.23", stream(pieces)), heard(texts), kind=kind)
     assert "".join(texts) == reply.text == server_replies.text_of(sent)
     assert len(texts) > 1
-    if kind == "sglang":
-        assert reply.told == NOTHING
-    else:
-        assert facts(reply) == TOLD[kind]
+    assert facts(reply) == TOLD[kind]
     assert reply.first_text_s is not None
     assert 0 < reply.first_text_s <= reply.wall_s
     assert request.body["stream"] is True

@@ -34,13 +34,19 @@ class Added:
         """Keep what a piece has."""
         self.metrics = piece.metrics or self.metrics
         self.timings = piece.timings or self.timings
+        self.meta_info = (piece.sglext.spec_tokens_details if piece.sglext else None) or self.meta_info
         for choice in piece.choices:
             self.meta_info = choice.meta_info or self.meta_info
             self.speculative_decoding = choice.speculative_decoding or self.speculative_decoding
 
 
-def told_of(kind: ServerKind, added: Added, num_tokens: int) -> Told:
-    """What that kind of server told about the drafts of a text of `num_tokens`."""
+def told_of(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: int | None = None) -> Told:
+    """What that kind of server told about the drafts of a text of `num_tokens`.
+
+    `num_draft_tokens`: k of its start, where known; SGLang does not tell the depth of its trees.
+    """
+    if kind == "sglang":
+        return _sglang(added, num_tokens, num_draft_tokens)
     return _TOLD[kind](added, num_tokens)
 
 
@@ -61,14 +67,29 @@ def _vllm(added: Added, num_tokens: int) -> Told:
     return told.from_sums(found.num_draft_tokens, found.num_accepted_draft_tokens, num_tokens)
 
 
-def _sglang(added: Added, num_tokens: int) -> Told:
+def _sglang(added: Added, num_tokens: int, num_draft_tokens: int | None) -> Told:
+    """Every round drafts as much, so what came is counts by position, or by level where drafts are trees.
+
+    A tree of more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it.
+    """
     found = added.meta_info
-    if found is None:
+    if found is None or not found.spec_verify_ct:  # told of no round: nothing drafts, or it does not tell
         return told.NOTHING
-    proposed, accepted = found.spec_num_proposed or 0, found.spec_num_accepted or 0
-    if found.spec_histogram is not None and found.spec_verify_ct is not None:
-        return told.from_lengths(found.spec_histogram, proposed, num_tokens, found.spec_verify_ct)
-    return told.from_sums(proposed, accepted, num_tokens)
+    num_rounds, num_proposed = found.spec_verify_ct, found.spec_num_proposed or 0
+    histogram = found.spec_histogram
+    if histogram is None:
+        return told.from_sums(num_proposed, found.spec_num_accepted or 0, num_tokens)
+    num_drafted, rest = divmod(num_proposed, num_rounds)  # in each round
+    k = num_drafted if num_draft_tokens is None else num_draft_tokens
+    if rest or k > num_drafted or len(histogram) > k + 1:
+        return told.doubtful(
+            "lengths",
+            f"{num_rounds} rounds drafted {num_proposed} tokens and accepted up to {len(histogram) - 1}: "
+            f"drafts are not of {k} tokens",
+        )
+    # The server's list ends at the longest that was accepted.
+    padded = (*histogram, *(0,) * (k + 1 - len(histogram)))
+    return told.from_lengths(padded, num_rounds * k, num_tokens, num_rounds)
 
 
 def _llama_cpp(added: Added, num_tokens: int) -> Told:
@@ -88,7 +109,6 @@ def _tensorrt_llm(added: Added, num_tokens: int) -> Told:
 
 _TOLD: Final[Mapping[ServerKind, Callable[[Added, int], Told]]] = {
     "vllm": _vllm,
-    "sglang": _sglang,
     "llama_cpp": _llama_cpp,
     "tensorrt_llm": _tensorrt_llm,
     "openai": lambda added, num_tokens: told.NOTHING,

@@ -72,9 +72,10 @@ def _asking_for_counts(kind: ServerKind, job: Job, *, stream: bool) -> Body:
     """What must be asked for, where a server's options alone do not make it tell."""
     if kind == "vllm":
         return {"return_token_ids": True}
-    # SGLang refuses it in a stream, and does not know it where a prompt is continued.
-    if kind == "sglang" and job.body.messages is not None and not stream:
-        return {"return_meta_info": True}
+    if kind == "sglang":
+        asked = {"return_spec_tokens_details": True}  # since 0.5.19; older ones do not look at it
+        # What older ones take, and what all refuse in a stream.
+        return asked | {"return_meta_info": True} if job.body.messages is not None and not stream else asked
     return {}
 
 

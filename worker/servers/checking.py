@@ -7,7 +7,7 @@ from typing import Final
 
 from alphaloop.commands.reports import Finding, ServerCheck
 from alphaloop.errors import ConfigError, ModelNotServed
-from alphaloop.messages import Body, ChatMessage, Job, Purpose
+from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
@@ -18,18 +18,12 @@ from worker.servers.reading import Reply
 #: It repeats itself, so that a drafter that looks texts up has something to draft.
 _PROMPT: Final = "one two three four one two three four one two three four one two"
 _NAME: Final = "check-server"
-_PLAIN: Final = Job(job_id=_NAME, task=_NAME, body=Body(prompt=_PROMPT), purpose=Purpose.CONTROL)
-_CHAT: Final = Job(
-    job_id=_NAME,
-    task=_NAME,
-    body=Body(messages=(ChatMessage(role="user", content=_PROMPT),)),
-    purpose=Purpose.CONTROL,
-)
+_JOB: Final = Job(job_id=_NAME, task=_NAME, body=Body(prompt=_PROMPT), purpose=Purpose.CONTROL)
 _GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 #: How a server is made to tell more.
 _HINTS: Final[dict[ServerKind, str]] = {
     "vllm": "if it speculates, start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
-    "sglang": "no meta_info came: is the server an SGLang that knows return_meta_info?",
+    "sglang": "it does not speculate, or it is too old to count",
     "llama_cpp": "no timings came: is the server a llama.cpp?",
     "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
     "openai": "a server of a known kind tells more: name its kind",
@@ -42,14 +36,12 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
         card = _card(await client.models(), endpoint.model)
         version = await client.version()
     asked = replace(endpoint, model=card.id)
-    # SGLang tells of chats alone; a model without a chat template could not answer one elsewhere.
-    job = _CHAT if endpoint.kind == "sglang" else _PLAIN
     pieces: list[str] = []
     async with ServerClient(asked, context_length=card.context_length) as client:
-        whole = await client.complete(job, _GREEDY)
-        streamed = await client.complete(job, _GREEDY, on_text=pieces.append)
+        whole = await client.complete(_JOB, _GREEDY)
+        streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
         ending = _ending(whole)
-        stopped = await client.complete(job, replace(_GREEDY, stop=(ending,))) if ending else None
+        stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
     findings = [
         _server(endpoint.kind, version),
         _model(card),
@@ -96,6 +88,8 @@ def _text(reply: Reply) -> Finding:
 def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> Finding:
     if streamed.text != whole.text:
         return Finding("stream", "warning", "the same greedy request gave another text: this server's texts differ")
+    if streamed.told.granularity != whole.told.granularity:
+        return Finding("stream", "warning", "of a streamed text the server tells less of drafts than of a whole one")
     return Finding("stream", "ok", f"the same text in {num_pieces} pieces")
 
 

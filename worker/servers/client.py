@@ -11,10 +11,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 import aiohttp
-from pydantic import ValidationError
 
 from alphaloop.errors import (
     AlphaloopError,
@@ -31,7 +30,9 @@ from worker.engine import Sampling
 from worker.servers.asking import Body, body_of, path_of, tokenize_body_of
 from worker.servers.endpoint import Endpoint
 from worker.servers.events import events
-from worker.servers.forms import Form, ModelCard, ModelList, Piece, Tokenized, Version
+from worker.servers.forms import ModelCard, ModelList, Piece, Tokenized, Version, read_form
+from worker.servers.generate import PATH as GENERATE_PATH
+from worker.servers.generate import GeneratedPieces, generate_body
 from worker.servers.reading import Reply, ReplyReader
 from worker.servers.refusals import of_piece, refusal
 
@@ -48,8 +49,9 @@ _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "llama_cpp": "/props",
 }
 _VERSION: Final = re.compile(r"[\w.+-]{1,64}")
-
-AnyForm = TypeVar("AnyForm", bound=Form)
+_NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+#: The first SGLang that tells of drafts in OpenAI's form, in streams too.
+_TELLS_IN_OPENAI_FORM: Final = (0, 5, 19)
 
 
 class ServerClient:
@@ -58,6 +60,8 @@ class ServerClient:
     def __init__(self, endpoint: Endpoint, *, context_length: int | None = None) -> None:
         self._endpoint, self._context_length = endpoint, context_length
         self._session: aiohttp.ClientSession | None = None
+        self._named: Version | None = None  #: an SGLang's, asked once
+        self._naming = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         # Nothing is compressed, so that a limit on bytes is a limit on memory; cookies have no place here.
@@ -82,23 +86,40 @@ class ServerClient:
     async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None] | None = None) -> Reply:
         """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
 
+        A chat of an old SGLang is streamed only where the job asks for it.
+
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
-        endpoint = self._endpoint
-        body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=on_text is not None)
-        reader = ReplyReader(endpoint.kind, endpoint.model, sampling.max_tokens, self._context_length)
+        endpoint, old = self._endpoint, await self._old_sglang()
+        take: Callable[[bytes], Piece] = _taken
+        if old is not None and job.body.prompt is not None:
+            url = f"{endpoint.root}{GENERATE_PATH}"
+            body = generate_body(job.body.prompt, sampling, stream=on_text is not None)
+            take = GeneratedPieces(old.incremental_streaming_output).piece
+        else:
+            if old is not None and not job.body.stream:
+                on_text = None  # it tells of chats in whole replies alone
+            url = f"{endpoint.api}{path_of(job)}"
+            body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=on_text is not None)
+        reader = ReplyReader(
+            endpoint.kind,
+            endpoint.model,
+            sampling.max_tokens,
+            self._context_length,
+            endpoint.num_draft_tokens,
+        )
         began = time.perf_counter()
-        async with self._asked("POST", f"{endpoint.api}{path_of(job)}", body) as response:
+        async with self._asked("POST", url, body) as response:
             if on_text is None:
-                reader.add(_taken(await self._whole(response)))
+                reader.add(take(await self._whole(response)))
             else:
-                await self._stream(response, reader, on_text, began)
+                await self._stream(response, reader, take, on_text, began)
         return reader.reply(time.perf_counter() - began)
 
     @property
     def must_stream(self) -> bool:
         """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
-        return self._endpoint.kind in ("openai", "tensorrt_llm")
+        return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
 
     async def room_behind(self, job: Job) -> int | None:
         """Tokens that the context leaves behind the job's prompt; None where the server does not count for others.
@@ -119,24 +140,43 @@ class ServerClient:
 
     async def version(self) -> str | None:
         """The server's version or build; None where it does not say. Raises errors as of a server that is away."""
+        found = await self._version()
+        name = (found.version or found.build_info or "") if found else ""
+        return name if _VERSION.fullmatch(name) else None
+
+    async def _version(self) -> Version | None:
         path = _VERSION_PATHS.get(self._endpoint.kind)
         if path is None:
             return None
         try:
             async with self._asked("GET", f"{self._endpoint.root}{path}") as response:
-                found = read_form(Version, await self._whole(response))
+                return read_form(Version, await self._whole(response))
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
-        name = found.version or found.build_info or ""
-        return name if _VERSION.fullmatch(name) else None
+
+    async def _old_sglang(self) -> Version | None:
+        """What an SGLang says of itself that tells of drafts in `/generate` alone; None of every other server."""
+        if self._endpoint.kind != "sglang":
+            return None
+        async with self._naming:
+            if self._named is None:
+                self._named = await self._version() or Version()
+        numbers = _NUMBERS.match(self._named.version or "")
+        is_old = numbers is not None and tuple(map(int, numbers.groups())) < _TELLS_IN_OPENAI_FORM
+        return self._named if is_old else None
 
     async def _stream(
-        self, response: aiohttp.ClientResponse, reader: ReplyReader, on_text: Callable[[str], None], began: float
+        self,
+        response: aiohttp.ClientResponse,
+        reader: ReplyReader,
+        take: Callable[[bytes], Piece],
+        on_text: Callable[[str], None],
+        began: float,
     ) -> None:
         found = events(self._chunks(response), max_event_bytes=self._endpoint.limits.max_event_bytes)
         async with aclosing(found):
             async for data in found:
-                if text := reader.add(_taken(data)):
+                if text := reader.add(take(data)):
                     if reader.first_text_s is None:
                         reader.first_text_s = time.perf_counter() - began
                     on_text(text)
@@ -193,16 +233,6 @@ class ServerClient:
             if len(found) > _MAX_REFUSAL_BYTES:
                 return b""
         return found
-
-
-def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
-    """The content in its form. Raises ReplyInvalid, which names the field and not what stood there."""
-    try:
-        return form.model_validate_json(content)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(str(part) for part in found["loc"]) or "the reply"
-        raise ReplyInvalid(f"{path}: {found['type']}", hint="is the server of the kind that was named?") from None
 
 
 def _taken(content: bytes) -> Piece:

@@ -38,6 +38,7 @@ class Endpoint:
     model: str
     api_key: SecretStr | None = None
     limits: Limits = Limits()
+    num_draft_tokens: int | None = None  #: k with which it was started; None: nothing drafts, or nobody said
 
     def __post_init__(self) -> None:
         field = "url"
@@ -52,7 +53,14 @@ class Endpoint:
     def of(cls, settings: EndpointSettings, *, model: str | None = None) -> Endpoint:
         """The endpoint that the settings describe; an empty model is the server's only one."""
         limits = Limits(settings.connect_s, settings.answer_s, settings.silence_s)
-        return cls(settings.url, settings.kind, model or settings.model or "", settings.api_key, limits)
+        return cls(
+            settings.url,
+            settings.kind,
+            model or settings.model or "",
+            settings.api_key,
+            limits,
+            settings.num_draft_tokens,
+        )
 
     @property
     def api(self) -> str:

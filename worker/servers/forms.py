@@ -6,9 +6,11 @@ and an event of a stream are read alike: an event has `delta` in place of `messa
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from alphaloop.errors import ReplyInvalid
 
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
 Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -18,6 +20,19 @@ class Form(BaseModel):
     """A JSON object of a server's."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
+    """The content in its form. Raises ReplyInvalid, which names the field and not what stood there."""
+    try:
+        return form.model_validate_json(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in found["loc"]) or "the reply"
+        raise ReplyInvalid(f"{path}: {found['type']}", hint="is the server of the kind that was named?") from None
 
 
 class Said(Form):
@@ -30,7 +45,11 @@ class Said(Form):
 
 
 class SglangMeta(Form):
-    """SGLang's `meta_info` of a choice, in a chat that is not streamed; absent counts: nothing was drafted."""
+    """What SGLang says of drafts, under its names of today and of before 0.5.10.
+
+    It is `sglext.spec_tokens_details` of a reply, since 0.5.19; `meta_info` of a choice in a chat that is not streamed;
+    and `meta_info` of `/generate`.
+    """
 
     spec_verify_ct: Count | None = None
     spec_num_accepted: Count | None = Field(
@@ -42,6 +61,12 @@ class SglangMeta(Form):
     spec_histogram: tuple[Count, ...] | None = Field(
         None, validation_alias=AliasChoices("spec_correct_drafts_histogram", "spec_accept_histogram")
     )
+
+
+class SglangExtension(Form):
+    """SGLang's `sglext`; no `spec_tokens_details` where nothing drafts."""
+
+    spec_tokens_details: SglangMeta | None = None
 
 
 class TensorrtSpeculation(Form):
@@ -133,6 +158,7 @@ class Piece(Form):
     usage: Usage | None = None
     metrics: VllmMetrics | None = None
     timings: LlamaTimings | None = None
+    sglext: SglangExtension | None = None
     error: Failure | str | None = None
 
 
@@ -170,6 +196,7 @@ class Version(Form):
 
     version: str | None = None
     build_info: str | None = None
+    incremental_streaming_output: bool | None = None  #: of SGLang
 
 
 class Tokenized(Form):

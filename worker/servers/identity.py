@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from pydantic import Field
@@ -14,9 +15,9 @@ from alphaloop.server_identity import Answer, ServerIdentity, distance
 from worker.engine import Sampling
 from worker.servers.asking import Body as RequestBody
 from worker.servers.asking import body_of, path_of
-from worker.servers.client import ServerClient, read_form
+from worker.servers.client import ServerClient
 from worker.servers.endpoint import Endpoint
-from worker.servers.forms import Form, ModelCard
+from worker.servers.forms import Form, ModelCard, read_form
 
 #: They stay as they are: answers to other prompts could not be compared with those that are stored.
 PROMPTS: Final = (
@@ -113,7 +114,7 @@ async def ask_identity(endpoint: Endpoint) -> ServerIdentity:
     async with _AskingClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
         version = await client.version()
-    named = Endpoint(endpoint.url, endpoint.kind, card.id, endpoint.api_key, endpoint.limits)
+    named = replace(endpoint, model=card.id)
     async with _AskingClient(named) as client:
         answers = [await client.answer(prompt) for prompt in PROMPTS]
         together = await asyncio.gather(*(client.answer(prompt) for prompt in PROMPTS))

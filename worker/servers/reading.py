@@ -39,6 +39,7 @@ class ReplyReader:
     model: str
     max_tokens: int
     context_length: int | None = None  #: where known, a text that ends there may be shorter than `max_tokens`
+    num_draft_tokens: int | None = None  #: k of the server's start, where known
     finish_reason: str | None = None
     first_text_s: float | None = None
     _texts: list[str] = field(default_factory=list)
@@ -89,7 +90,7 @@ class ReplyReader:
             usage.prompt_tokens,
             usage.completion_tokens,
             tuple(self._token_ids),
-            told_of(self.kind, self._added, usage.completion_tokens),
+            told_of(self.kind, self._added, usage.completion_tokens, self.num_draft_tokens),
             times_of(self._added),
             self.first_text_s,
             wall_s,

@@ -34,6 +34,8 @@ _MODEL_NAMES: Final = frozenset({"model_not_found"})
 _MODEL_WORDS: Final = re.compile(r"\bmodel\b.*(does not exist|not found)", re.IGNORECASE | re.DOTALL)
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _LOGIN_HINT: Final = "check the key that this endpoint is given"
+_FULL_WORDS: Final = re.compile(r"queue is full", re.IGNORECASE)  # SGLang, with 503
+_BUSY_HINT: Final = "send fewer requests at once, or raise the server's limit"
 _AWAY: Final = frozenset({408, 425, 502, 503, 504})
 
 
@@ -43,11 +45,9 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> Alphaloo
     said = _said(status, failure)
     wait_s = retry_after_s(headers)
     if status == 429 or (status == 503 and wait_s is not None):
-        return ServerBusy(said, retry_after_s=wait_s, hint="send fewer requests at once, or raise the server's limit")
+        return ServerBusy(said, retry_after_s=wait_s, hint=_BUSY_HINT)
     if status in (401, 403, 407):
         return ServerLoginRefused(said, hint=_LOGIN_HINT)
-    if status in _AWAY:
-        return ServerUnavailable(said)
     if 300 <= status < 400:
         return RequestRefused(said, hint="give the address that this one leads to: redirects are not followed")
     return of_failure(status, failure)
@@ -56,6 +56,10 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> Alphaloo
 def of_failure(status: int, failure: Failure) -> AlphaloopError:
     """The error that a server names in its own words."""
     said, words = _said(status, failure), failure.message or ""
+    if status == 429 or (status == 503 and _FULL_WORDS.search(words)):
+        return ServerBusy(said, retry_after_s=None, hint=_BUSY_HINT)
+    if status in _AWAY:
+        return ServerUnavailable(said)
     names = {str(name) for name in (failure.type, failure.code) if name is not None}
     if status < 500 and (names & _TOO_LONG_NAMES or _TOO_LONG_WORDS.search(words)):
         sizes = (
