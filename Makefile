@@ -43,7 +43,7 @@ test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language 
 first-hour: $(INSTALLED) ## the README's and the guides' commands on an empty machine, every output compared (5 minutes)
 	@$(BIN)/python -m tests.first_hour $(ARGS)
 
-chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (25 minutes)
+chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (20 minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 stories: $(INSTALLED) ## four things that go wrong with a real model, and what the one report says of them (20 minutes)
