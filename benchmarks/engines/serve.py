@@ -3,6 +3,7 @@
     python -m benchmarks.engines.serve vllm                        # SmolLM2 on port 8001, without drafts
     python -m benchmarks.engines.serve vllm-ngram --port 8002      # the same, drafting by looking texts up, k = 4
     python -m benchmarks.engines.serve vllm-draft --model TARGET --draft DRAFT
+    python -m benchmarks.engines.serve vllm-lookup         # the same with our look-up inside vLLM
     python -m benchmarks.engines.serve llama-cpp --cores 2
     python -m benchmarks.engines.serve llama-cpp-ngram
 
@@ -21,10 +22,11 @@ from typing import Any, Final
 from alphaloop.errors import AlphaloopError
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.engines.server import Server, llama_cpp, running, vllm
+from benchmarks.engines.vllm_lookup import NUM_DRAFT_TOKENS, vllm_lookup
 from benchmarks.engines.weights import dense_folder, packaged_gguf
 
 FOLDER: Final = REPOSITORY / ".alphaloop" / "benchmarks" / "engines"
-NAMES: Final = ("vllm", "vllm-ngram", "vllm-draft", "llama-cpp", "llama-cpp-ngram")
+NAMES: Final = ("vllm", "vllm-ngram", "vllm-lookup", "vllm-draft", "llama-cpp", "llama-cpp-ngram")
 VLLM_PYTHON: Final = REPOSITORY / ".venv-vllm" / "bin" / "python"
 LLAMA_PYTHON: Final = REPOSITORY / ".venv-llama" / "bin" / "python"
 NGRAM: Final[dict[str, Any]] = {
@@ -64,6 +66,16 @@ def _server(options: argparse.Namespace) -> Server:
     if name == "vllm-draft" and not options.draft:
         raise ValueError("vllm-draft needs --draft, the folder of its draft model")
     model = options.model or str(dense_folder(options.dtype))
+    if name == "vllm-lookup":
+        return vllm_lookup(
+            name,
+            str(options.vllm_python),
+            model,
+            port,
+            k=options.k,
+            remember_tasks=options.remember,
+            dtype=options.dtype,
+        )
     return vllm(name, str(options.vllm_python), model, port, speculative=speculative, dtype=options.dtype)
 
 
@@ -77,6 +89,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8001)
     parser.add_argument("--model", default=None, help="folder (vLLM) or .gguf file (llama.cpp); SmolLM2 if not given")
     parser.add_argument("--draft", default=None, help="folder of the draft model of vllm-draft")
+    parser.add_argument("--k", type=int, default=NUM_DRAFT_TOKENS, help="longest draft of vllm-lookup")
+    parser.add_argument(
+        "--remember",
+        type=lambda text: text.split(","),
+        default=[],
+        help="tasks in whose earlier results vllm-lookup looks things up: sql,code",
+    )
     parser.add_argument("--dtype", default="bfloat16", help="of vLLM")
     parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="2,3")
     parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from alphaloop.errors import InvalidField
+from alphaloop.inside_vllm.asked import TASK
 from alphaloop.messages import Job
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
@@ -69,9 +70,11 @@ def refuse_settings(kind: ServerKind, sampling: Sampling, *, drafts: bool) -> No
 
 
 def _asking_for_counts(kind: ServerKind, job: Job, *, stream: bool) -> Body:
-    """What must be asked for, where a server's options alone do not make it tell."""
+    """What must be asked for, where a server's options alone do not make it tell; and the task, for look-up in vLLM."""
     if kind == "vllm":
-        return {"return_token_ids": True}
+        # Probes and controls repeat prompts: a server with our look-up shall not find their own earlier texts for them.
+        told = {"vllm_xargs": {TASK: job.task}} if job.purpose == "traffic" else {}
+        return {"return_token_ids": True} | told
     if kind == "sglang":
         asked = {"return_spec_tokens_details": True}  # since 0.5.19; older ones do not look at it
         # What older ones take, and what all refuse in a stream.

@@ -8,49 +8,15 @@ is one-hot. It has a gate, which is part of its revision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.lookup.continuations import Rule
+from alphaloop.lookup.earlier_results import EarlierResults
+from alphaloop.lookup.searched_text import SearchedText
+from alphaloop.lookup.suffixes import SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
-from worker.decoding.drafters.continuations import Rule, grow
-from worker.decoding.drafters.earlier_results import EarlierResults
-from worker.decoding.drafters.suffixes import SuffixIndex
-from worker.decoding.proposal import NOTHING, Ask, Proposal
+from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class OpenText:
-    """A sequence in flight."""
-
-    text: Sequence[int]  #: prompt and output, the engine's own list
-    index: SuffixIndex
-    earlier: EarlierResults | None  #: None: this task's results are not remembered
-    earlier_end: int | None = None  #: only results remembered before that many tokens were; None: all
-
-    def continuations(self, num_tokens: int) -> list[tuple[int, list[int]]]:
-        """The match length of each occurrence, and `num_tokens` tokens behind it: its own first, then earlier results'.
-
-        Where a match lies so close to the end that the text runs out, the text is taken to be periodic.
-        """
-        text, end = self.text, len(self.text)
-        self.index.advance(end - 1)
-        found = []
-        for length, place in self.index.matches(text):
-            behind = list(text[place : place + num_tokens])
-            if len(behind) < num_tokens:
-                behind = (behind * (num_tokens // (end - place) + 1))[:num_tokens]
-            found.append((length, behind))
-        if self.earlier is not None:
-            found += self.earlier.continuations(text, num_tokens, self.earlier_end)
-        return found
-
-    def propose(self, num_tokens: int, rule: Rule) -> Proposal:
-        """What is likely to follow the text as it stands, at most `num_tokens` tokens."""
-        if num_tokens < 1:
-            return NOTHING
-        tokens, parents = grow(self.continuations(num_tokens), num_tokens, rule)
-        return Proposal(tuple(tokens), None if parents is None else tuple(parents))
 
 
 class LookupDrafter:
@@ -59,7 +25,7 @@ class LookupDrafter:
     def __init__(self, name: str, settings: LookupDrafterSettings) -> None:
         self._settings = settings
         self._rule = Rule(settings.min_probability, settings.num_branches)
-        self._open: dict[str, OpenText] = {}
+        self._open: dict[str, SearchedText] = {}
         self._earlier = {
             task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
             for task in settings.remember_tasks
@@ -75,11 +41,11 @@ class LookupDrafter:
         """The sequence wants drafts from now on; `text` is prompt and output, a live list that grows."""
         del sampling  # what followed before does not depend on it
         index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
-        self._open[job_id] = OpenText(text, index, self._earlier.get(task))
+        self._open[job_id] = SearchedText(text, index, self._earlier.get(task))
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal an ask, in order."""
-        return [self._open[ask.job_id].propose(ask.num_tokens, self._rule) for ask in asks]
+        return [self._propose(self._open[ask.job_id], ask.num_tokens) for ask in asks]
 
     def close(self, job_id: str) -> None:
         """The sequence wants no more drafts from here; nothing happens if it was never opened."""
@@ -106,8 +72,8 @@ class LookupDrafter:
         remembered when `num_remembered` was taken: not the text itself, nor what ended while it was written.
         """
         index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
-        opened = OpenText(text, index, self._earlier.get(task), num_remembered)
-        return lambda num_tokens: opened.propose(num_tokens, self._rule)
+        opened = SearchedText(text, index, self._earlier.get(task), num_remembered)
+        return lambda num_tokens: self._propose(opened, num_tokens)
 
     def remember(self, task: str, output: Sequence[int]) -> None:
         """Take in the output of a sequence that has ended, finished or cancelled, with any drafter.
@@ -117,6 +83,10 @@ class LookupDrafter:
         """
         if (earlier := self._earlier.get(task)) is not None:
             earlier.remember(output)
+
+    def _propose(self, opened: SearchedText, num_tokens: int) -> Proposal:
+        tokens, parents = opened.propose(num_tokens, self._rule)
+        return Proposal(tuple(tokens), None if parents is None else tuple(parents))
 
 
 def _revision(settings: LookupDrafterSettings) -> str:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.lookup.continuations import NOVELTY
+from alphaloop.lookup.suffixes import MAX_OCCURRENCES, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
-from worker.decoding.drafters.continuations import NOVELTY
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.drafters.suffixes import MAX_OCCURRENCES, SuffixIndex
 from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sampling.chooser import TokenChooser
 from worker.engine import Sampling

@@ -9,10 +9,10 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.lookup.earlier_results import BYTES_PER_TOKEN, EarlierResults
+from alphaloop.lookup.suffixes import MAX_OCCURRENCES
 from alphaloop.settings.models import LookupDrafterSettings
-from worker.decoding.drafters.earlier_results import BYTES_PER_TOKEN, EarlierResults
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.drafters.suffixes import MAX_OCCURRENCES
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling.chooser import TokenChooser
 from worker.engine import Sampling

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from worker.decoding.drafters.suffixes import SuffixIndex
+from alphaloop.lookup.suffixes import SuffixIndex
 
 #: Most that a remembered token takes: itself (4), its link (8), and its n-gram's entry in a hash table, with its key
 #: and its place, where no other token of the memory shares it; and the moment in which that table grows.

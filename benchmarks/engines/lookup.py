@@ -1,0 +1,171 @@
+"""Look-up of ours inside vLLM beside vLLM's own n-grams and beside no drafts, one server at a time.
+
+    python -m benchmarks.engines.lookup --prompts FOLDER --out texts.jsonl [--dtype float32] [--load 8] [--cores 2,3]
+
+Every server decodes the same prompts greedily, task by task. What is reported by task: tokens a round, tokens a second,
+and in how many texts it differs from the server without drafts. `--out` keeps a line a text with token ids and the
+counts of each round, from which `benchmarks.engines.replayed_proposers` times the two drafters. Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from alphaloop.inside_vllm.asked import TASK
+from benchmarks.engines.serve import FOLDER, NGRAM, VLLM_PYTHON
+from benchmarks.engines.server import MODEL_NAME, Server, read_json, running, vllm
+from benchmarks.engines.vllm_lookup import vllm_lookup
+from benchmarks.engines.weights import dense_folder
+from benchmarks.engines.workload import read_prompts
+
+_NAMES: Final = ("plain", "ngram", "lookup", "lookup_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One prompt, decoded by one server."""
+
+    server: str
+    task: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    drafted: tuple[int, ...]  #: of each round that drafted
+    accepted: tuple[int, ...]
+    gaps: tuple[float, ...]  #: between the two likeliest tokens at each place; empty: not asked for
+
+    @property
+    def num_rounds(self) -> int:
+        """Passes that yielded tokens, the one that read the prompt among them. The last one may have been cut."""
+        return max(len(self.token_ids) - sum(self.accepted), len(self.drafted) + 1)
+
+    def parts_from(self, other: Text) -> int | None:
+        """The first place at which the tokens differ; None where they do not."""
+        pairs = zip(self.token_ids, other.token_ids, strict=False)
+        return next((place for place, (one, two) in enumerate(pairs) if one != two), None)
+
+
+def main() -> int:
+    """Play every server, print a table and the line of JSON."""
+    options = _options()
+    prompts = read_prompts(options.prompts, seed=0, max_characters=options.max_characters)
+    chosen = {task: found[: options.jobs] for task, found in sorted(prompts.items())}
+    folder = FOLDER / "lookup"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts: list[Text] = []
+    seconds: dict[str, dict[str, float]] = {}
+    for server in _servers(options, list(chosen)):
+        with running([server], folder, options.cores):
+            _ask(server, next(iter(chosen.values()))[0], "", options)  # the first pass compiles
+            for task, found in chosen.items():
+                begin = time.perf_counter()
+                with ThreadPoolExecutor(options.load) as pool:
+                    texts += pool.map(lambda prompt, s=server, t=task: _ask(s, prompt, t, options), found)
+                seconds.setdefault(server.name, {})[task] = time.perf_counter() - begin
+    if options.out is not None:
+        options.out.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts))
+    _report(texts, seconds, list(chosen))
+    return 0
+
+
+def _servers(options: argparse.Namespace, tasks: Sequence[str]) -> list[Server]:
+    model, python = options.model or str(dense_folder(options.dtype)), str(options.vllm_python)
+    given: dict[str, Any] = {"dtype": options.dtype, "max_requests": options.load}
+    made = {
+        "plain": lambda: vllm("plain", python, model, options.port, **given),
+        "ngram": lambda: vllm(
+            "ngram", python, model, options.port, speculative={**NGRAM, "num_speculative_tokens": options.k}, **given
+        ),
+        "lookup": lambda: vllm_lookup("lookup", python, model, options.port, k=options.k, **given),
+        "lookup_memory": lambda: vllm_lookup(
+            "lookup_memory", python, model, options.port, k=options.k, remember_tasks=tasks, **given
+        ),
+    }
+    return [made[name]() for name in options.servers]
+
+
+def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) -> Text:
+    body: dict[str, Any] = {
+        "model": MODEL_NAME,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": options.max_tokens,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    if task:
+        body["vllm_xargs"] = {TASK: task}
+    if options.gaps and server.drafter is None:
+        body |= {"logprobs": True, "top_logprobs": 2}
+    reply = read_json(f"{server.url}/chat/completions", body)
+    choice = reply["choices"][0]
+    told = (reply.get("metrics") or {}).get("speculative_decoding") or {}
+    tops = [place["top_logprobs"] for place in (choice.get("logprobs") or {}).get("content") or []]
+    return Text(
+        server.name,
+        task,
+        tuple(reply["prompt_token_ids"]),
+        tuple(choice["token_ids"]),
+        tuple(told.get("per_step_drafted", ())),
+        tuple(told.get("per_step_accepted", ())),
+        tuple(abs(top[0]["logprob"] - top[1]["logprob"]) for top in tops),
+    )
+
+
+def _report(texts: Sequence[Text], seconds: dict[str, dict[str, float]], tasks: Sequence[str]) -> None:
+    names = list(seconds)
+    figures: dict[str, Any] = {}
+    print(f"{'task':18}" + "".join(f"{name:>28}" for name in names))
+    print(f"{'':18}" + f"{'tokens/round  tokens/s':>28}" * len(names))
+    for task in [*tasks, "all"]:
+        line = f"{task:18}"
+        for name in names:
+            found = [one for one in texts if one.server == name and task in (one.task, "all")]
+            took = seconds[name][task] if task != "all" else sum(seconds[name].values())
+            num_tokens = sum(len(one.token_ids) for one in found)
+            a_round, a_second = num_tokens / sum(one.num_rounds for one in found), num_tokens / took
+            figures.setdefault(name, {})[task] = {"tokens_a_round": round(a_round, 4), "tokens_a_s": round(a_second, 2)}
+            line += f"{a_round:>18.3f}{a_second:>10.1f}"
+        print(line)
+    plain = {one.prompt_ids: one for one in texts if one.server == "plain"}
+    for name in names if plain else []:
+        found = [one for one in texts if one.server == name]
+        places = [(plain[one.prompt_ids], one.parts_from(plain[one.prompt_ids])) for one in found]
+        apart = [(one, place) for one, place in places if place is not None]
+        gaps = sorted(one.gaps[place] for one, place in apart if one.gaps)
+        figures[name] |= {"texts": len(found), "other": len(apart), "gaps_there": gaps}
+        print(f"{name}: {len(apart)} of {len(found)} texts are other than without drafts; gaps there {gaps}")
+    print(json.dumps(figures))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines.lookup",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--prompts", type=Path, default=None)
+    parser.add_argument("--max-characters", type=int, default=5000)
+    parser.add_argument("--servers", type=lambda text: text.split(","), default=list(_NAMES))
+    parser.add_argument("--jobs", type=int, default=8, help="prompts a task")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--load", type=int, default=1, help="requests at once")
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--gaps", action="store_true", help="ask the server without drafts for log-probabilities too")
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--port", type=int, default=8011)
+    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[])
+    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Look-up as vLLM's drafter: rows as vLLM hands them over, drafts as our own look-up proposes them."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.errors import ConfigError
+from alphaloop.inside_vllm.asked import NOTHING_ASKED, Asked
+from alphaloop.inside_vllm.proposer import LookupProposer
+from alphaloop.inside_vllm.running_texts import RunningTexts
+from alphaloop.inside_vllm.settings import ProposerSettings
+from alphaloop.lookup.searched_text import SearchedText
+from alphaloop.lookup.suffixes import SuffixIndex
+from alphaloop.settings.models import LookupDrafterSettings
+from tests.unit.alphaloop.inside_vllm.batches import MAX_TOKENS, Batch, Request, config
+from worker.decoding.drafters.lookup import LookupDrafter
+
+#: A text that repeats itself, so that there is something to look up.
+REPEATING = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def ours(text: list[int], k: int) -> list[int]:
+    """What the worker's look-up proposes behind `text`."""
+    return list(LookupDrafter("lookup", LookupDrafterSettings()).rereading(text, "", 0)(k).tokens)
+
+
+def test_a_row_gets_what_our_own_look_up_proposes() -> None:
+    batch = Batch(LookupProposer(config(k=4)), num_rows=2)
+    batch.requests["a"] = Request(REPEATING, num_prompt=8)
+    while not batch.requests["a"].has_ended:
+        draft = batch.step(["a"])["a"]
+        assert draft == ours(batch.requests["a"].text, 4)
+    assert batch.requests["a"].text == REPEATING
+
+
+def test_a_prompt_that_is_still_read_gets_no_draft() -> None:
+    batch = Batch(LookupProposer(config()), num_rows=2)
+    batch.requests = {"a": Request(REPEATING, 8), "b": Request(REPEATING, 9)}
+    assert batch.step(["a", "b"], reading=["b"])["b"] == []
+    assert batch.step(["a", "b"])["b"] == ours(REPEATING[:10], 4) != []
+
+
+def test_a_draft_ends_where_the_context_ends() -> None:
+    batch = Batch(LookupProposer(config(k=4, max_model_len=13)), num_rows=1)
+    batch.requests["a"] = Request(REPEATING, 9)
+    # 10 tokens stand there: two drafts and the token beyond them fill the context.
+    assert batch.step(["a"])["a"] == [5, 6]
+
+
+def test_a_request_says_how_long_its_drafts_may_be() -> None:
+    batch = Batch(LookupProposer(config(k=4)), num_rows=3)
+    for name, most in {"none": 0, "two": 2, "more": 9}.items():
+        batch.requests[name] = Request(REPEATING, 9, Asked(name, num_draft_tokens=most))
+    drafts = batch.step(["none", "two", "more"])
+    assert {name: len(draft) for name, draft in drafts.items()} == {"none": 0, "two": 2, "more": 4}
+
+
+def test_results_of_a_remembered_task_are_drafts_for_its_later_requests_only() -> None:
+    batch = Batch(LookupProposer(config(k=4, remember_tasks=["sql"])), num_rows=2)
+    batch.requests["first"] = Request([1, 2, 3, 40, 41, 42, 43, 44], 3, Asked("first", "sql"))
+    while not batch.requests["first"].has_ended:
+        batch.step(["first"])
+    for name, task in {"same": "sql", "other": "code"}.items():
+        batch.requests[name] = Request([9, 9, 40, 41, 42, 43, 44], 2, Asked(name, task))
+    drafts = batch.step(["same", "other"])
+    assert drafts["same"] == [41, 42]  # behind 40, with probabilities of 1/3 and 1/9
+    assert drafts["other"] == []
+
+
+def test_prompts_are_never_remembered() -> None:
+    batch = Batch(LookupProposer(config(k=4, remember_tasks=["sql"])), num_rows=2)
+    batch.requests["first"] = Request([1, 2, 3, 40, 41, 50], 5, Asked("first", "sql"))
+    batch.step(["first"])
+    batch.requests["second"] = Request([9, 1, 2, 3], 3, Asked("second", "sql"))
+    assert batch.step(["second"])["second"] == []
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> list[tuple[Request, list[bool]]]:
+    tokens = st.integers(1, 4)
+    requests = draw(st.lists(st.lists(tokens, min_size=4, max_size=MAX_TOKENS - 8), min_size=1, max_size=6))
+    return [
+        (
+            Request(whole, draw(st.integers(1, len(whole) - 1)), Asked(f"r{i}", draw(st.sampled_from(["", "sql"])))),
+            draw(st.lists(st.booleans(), min_size=4, max_size=12)),
+        )
+        for i, whole in enumerate(requests)
+    ]
+
+
+@given(schedules(), st.booleans())
+def test_rows_that_move_fall_free_and_come_back_are_followed(
+    drawn: list[tuple[Request, list[bool]]], tells: bool
+) -> None:
+    batch = Batch(LookupProposer(config(k=3)), num_rows=len(drawn), tells=tells)
+    batch.requests = {f"r{i}": Request(one.whole, one.num_prompt, one.asked) for i, (one, _) in enumerate(drawn)}
+    for step in range(MAX_TOKENS * 4):
+        open_now = [name for name, request in batch.requests.items() if not request.has_ended]
+        if not open_now:
+            break
+        wanted = [name for name in open_now if (runs := drawn[int(name[1:])][1])[step % len(runs)] or step > 40]
+        for name, draft in batch.step(wanted).items():
+            assert draft == ours(batch.requests[name].text, min(3, MAX_TOKENS - batch.requests[name].length - 1))
+    assert all(request.text == list(request.whole) for request in batch.requests.values())
+
+
+def followed() -> tuple[RunningTexts, list[Asked]]:
+    opened: list[Asked] = []
+
+    def search(tokens: array[int], asked: Asked) -> SearchedText:
+        opened.append(asked)
+        return SearchedText(tokens, SuffixIndex(tokens, 1, 16), None)
+
+    return RunningTexts(search), opened
+
+
+def test_no_more_texts_are_held_than_rows_and_none_of_a_request_that_ended() -> None:
+    texts, opened = followed()
+    drafter = LookupProposer(config())
+    drafter._texts = texts
+    batch = Batch(drafter, num_rows=3, tells=False)
+    for name in "abc":
+        batch.requests[name] = Request([ord(name), *REPEATING], 9)
+    batch.step(["a", "b", "c"])
+    assert len(texts) == 3
+    batch.step(["c", "b"])  # a has ended: c moves into its row
+    batch.step(["c", "b"])
+    assert (len(texts), len(opened)) == (2, 3)
+    batch.step([])
+    assert len(texts) == 0
+
+
+def test_two_requests_with_one_text_keep_their_own_tasks() -> None:
+    batch = Batch(LookupProposer(config(k=4, remember_tasks=["sql"])), num_rows=2)
+    batch.requests = {
+        "a": Request([1, 2, 3, 40, 41, 42], 3, Asked("a", "code")),
+        "b": Request([1, 2, 3, 40, 41, 42], 3, Asked("b", "sql")),
+    }
+    batch.step(["a", "b"])
+    batch.step(["b"])  # b takes the row of a, in which its own text stood
+    while not batch.requests["b"].has_ended:
+        batch.step(["b"])
+    batch.requests["c"] = Request([9, 40, 41, 42], 2, Asked("c", "sql"))
+    assert batch.step(["c"])["c"] == [42]
+
+
+def test_what_a_request_asks_is_read_without_ever_failing() -> None:
+    assert Asked.of("r", None) == Asked("r")
+    assert Asked.of("r", {"alphaloop_task": "sql", "alphaloop_num_draft_tokens": 0}) == Asked("r", "sql", 0)
+    assert Asked.of("r", {"alphaloop_num_draft_tokens": -3}).num_draft_tokens == 0
+    for wrong in ([1], True, "7", 1.5):
+        assert Asked.of("", {"alphaloop_task": 7, "alphaloop_num_draft_tokens": wrong}) == NOTHING_ASKED
+
+
+def test_the_settings_are_those_of_the_workers_look_up() -> None:
+    of_worker = LookupDrafterSettings().model_dump()
+    read = ProposerSettings.read({})
+    for name in ("max_ngram", "min_ngram", "min_probability", "remember_tasks", "max_remembered_bytes"):
+        assert getattr(read, name) == of_worker[name]
+    given = {"alphaloop_lookup": {"remember_tasks": ["sql"], "min_probability": 0.2, "min_ngram": 2}}
+    assert ProposerSettings.read(given) == ProposerSettings(min_ngram=2, min_probability=0.2, remember_tasks=("sql",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"max_draft_tokens": 3}, "max_draft_tokens"),
+        ({"min_ngram": 0}, "min_ngram"),
+        ({"min_ngram": 1.5}, "min_ngram"),
+        ({"min_probability": 1}, "min_probability"),
+        ({"min_probability": True}, "min_probability"),
+        ({"remember_tasks": "sql"}, "remember_tasks"),
+        ({"max_remembered_bytes": 3}, "max_remembered_bytes"),
+    ],
+)
+def test_wrong_settings_are_refused_at_the_start(settings: dict[str, object], place: str) -> None:
+    with pytest.raises(ConfigError, match=place):
+        LookupProposer(config(**settings))
+    with pytest.raises(ConfigError, match="an object"):
+        ProposerSettings.read({"alphaloop_lookup": 3})
+
+
+def test_memory_needs_the_worker_that_tells_tasks() -> None:
+    with pytest.raises(ConfigError, match="--worker-cls"):
+        LookupProposer(config(worker="vllm.v1.worker.cpu_worker.CPUWorker", remember_tasks=["sql"]))
+    LookupProposer(config(worker="vllm.v1.worker.cpu_worker.CPUWorker"))
