@@ -2,6 +2,7 @@
 
 vLLM hands over rows of tokens, without names: rows change places, and a row may hold another request than a step
 before. An index over a text depends on nothing but the text, so a row goes on with the index whose text it begins with.
+Which request it is matters for what is remembered alone, and there the names are told.
 """
 
 from __future__ import annotations
@@ -33,13 +34,19 @@ class RunningText:
         """What was generated since it was first seen."""
         return self.tokens[self.num_prompt :]
 
-    def goes_on_in(self, row: Tokens, num_before: int, asked: Asked) -> bool:
-        """Whether the first `num_before` tokens of `row` are this text, asked for in the same way."""
+    def goes_on_in(self, tokens: Tokens, asked: Asked) -> bool:
+        """Whether `tokens` begin with this text and go on, asked for in the same way."""
+        num_before = len(self.tokens)
         return (
-            len(self.tokens) == num_before
+            num_before < len(tokens)
             and self.asked == asked
-            and bool(np.array_equal(np.frombuffer(self.tokens, np.int32), row[:num_before]))
+            and bool(np.array_equal(np.frombuffer(self.tokens, np.int32), tokens[:num_before]))
         )
+
+    def go_on(self, tokens: Tokens) -> RunningText:
+        """Take in what is new, usually the tokens of one step: near the end of a context vLLM asks for no drafts."""
+        self.tokens.extend(tokens[len(self.tokens) :].tolist())
+        return self
 
 
 class RunningTexts:
@@ -72,26 +79,24 @@ class RunningTexts:
         left = list(self._by_row)
         now: list[RunningText | None] = [None] * len(sampled)
         moved = []
-        for i, new in enumerate(sampled):
-            if not new:
+        for i in range(len(sampled)):
+            if not sampled[i]:
                 continue
-            text = left[i] if i < len(left) else None
-            if text is not None and text.goes_on_in(rows[i], num_tokens[i] - len(new), by_asked[i]):
+            text, tokens = left[i] if i < len(left) else None, rows[i, : num_tokens[i]]
+            if text is not None and text.goes_on_in(tokens, by_asked[i]):
                 left[i] = None
-                text.tokens.extend(new)
-                now[i] = text
+                now[i] = text.go_on(tokens)
             else:
                 moved.append(i)
         ended = [text for text in left if text is not None]
         for i in moved:
-            num_before = num_tokens[i] - len(sampled[i])
-            text = next((one for one in ended if one.goes_on_in(rows[i], num_before, by_asked[i])), None)
+            tokens = rows[i, : num_tokens[i]]
+            text = next((one for one in ended if one.goes_on_in(tokens, by_asked[i])), None)
             if text is None:
-                now[i] = self._open(rows[i, : num_tokens[i]], num_before, by_asked[i])
+                now[i] = self._open(tokens, num_tokens[i] - len(sampled[i]), by_asked[i])
             else:
                 ended.remove(text)
-                text.tokens.extend(sampled[i])
-                now[i] = text
+                now[i] = text.go_on(tokens)
         self._by_row = now
         return list(now), ended
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from alphaloop.inside_vllm.settings import ProposerSettings
 from benchmarks.engines.closed_loop import Played, Result
+from benchmarks.engines.lookup import Text
+from benchmarks.engines.replayed_proposers import lookup, replay
 from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_better_static, quantile, summary
 from benchmarks.engines.serve import NGRAM, draft_model
 from benchmarks.engines.server import llama_cpp, vllm
+from benchmarks.engines.vllm_lookup import vllm_lookup
 from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
 
 PROMPTS = {"code": [f"code {n}" for n in range(5)], "math": [f"math {n}" for n in range(5)]}
@@ -102,3 +108,33 @@ def test_a_plain_vllm_is_not_asked_for_metrics_that_it_refuses_to_start_with() -
     assert "--per-request-spec-decode-metrics" in drafting.command
     assert llama_cpp("b", "python", "/m.gguf", 2, drafts=True).num_draft_tokens == 3
     assert llama_cpp("b", "python", "/m.gguf", 2, drafts=False).drafter is None
+
+
+def test_our_look_up_inside_vllm_is_started_with_what_loads_it() -> None:
+    server = vllm_lookup("a", "python", "/m", 1, k=6, remember_tasks=["sql"])
+    assert (server.drafter, server.num_draft_tokens) == ("lookup_memory", 6)
+    given = {name: server.command[server.command.index(name) + 1] for name in ("--speculative-config", "--worker-cls")}
+    module, _, proposer = json.loads(given["--speculative-config"])["model"].rpartition(".")
+    assert callable(getattr(import_module(module), proposer).propose)
+    # vLLM's worker cannot be imported here: the file stands where the option says, and names the class.
+    path, _, worker = given["--worker-cls"].rpartition(".")
+    root = Path(server.environment["PYTHONPATH"])
+    assert f"class {worker}(" in (root / path.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+    config = json.loads(server.command[server.command.index("--additional-config") + 1])
+    assert ProposerSettings.read(config).remember_tasks == ("sql",)
+
+
+def test_rounds_without_a_draft_count_and_texts_are_compared_by_token() -> None:
+    one = Text("lookup", "sql", (1,), (5, 6, 7, 8, 9), drafted=(3,), accepted=(2,), gaps=())
+    assert one.num_rounds == 3  # the prompt's pass, one that drafted nothing, one of three tokens
+    assert one.parts_from(replace(one, token_ids=(5, 6, 9))) == 2
+    assert one.parts_from(one) is None
+
+
+def test_a_replay_drafts_and_accepts_as_a_server_does() -> None:
+    repeating = [1, 2, 3, 4, 5, 6] * 4
+    texts = [{"prompt_ids": repeating[:8], "token_ids": [*repeating[8:20], 9]}, {"prompt_ids": [1], "token_ids": [2]}]
+    times: list[float] = []
+    first, second = replay(lookup(4, 2), texts, times)
+    assert (first, second) == ([(4, 4), (4, 4), (4, 1)], [])
+    assert len(times) == 4  # one more: the first pass reads the prompt, and nothing was drafted before it

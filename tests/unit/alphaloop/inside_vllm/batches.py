@@ -70,8 +70,13 @@ class Batch:
         if tells:
             drafter.ask(lambda: [self.requests[name].asked for name in self.by_row])
 
-    def step(self, wanted: Sequence[str], reading: Sequence[str] = ()) -> Mapping[str, list[int]]:
-        """One pass over `wanted`, of which `reading` still read their prompts: the drafts by request."""
+    def step(
+        self, wanted: Sequence[str], reading: Sequence[str] = (), *, drafts: bool = True
+    ) -> Mapping[str, list[int]]:
+        """One pass over `wanted`, of which `reading` still read their prompts: the drafts by request.
+
+        Without `drafts` the drafter is not asked, as where a text of the batch comes near the end of its context.
+        """
         self._place(wanted)
         sampled: list[list[int]] = []
         for row, name in enumerate(self.by_row):
@@ -80,13 +85,17 @@ class Batch:
             self._rows[row, request.length : request.length + len(new)] = new
             request.length += len(new)
             sampled.append(new)
+        for name in self.by_row:
+            self.requests[name].draft = []
+        if not drafts:
+            return {}
         lengths = np.zeros(len(self._rows), dtype=np.int32)
         lengths[: len(self.by_row)] = [self.requests[name].length for name in self.by_row]
-        drafts: Any = self.drafter.propose(sampled, lengths, self._rows, slot_mappings=None)
-        assert len(drafts) == len(self.by_row)
-        for name, draft in zip(self.by_row, drafts, strict=True):
+        proposed: Any = self.drafter.propose(sampled, lengths, self._rows, slot_mappings=None)
+        assert len(proposed) == len(self.by_row)
+        for name, draft in zip(self.by_row, proposed, strict=True):
             self.requests[name].draft = draft
-        return dict(zip(self.by_row, drafts, strict=True))
+        return dict(zip(self.by_row, proposed, strict=True))
 
     def _place(self, wanted: Sequence[str]) -> None:
         rows: list[str | None] = [name if name in wanted else None for name in self.by_row]

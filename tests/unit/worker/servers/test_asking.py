@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from alphaloop.errors import InvalidField
-from alphaloop.messages import Origin, parse_job
+from alphaloop.messages import Origin, Purpose, parse_job
 from alphaloop.server_kind import ServerKind
 from tests.fixtures.models import make_job
 from worker.engine import Sampling
@@ -107,3 +107,10 @@ def test_a_setting_that_a_server_lacks_is_refused(kind: ServerKind, settings: di
     with pytest.raises(InvalidField) as caught:
         asked(kind, Sampling(max_tokens=7, temperature=0.0, **settings))
     assert caught.value.field == field
+
+
+def test_vllm_is_told_the_task_of_traffic_and_not_that_of_jobs_that_repeat_prompts() -> None:
+    assert asked("vllm")["vllm_xargs"] == {"alphaloop_task": make_job("one two").task}
+    probe = make_job("one two").model_copy(update={"purpose": Purpose.PROBE})
+    assert "vllm_xargs" not in body_of("vllm", "m", probe, PLAIN, stream=False)
+    assert "vllm_xargs" not in asked("sglang")
