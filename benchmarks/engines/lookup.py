@@ -2,8 +2,8 @@
 
     python -m benchmarks.engines.lookup --prompts FOLDER --out texts.jsonl [--dtype float32] [--load 8] [--cores 2,3]
 
-Every server decodes the same prompts greedily, task by task. What is reported by task: tokens a round, tokens a second,
-and in how many texts it differs from the server without drafts. `--out` keeps a line a text with token ids and the
+Every server decodes the same prompts greedily, task by task. Reported by task: tokens a round, a second and a second of
+the processor; then in how many texts a server differs from the one without drafts. `--out` keeps a line a text with token ids and the
 counts of each round, from which `benchmarks.engines.replayed_proposers` times the two drafters. Last line: JSON.
 """
 
@@ -19,7 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from alphaloop.embedded.process import ChildProcess
 from alphaloop.inside_vllm.asked import TASK
+from benchmarks.engines.cpu_seconds import cpu_seconds
 from benchmarks.engines.serve import FOLDER, NGRAM, VLLM_PYTHON
 from benchmarks.engines.server import MODEL_NAME, Server, read_json, running, vllm
 from benchmarks.engines.vllm_lookup import vllm_lookup
@@ -52,6 +54,21 @@ class Text:
         return next((place for place, (one, two) in enumerate(pairs) if one != two), None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A moment, or the time between two, in seconds."""
+
+    wall_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls, server: ChildProcess) -> _Moment:
+        return cls(time.perf_counter(), 0.0 if server.pid is None else cpu_seconds(server.pid))
+
+    def since(self, other: _Moment) -> _Moment:
+        return _Moment(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s)
+
+
 def main() -> int:
     """Play every server, print a table and the line of JSON."""
     options = _options()
@@ -60,15 +77,15 @@ def main() -> int:
     folder = FOLDER / "lookup"
     folder.mkdir(parents=True, exist_ok=True)
     texts: list[Text] = []
-    seconds: dict[str, dict[str, float]] = {}
+    seconds: dict[str, dict[str, _Moment]] = {}
     for server in _servers(options, list(chosen)):
-        with running([server], folder, options.cores):
+        with running([server], folder, options.cores) as (process,):
             _ask(server, next(iter(chosen.values()))[0], "", options)  # the first pass compiles
             for task, found in chosen.items():
-                begin = time.perf_counter()
+                begin = _Moment.now(process)
                 with ThreadPoolExecutor(options.load) as pool:
                     texts += pool.map(lambda prompt, s=server, t=task: _ask(s, prompt, t, options), found)
-                seconds.setdefault(server.name, {})[task] = time.perf_counter() - begin
+                seconds.setdefault(server.name, {})[task] = _Moment.now(process).since(begin)
     if options.out is not None:
         options.out.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts))
     _report(texts, seconds, list(chosen))
@@ -118,20 +135,23 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
     )
 
 
-def _report(texts: Sequence[Text], seconds: dict[str, dict[str, float]], tasks: Sequence[str]) -> None:
+def _report(texts: Sequence[Text], seconds: dict[str, dict[str, _Moment]], tasks: Sequence[str]) -> None:
     names = list(seconds)
     figures: dict[str, Any] = {}
-    print(f"{'task':18}" + "".join(f"{name:>28}" for name in names))
-    print(f"{'':18}" + f"{'tokens/round  tokens/s':>28}" * len(names))
+    print(f"{'task':18}" + "".join(f"{name:>32}" for name in names))
+    print(f"{'tokens a':18}" + f"{'round':>12}{'second':>10}{'CPU s':>10}" * len(names))
     for task in [*tasks, "all"]:
         line = f"{task:18}"
         for name in names:
             found = [one for one in texts if one.server == name and task in (one.task, "all")]
-            took = seconds[name][task] if task != "all" else sum(seconds[name].values())
+            took = [moment for one, moment in seconds[name].items() if task in (one, "all")]
             num_tokens = sum(len(one.token_ids) for one in found)
-            a_round, a_second = num_tokens / sum(one.num_rounds for one in found), num_tokens / took
-            figures.setdefault(name, {})[task] = {"tokens_a_round": round(a_round, 4), "tokens_a_s": round(a_second, 2)}
-            line += f"{a_round:>18.3f}{a_second:>10.1f}"
+            a_round = num_tokens / sum(one.num_rounds for one in found)
+            a_second = num_tokens / sum(one.wall_s for one in took)
+            a_cpu_second = num_tokens / sum(one.cpu_s for one in took)
+            told = {"tokens_a_round": a_round, "tokens_a_s": a_second, "tokens_a_cpu_s": a_cpu_second}
+            figures.setdefault(name, {})[task] = {key: round(value, 3) for key, value in told.items()}
+            line += f"{a_round:>12.3f}{a_second:>10.1f}{a_cpu_second:>10.1f}"
         print(line)
     plain = {one.prompt_ids: one for one in texts if one.server == "plain"}
     for name in names if plain else []:

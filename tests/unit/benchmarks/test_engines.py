@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from alphaloop.inside_vllm.settings import ProposerSettings
 from benchmarks.engines.closed_loop import Played, Result
+from benchmarks.engines.cpu_seconds import cpu_seconds
 from benchmarks.engines.lookup import Text
 from benchmarks.engines.replayed_proposers import lookup, replay
 from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_better_static, quantile, summary
@@ -138,3 +141,14 @@ def test_a_replay_drafts_and_accepts_as_a_server_does() -> None:
     first, second = replay(lookup(4, 2), texts, times)
     assert (first, second) == ([(4, 4), (4, 4), (4, 1)], [])
     assert len(times) == 4  # one more: the first pass reads the prompt, and nothing was drafted before it
+
+
+def test_processor_time_is_that_of_a_process_and_its_children() -> None:
+    burn = "import subprocess, sys, time\nwhile time.process_time() < .1: pass\nprint(flush=True); sys.stdin.read()"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert cpu_seconds(process.pid) >= 0.1
+        process.communicate()
+    assert cpu_seconds(process.pid) == 0
