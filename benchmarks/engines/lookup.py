@@ -3,8 +3,8 @@
     python -m benchmarks.engines.lookup --prompts FOLDER --out texts.jsonl [--dtype float32] [--load 8] [--cores 2,3]
 
 Every server decodes the same prompts greedily, task by task. Reported by task: tokens a round, a second and a second of
-the processor; then in how many texts a server differs from the one without drafts. `--out` keeps a line a text with token ids and the
-counts of each round, from which `benchmarks.engines.replayed_proposers` times the two drafters. Last line: JSON.
+the processor; then in how many texts a server differs from the one without drafts. `--out` keeps a line a text with its
+token ids and rounds, from which `benchmarks.engines.replayed_proposers` times the two drafters. Last line: JSON.
 """
 
 from __future__ import annotations
