@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, get_args
@@ -27,7 +28,17 @@ from alphaloop.errors import (
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.server_kind import ServerKind
 from tests.fixtures import server_replies
-from tests.fixtures.inference_server import Answer, Asked, Connection, head, listening, of_version, stream, whole
+from tests.fixtures.inference_server import (
+    Answer,
+    Asked,
+    Connection,
+    InferenceServer,
+    head,
+    listening,
+    of_version,
+    stream,
+    whole,
+)
 from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import MAX_TOKENS, PROMPT, TEXT, openai, streamed
 from worker.engine import Sampling
@@ -165,6 +176,39 @@ def test_a_connection_is_used_again(is_streamed: bool) -> None:
             return server.num_connections
 
     assert asyncio.run(run()) == 1
+
+
+def second_on_a_kept_connection(lose: Callable[[InferenceServer], None]) -> tuple[list[str], InferenceServer]:
+    """Two texts from a server that breaks the kept connection when the second request is on it, and then does more."""
+
+    async def run() -> tuple[list[str], InferenceServer]:
+        sound, num_asked = whole(openai(), Connection="keep-alive"), itertools.count()
+
+        async def answer(connection: Connection) -> None:
+            if next(num_asked) == 1:
+                lose(server)
+                connection.reset()
+                raise ConnectionError
+            await sound(connection)
+
+        async with (
+            listening(answer, closes=False) as server,
+            ServerClient(Endpoint(server.url, "openai", "smollm2")) as client,
+        ):
+            return [(await client.complete(make_job(PROMPT, number), GREEDY)).text for number in range(2)], server
+
+    return asyncio.run(run())
+
+
+def test_a_request_that_finds_its_kept_connection_closed_is_sent_again() -> None:
+    texts, server = second_on_a_kept_connection(lambda server: None)
+    assert texts == [TEXT, TEXT]
+    assert (server.num_connections, len(server.asked)) == (2, 3)
+
+
+def test_a_server_that_dies_of_a_request_on_a_kept_connection_has_cut_the_reply() -> None:
+    with pytest.raises(ReplyCut):
+        second_on_a_kept_connection(InferenceServer.refuse)
 
 
 def test_a_stream_that_stays_open_behind_its_end_is_a_text() -> None:

@@ -100,8 +100,8 @@ class _AskingClient(ServerClient):
         body: RequestBody = body_of(endpoint.kind, endpoint.model, job, _GREEDY, stream=False)
         if self._num_likeliest:
             body["logprobs"] = self._num_likeliest
-        async with self._asked("POST", f"{endpoint.api}{path_of(job)}", body) as response:
-            choice = read_form(_Reply, await self._whole(response)).choices[0]
+        async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:
+            choice = read_form(_Reply, await content.whole()).choices[0]
         return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
 
 
