@@ -31,10 +31,13 @@ class Ending:
         self.reason: str | None = None  #: why the worker ends by itself
 
     def drain(self, run_once: Callable[[], object]) -> None:
-        """Decode running jobs to their end, or give them back in a hurry; then wait until outcomes are published."""
+        """Decode running jobs to their end, or give them back in a hurry; then wait until outcomes are published.
+
+        Jobs that wait for a server go back once nothing else is decoded.
+        """
         self._take_no_more()
         self.release(self._c.feed.ready.take_all() + self._running.take_waiting_alone())
-        while len(self._running) and not self._c.hurry.is_set():
+        while self._running.num_decoding and not self._c.hurry.is_set():
             run_once()
         self._leave()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
@@ -20,6 +20,9 @@ from worker.measuring_device import MeasuringDevice
 from worker.sampling import Sampling as Sampling
 from worker.served import FailedRequest, Served
 from worker.servers.fleet_member import EndpointStatus
+
+#: Jobs that wait for a server and take no slot, at most: each holds its prompt and a claim.
+MOST_WAITING: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +147,21 @@ class Step:
 class Load:
     """How full the engine is."""
 
-    num_running: int
+    num_running: int  #: admitted and not ended
     num_slots: int
+    #: Of those that run, jobs that only some servers may decode and that wait for these. MOST_WAITING take no slot.
+    waiting: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()  #: of those that wait, jobs whose servers are all away
+
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that run and do not wait."""
+        return self.num_running - len(self.waiting)
 
     @property
     def num_free(self) -> int:
         """Sequences that could be admitted now."""
-        return self.num_slots - self.num_running
+        return max(0, self.num_slots - self.num_running + min(len(self.waiting), MOST_WAITING))
 
 
 class Engine(MeasuringDevice, Protocol):

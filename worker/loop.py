@@ -10,6 +10,7 @@ from typing import Final
 
 from alphaloop.errors import BrokerError, EngineSick, StoreError
 from alphaloop.liveness import beat
+from worker.absent_jobs import AbsentJobs
 from worker.blame import Blame
 from worker.components import Components
 from worker.ended_jobs import EndedJobs
@@ -40,6 +41,7 @@ class Worker:
         self._running = RunningJobs(components.engine)
         self._blame = Blame(components, self._running)
         self._moved = MovedJobs(components, self._running)
+        self._absent = AbsentJobs(components, self._running)
         self._ended = EndedJobs(components, self._blame)
         self._starting = Starting(components, self._running, self._ended, self._learn)
         self.ending = Ending(components, self._running)
@@ -79,11 +81,12 @@ class Worker:
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
         2. give back jobs whose partition goes to another worker
         3. drop      running jobs whose cancellation came or whose deadline passed
-        4. tell      every two seconds, what this worker decodes and holds
-        5. start     claimed jobs that fit, decided lane by lane
-        6. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
-        7. step      one round of the engine
-        8. hand over what ended, and streamed text
+        4. set aside jobs whose servers are all away, so that nobody waits for their end
+        5. tell      every two seconds, what this worker decodes and holds
+        6. start     claimed jobs that fit, decided lane by lane
+        7. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
+        8. step      one round of the engine
+        9. hand over what ended, and streamed text
 
         Before the loop, `JobFeed` takes messages, validates, orders and claims them. After the loop, `Recorder` commits
         outcomes, and `Publisher` publishes them and finishes their deliveries. After a crash Kafka delivers unfinished
@@ -95,6 +98,7 @@ class Worker:
         self._learn()
         self._moved.give_back()
         num_ended = self._drop_unwanted()
+        self._absent.set_aside()
         self._c.presence.say_when_due(
             lambda: list(self._running.by_id()),
             num_slots=self._c.engine.load().num_slots,

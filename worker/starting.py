@@ -96,7 +96,7 @@ class Starting:
         if len(self._running) and not self._running.has_room(jobs[0]):
             return 0
         decided_together = uuid4()
-        num_running = len(self._running) + len(jobs)
+        num_running = self._running.num_decoding + len(jobs)
         decisions = decide_lane(self._c, jobs, num_running=num_running, decision_id=decided_together)
         started_at = self._c.now()
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):

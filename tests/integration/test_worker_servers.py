@@ -15,6 +15,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import Connection, head, whole
 from tests.fixtures.models import make_job
+from tests.fixtures.probes import record_probes
 from tests.fixtures.served_engine import ServedEngine, engine_over
 from tests.fixtures.worker import Client, headers_of, running_worker, until
 from worker.engine import Sampling
@@ -164,6 +165,31 @@ def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Setti
         assert "changed from vllm-0.32.0 to vllm-0.33.0" in reason
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
         client.results(11)
+
+
+def test_jobs_that_wait_for_an_absent_server_keep_nobody_from_the_others(
+    worker_settings: Settings, database: Database
+) -> None:
+    """More forced jobs than the worker has slots, and probes, whose turn would end with the outage."""
+    body = {"prompt": "amber basil cedar", "max_tokens": 8, "temperature": 0.0}
+    drafts = {"purpose": "probe", "probe_drafter": "lookup", "probe_num_draft_tokens": 4}
+    probes = [json.dumps({"job_id": f"probe-{number}", **drafts, "body": body}).encode() for number in range(3)]
+    record_probes(database, [("code", probe) for probe in probes])
+    servers = pair(round_s=0.001)
+    client = Client(worker_settings)
+    with engine_over(servers) as engine, running_worker(worker_settings, engine):
+        servers["speculative"].answer = whole({"error": {"message": "no", "type": "x", "code": 503}}, 503)
+        client.send("code", [*probes, *(job(number, decoding="speculative") for number in range(20))])
+        until(lambda: len(engine.load().absent) == 23, "all of them wait for their server")
+        client.send("code", [job(number) for number in range(20, 40)])
+        first = client.results(20)
+        assert {result.job_id for result in first} == {f"job-{number}" for number in range(20, 40)}
+        servers["speculative"].answer = None
+        results = client.results(43)
+    assert {result.status for result in results} == {Status.SUCCEEDED}
+    waited = [result.decoding for result in results if result not in first]
+    assert {(one.mode, one.drafter) for one in waited if one} == {(Mode.SPECULATIVE, "lookup")}
+    assert set(attempts(database).values()) == {(1, 0)}
 
 
 def test_what_requests_take_is_what_decisions_rest_on(worker_settings: Settings, database: Database) -> None:

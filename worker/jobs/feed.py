@@ -136,6 +136,22 @@ class JobFeed:
         self._line.ended(lanes)
         self._intake.wake()
 
+    @property
+    def num_suspects(self) -> int:
+        """Jobs that wait until this worker has no other claim."""
+        return len(self._suspects)
+
+    def set_aside(self, absent: Mapping[str, LaneKey]) -> None:
+        """These jobs wait for servers that are away, so that nobody has to wait for their end. Called by the loop."""
+        self._suspects.absent = frozenset(absent)
+        if self._line.set_aside(absent.values()):
+            self._intake.wake()
+
+    def put_back(self, jobs: Sequence[ReadyJob]) -> None:
+        """These wait in line again: their claims were given back. Called by the loop."""
+        self._line.add(jobs)
+        self._intake.wake()
+
     def started(self) -> None:
         """The loop took jobs from `ready`: there may be room for more claims."""
         if self._is_claiming_due():

@@ -22,6 +22,7 @@ class JobLine:
         self._lock = threading.Lock()  # of the queue and of the counts below
         self._charged: Counter[str] = Counter()
         self._taken: Counter[LaneKey] = Counter()
+        self._aside: Counter[LaneKey] = Counter()  # of those that were taken, jobs that nobody has to wait for
 
     def __len__(self) -> int:
         with self._lock:
@@ -61,7 +62,7 @@ class JobLine:
         with self._lock:
             self._queue.charge(self._charged)
             self._charged.clear()
-            batch = [job for _, job in self._queue.next(limit, running=+self._taken)] if limit else []
+            batch = [job for _, job in self._queue.next(limit, running=self._taken - self._aside)] if limit else []
             again = {number for number, job in enumerate(batch) if is_ours(job.job.job_id)}
             new = [job for number, job in enumerate(batch) if number not in again]
             self._taken.update(job.lane for job in new)
@@ -76,6 +77,14 @@ class JobLine:
         """Jobs of these lanes that were taken have ended, or were given back."""
         with self._lock:
             self._taken.subtract(lanes)
+
+    def set_aside(self, lanes: Iterable[LaneKey]) -> bool:
+        """Of the jobs taken, those of these lanes do not run for now. Whether they are others than before."""
+        aside = Counter(lanes)
+        with self._lock:
+            is_other = aside != self._aside
+            self._aside = aside
+        return is_other
 
     def charge(self, device_s_by_task: Mapping[str, float]) -> None:
         """Count the device time of an engine step, by task."""

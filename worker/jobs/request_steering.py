@@ -80,7 +80,7 @@ class RequestSteering:
         for job_id in [job_id for job_id in self._assigned if job_id not in jobs]:
             self._leave(job_id)
         self._pass_time()
-        self._num_running = len(jobs)
+        self._num_running = running.num_decoding
 
     def _pass_time(self) -> None:
         now = self._now()

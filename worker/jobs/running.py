@@ -65,7 +65,7 @@ class Stepped:
     """What one engine step brought."""
 
     step: Step | None = None  #: None where it failed
-    lanes: tuple[LaneKey, ...] = ()  #: of the sequences that were in it
+    lanes: tuple[LaneKey, ...] = ()  #: of the sequences that were in it and did not wait for a server
     finished: list[tuple[RunningJob, Generation]] = field(default_factory=list)
     failed: list[tuple[RunningJob, DecodeFailed]] = field(default_factory=list)
     #: By their own fault, as the engine made sure; the others in the engine go on.
@@ -94,19 +94,24 @@ class RunningJobs:
         return len(self._running)
 
     @property
+    def num_decoding(self) -> int:
+        """Jobs in the engine that do not wait for a server."""
+        return len(self._running) - len(self._engine.load().waiting)
+
+    @property
     def num_to_run_alone(self) -> int:
         """Jobs that wait until the engine is empty."""
         return len(self._to_run_alone)
 
     def num_free(self) -> int:
         """How many other jobs may start now."""
-        if self._to_run_alone or (self._is_alone and self._running):
+        if self._to_run_alone or (self._is_alone and self.num_decoding):
             return 0
         return self._engine.load().num_free
 
     def next_alone(self) -> ClaimedJob | None:
-        """The job that runs alone next, once nothing else runs."""
-        if self._running or not self._to_run_alone:
+        """The job that runs alone next, once nothing else is decoded. Jobs may wait for a server meanwhile."""
+        if not self._to_run_alone or self.num_decoding:
             return None
         return self._to_run_alone.popleft()
 
@@ -142,7 +147,8 @@ class RunningJobs:
 
     def step(self) -> Stepped:
         """One round of everything that runs. A failed step empties the engine; its jobs run alone later."""
-        lanes = tuple(job.lane for job in self._running.values())
+        waiting = self._engine.load().waiting
+        lanes = tuple(job.lane for job_id, job in self._running.items() if job_id not in waiting)
         if (failure := self._redraft_failure) is not None:
             return self._after_failure(failure, lanes)
         try:
@@ -182,6 +188,10 @@ class RunningJobs:
         left = list(self._to_run_alone)
         self._to_run_alone.clear()
         return left
+
+    def absent(self) -> list[RunningJob]:
+        """The jobs that wait for servers which are all away."""
+        return [self._running[job_id] for job_id in self._engine.load().absent & self._running.keys()]
 
     def by_id(self) -> Mapping[str, RunningJob]:
         """What runs."""

@@ -31,6 +31,7 @@ class Suspects:
         self._since: float | None = None  # the first claim of this worker
         self._waiting: list[ReadyJob] = []
         self._claimed = ""  # the job_id of the suspect claimed last
+        self.absent: frozenset[str] = frozenset()  #: claimed jobs that wait for a server that is away
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -43,7 +44,7 @@ class Suspects:
     @property
     def come_first(self) -> bool:
         """Whether a suspect waits or is being decoded: nothing else may be claimed."""
-        return bool(self._waiting) or self._leases.holds(self._claimed)
+        return bool(self._waiting) or (self._leases.holds(self._claimed) and self._claimed not in self.absent)
 
     def set_aside(self, claims: Claims) -> list[tuple[float, ReadyJob]]:
         """Let the suspects that a group's claim left unclaimed wait.

@@ -27,7 +27,7 @@ from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus
 from worker.servers.loop_thread import LoopThread
 from worker.servers.preparing import TokenEstimate, prepare, refusal_of
-from worker.servers.request import Event, Failed, Finished, Interrupted, Request, Streamed
+from worker.servers.request import Event, Failed, Finished, InLine, Interrupted, Request, Streamed
 from worker.servers.sending import Sending
 from worker.servers.server import Server
 from worker.servers.testing import Tests
@@ -63,6 +63,7 @@ class ServerEngine:
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
         self._is_woken = False
+        self._in_line = InLine()
         most = sum(server.max_requests for server in servers)
         self._num_slots = most if num_slots is None else min(num_slots, most)
         self._thread = LoopThread("servers")
@@ -76,6 +77,7 @@ class ServerEngine:
             Tests(self._clients, {server.name: server.endpoint for server in servers}, fleet, known or {}),
             self._tokens,
             tell=self._take,
+            tell_line=self._take_line,
             clock=clock,
         )
         self._timing = Timing(self._servers, self._clients, self._thread)
@@ -139,7 +141,7 @@ class ServerEngine:
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did."""
         began = self._clock()
-        num_running = len(self._running)
+        num_decoding = self.load().num_decoding
         deltas: list[TokenDelta] = []
         finished: list[Generation] = []
         failed: list[FailedRequest] = []
@@ -161,7 +163,7 @@ class ServerEngine:
         return Step(
             tuple(finished),
             tuple(deltas),
-            num_running,
+            num_decoding,
             1,
             self._clock() - began,
             tokens_by_job={one.job_id: one.counts.num_tokens for one in finished},
@@ -201,8 +203,12 @@ class ServerEngine:
             await client.__aexit__(None, None, None)
 
     def load(self) -> Load:
-        """How full the engine is."""
-        return Load(len(self._running), self._num_slots)
+        """How full the engine is. A request that waits for its route alone leaves its slot to one that does not."""
+        running, in_line = self._running, self._in_line
+        waiting, absent = (
+            frozenset(job_id for job_id in one if job_id in running) for one in (in_line.waiting, in_line.absent)
+        )
+        return Load(len(running), self._num_slots, waiting, absent)
 
     def memory(self) -> CacheMemory | None:
         """The servers have it."""
@@ -238,6 +244,11 @@ class ServerEngine:
         with self._changed:
             self._events.append(event)
             self._changed.notify_all()
+
+    def _take_line(self, in_line: InLine) -> None:
+        """Another number of slots is free now, so `step` ends."""
+        self._in_line = in_line
+        self.wake()
 
     def _next_events(self) -> list[Event]:
         with self._changed:

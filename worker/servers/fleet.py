@@ -72,6 +72,14 @@ class Fleet:
         own, usable = self._left_to_ordinary(own), self._left_to_ordinary(usable)
         return self._least_loaded(own) or self._least_loaded(usable)
 
+    def is_away(self, drafter: str | None, *, is_bound: bool, barred: Collection[str] = ()) -> bool:
+        """Whether every endpoint is away that `choose` could name for such a request."""
+        return all(
+            member.is_away
+            for name, member in self._members.items()
+            if name not in barred and (not is_bound or member.endpoint.drafter == drafter)
+        )
+
     def began(self, name: str, *, alone: bool = False) -> Flight:
         """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends."""
         member = self._members[name]

@@ -29,6 +29,8 @@ EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 
 #: Failures that may be the server's fault or the job's: a test tells.
 DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
+#: A server that asks for a longer quiet is away for those who wait for it.
+_LONG_PAUSE_S: Final = 5.0
 _JOBS_FAULT: Final = (MessageError, RequestRefused)
 _INVALID_IN_A_ROW: Final = 3
 
@@ -83,6 +85,12 @@ class Member:
     def is_open(self) -> bool:
         """Whether it takes requests now, if it has room."""
         return self.circuit.state == "up" and not self.places.is_paused
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it takes no requests for now, so that waiting for it may take long."""
+        is_quiet = self.places.paused_until_s - self._clock() > _LONG_PAUSE_S
+        return is_quiet or self.circuit.state in ("down", "retired")
 
     @property
     def has_room(self) -> bool:

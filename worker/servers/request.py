@@ -27,6 +27,11 @@ class Request:
     is_dropped: bool = False
 
     @property
+    def is_choosy(self) -> bool:
+        """Whether there are endpoints that may not take it, however much room they have."""
+        return self.is_bound or bool(self.barred)
+
+    @property
     def job_id(self) -> str:
         """The job's."""
         return self.prepared.job.job_id
@@ -61,6 +66,14 @@ class Interrupted:
     """The server went away when a part of the text was out."""
 
     request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """Requests that wait for endpoints while others, which may not take them, may have room; by job_id."""
+
+    waiting: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()  #: those of them whose endpoints are all away
 
 
 Event: TypeAlias = Finished | Streamed | Failed | Interrupted

@@ -22,7 +22,7 @@ from worker.servers.fleet import Fleet
 from worker.servers.places import Flight
 from worker.servers.preparing import TokenEstimate
 from worker.servers.reading import Reply
-from worker.servers.request import Event, Failed, Finished, Interrupted, Request, Streamed
+from worker.servers.request import Event, Failed, Finished, InLine, Interrupted, Request, Streamed
 from worker.servers.served_text import Sent, generation_of
 from worker.servers.testing import Tests
 
@@ -46,16 +46,19 @@ class Sending:
         tokens: TokenEstimate,
         *,
         tell: Callable[[Event], None],
+        tell_line: Callable[[InLine], None],
         clock: Callable[[], float],
     ) -> None:
-        """`drafters` are by endpoint. `tell` takes events from the loop's thread."""
+        """`drafters` are by endpoint. `tell` and `tell_line` take what is new from the loop's thread."""
         self._clients = clients
         self._drafters = drafters
         self._fleet = fleet
         self._tokens = tokens
         self._tell = tell
+        self._tell_line = tell_line
         self._clock = clock
         self._line: list[Request] = []
+        self._told = InLine()
         self._on_their_way: set[Request] = set()
         self._tests = tests
 
@@ -104,6 +107,22 @@ class Sending:
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
         self._line = waiting
+        in_line = self._in_line()
+        if in_line != self._told:
+            self._told = in_line
+            self._tell_line(in_line)
+
+    def _in_line(self) -> InLine:
+        choosy = [request for request in self._line if request.is_choosy]
+        away: dict[tuple[str | None, bool, frozenset[str]], bool] = {}
+        for request in choosy:
+            route = (request.drafter, request.is_bound, request.barred)
+            if route not in away:
+                away[route] = self._fleet.is_away(request.drafter, is_bound=request.is_bound, barred=request.barred)
+        return InLine(
+            frozenset(request.job_id for request in choosy),
+            frozenset(one.job_id for one in choosy if away[one.drafter, one.is_bound, one.barred]),
+        )
 
     def _choose(self, request: Request) -> str | None:
         return self._fleet.choose(

@@ -91,3 +91,31 @@ def test_a_suspect_with_which_a_worker_died_alone_waits_until_this_worker_has_li
             feeding.end(running)
     assert started_at == {"good": 0.0, "once": 0.0, "twice": SUSPECT_DELAY_S, "thrice": 2 * SUSPECT_DELAY_S}
     assert feeding.feed.num_waiting == 0
+
+
+def test_a_suspect_that_waits_for_a_server_that_is_away_keeps_nobody_out() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.send("a", "b")
+    feeding.feed.turn()
+    (other,) = feeding.start()
+    feeding.end([other])
+    feeding.feed.turn()
+    (suspect,) = feeding.start()
+    feeding.send("c")
+    feeding.feed.turn()
+    assert [suspect.job_id, *(one.job_id for one in feeding.start())] == ["a"]
+    feeding.feed.set_aside({"a": suspect.ready.lane})
+    feeding.feed.turn()
+    assert [one.job_id for one in feeding.start()] == ["c"]
+
+
+def test_jobs_whose_claims_were_given_back_wait_in_line_again() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.send("a", "b")
+    feeding.feed.turn()
+    given_back = feeding.start(2)
+    feeding.feed.put_back([one.ready for one in given_back])
+    feeding.end(given_back)
+    feeding.feed.turn()
+    assert [one.job_id for one in feeding.start(2)] == ["a", "b"]

@@ -295,3 +295,17 @@ def test_a_busy_answer_to_a_test_ends_the_doubt(clock: Clock) -> None:
     fleet.due_tests()
     fleet.tested("plain", ServerBusy())
     assert state_of(fleet) == "busy"
+
+
+def test_a_route_is_away_where_all_its_endpoints_are_or_asked_for_a_long_quiet(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, PLAIN_2, NGRAM)
+    fleet.failed("plain", ServerUnavailable())
+    assert not fleet.is_away(None, is_bound=True)
+    fleet.failed("plain-2", ServerBusy(retry_after_s=4.0))
+    assert not fleet.is_away(None, is_bound=True), "soon back"
+    fleet.failed("plain-2", ServerBusy(retry_after_s=60.0))
+    assert fleet.is_away(None, is_bound=True)
+    assert not fleet.is_away(None, is_bound=False)
+    assert fleet.is_away(None, is_bound=False, barred={"ngram"})
+    clock.pass_s(58.0)
+    assert not fleet.is_away(None, is_bound=True)

@@ -14,7 +14,7 @@ from worker.engine import PreparedJob, Sampling
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.preparing import TokenEstimate
-from worker.servers.request import Event, Interrupted, Request
+from worker.servers.request import Event, InLine, Interrupted, Request
 from worker.servers.sending import Sending
 
 
@@ -28,6 +28,7 @@ class Servers:
         endpoints = [FleetEndpoint(name, None, 0, num_requests) for name in ("s0", "s1")]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
         self.events: list[Event] = []
+        self.lines: list[InLine] = []
         self.sending = Sending(
             cast(Any, {"s0": self, "s1": self}),
             {"s0": None, "s1": None},
@@ -35,6 +36,7 @@ class Servers:
             cast(Any, self),
             TokenEstimate(),
             tell=self.events.append,
+            tell_line=self.lines.append,
             clock=self.clock,
         )
 
@@ -54,9 +56,12 @@ class Servers:
                 self.fleet.tested(name, None)
 
 
-def request(number: int, *, stream: bool = False) -> Request:
+def request(
+    number: int, *, stream: bool = False, is_bound: bool = False, barred: frozenset[str] = frozenset()
+) -> Request:
     job = Job(job_id=f"job-{number}", task="code", body=Body(prompt="one", stream=stream))
-    return Request(PreparedJob(job, (), Sampling(4, 0.0)), None, is_bound=False, admitted_at=0.0, max_tokens=4)
+    prepared = PreparedJob(job, (), Sampling(4, 0.0))
+    return Request(prepared, None, is_bound, admitted_at=0.0, barred=barred, max_tokens=4)
 
 
 def test_a_stream_that_ends_with_its_server_is_a_suspect_when_it_comes_back() -> None:
@@ -88,3 +93,16 @@ def test_the_fleet_is_asked_once_for_requests_that_are_alike(monkeypatch: Any) -
     for number in range(50):
         servers.sending.put(request(number))
     assert len(asked) == 50, "once for each that came, not for each that waits"
+
+
+def test_what_waits_for_some_endpoints_alone_is_told_with_whether_these_are_away() -> None:
+    servers = Servers(1)
+    flights = [servers.fleet.began("s0"), servers.fleet.began("s1")]
+    for one in (request(1, is_bound=True), request(2), request(3, barred=frozenset({"s1"}))):
+        servers.sending.put(one)
+    assert servers.lines[-1] == InLine(frozenset({"job-1", "job-3"}), frozenset())
+    servers.fleet.failed("s0", ServerUnreachable())
+    servers.sending.put(request(4))
+    assert servers.lines[-1] == InLine(frozenset({"job-1", "job-3"}), frozenset({"job-3"}))
+    assert len(servers.lines) == 3, "told where it is other than before"
+    assert len(flights) == 2
