@@ -18,7 +18,7 @@ from worker.decoding.prompts import fit_job
 from worker.decoding.round_counts import RoundCounts
 from worker.decoding.text import TextStream
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
-from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 WORDS: Final = (
     "amber",
@@ -231,6 +231,10 @@ class FakeEngine:
     def endpoints(self) -> Sequence[EndpointStatus]:
         """There are none."""
         return ()
+
+    def suspects(self) -> SuspectCounts:
+        """There are none."""
+        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""

@@ -52,7 +52,8 @@ def series(registry: CollectorRegistry) -> dict[str, set[str]]:
         for family in families:
             labels = set(getattr(family, "_labelnames", ()))
             own = getattr(family, "name", "")
-            found |= {name: labels for name in (*names, own) if name.startswith(own)}
+            shown = (own, f"{own}_total") if getattr(family, "type", "") == "counter" else (own,)
+            found |= {name: labels for name in (*names, *shown) if name.startswith(own)}
     return found
 
 
@@ -66,7 +67,7 @@ def known() -> dict[str, set[str]]:
         num_in_flight = distance = poll_age_s = 0
 
     worker.watch(Idle(), lambda: 0)  # type: ignore[arg-type]
-    EndpointMetrics.register(worker.registry, lambda: ())
+    EndpointMetrics.register(worker.registry, FakeEngine())
     scheduler = SchedulerMetrics()
     # What a process says about itself is on both registries, and is found by a scrape only.
     both = set.intersection(*({one.name for one in r.collect()} for r in (worker.registry, scheduler.registry)))

@@ -90,7 +90,7 @@ def assemble(
     metrics = metrics or WorkerMetrics()
     metrics.running_on(engine.identity)
     metrics.watch_costs(deciding.costs)
-    EndpointMetrics.register(metrics.registry, engine.endpoints)
+    EndpointMetrics.register(metrics.registry, engine)
     contents = ContentStore.of(settings.claim_check)
     validation = open_validation(
         settings,

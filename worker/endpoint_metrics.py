@@ -1,32 +1,91 @@
-"""Prometheus metrics of the inference servers that a worker sends jobs to; none where it decodes itself."""
+"""Prometheus metrics of the inference servers that a worker sends jobs to; where it decodes itself, of none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, get_args
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, get_args
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from worker.servers.fleet_member import EndpointState, EndpointStatus
+from alphaloop.errors import (
+    ModelNotServed,
+    PromptTooLong,
+    ReplyCut,
+    ReplyInvalid,
+    RequestRefused,
+    ServerBusy,
+    ServerFailed,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+    ServerUnreachable,
+)
+from worker.engine import Load
+from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts
 
 _STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
+#: All are shown from the start: a counter that begins at 1 has not grown, for Prometheus.
+_FAILURES: Final = tuple(
+    error.code
+    for error in (
+        PromptTooLong,
+        RequestRefused,
+        ServerUnavailable,
+        ServerUnreachable,
+        ServerBusy,
+        ServerLoginRefused,
+        ServerSilent,
+        ServerFailed,
+        ReplyCut,
+        ReplyInvalid,
+        ModelNotServed,
+    )
+)
+_OTHER: Final = "other"
+
+
+class Servers(Protocol):
+    """What is needed of `worker.engine.Engine`."""
+
+    def endpoints(self) -> Sequence[EndpointStatus]: ...
+    def suspects(self) -> SuspectCounts: ...
+    def load(self) -> Load: ...
 
 
 class EndpointMetrics(Collector):
-    """Read at every scrape. Labels are names of the settings, so they are few."""
+    """Read at every scrape. Labels are names of the settings and codes of errors, so they are few."""
 
-    def __init__(self, statuses: Callable[[], Sequence[EndpointStatus]]) -> None:
-        self._statuses = statuses
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
 
     @classmethod
-    def register(cls, registry: CollectorRegistry, statuses: Callable[[], Sequence[EndpointStatus]]) -> None:
-        """Show what `statuses` says, from now on."""
-        registry.register(cls(statuses))
+    def register(cls, registry: CollectorRegistry, servers: Servers) -> None:
+        """Show how the servers are, from now on."""
+        registry.register(cls(servers))
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
+        yield from self._of_each(self._servers.endpoints())
+        suspects, load = self._servers.suspects(), self._servers.load()
+        yield GaugeMetricFamily(
+            "alphaloop_requests_alone",
+            "Jobs that failed and have to run alone at a server, or do",
+            value=suspects.num_alone,
+        )
+        yield CounterMetricFamily(
+            "alphaloop_requests_killed_servers",
+            "Jobs that failed for good because servers died with them",
+            value=suspects.num_killers,
+        )
+        yield GaugeMetricFamily(
+            "alphaloop_requests_waiting_for_route",
+            "Jobs in the engine that wait for servers of their own, because others may not take them",
+            value=len(load.waiting),
+        )
+
+    def _of_each(self, statuses: Sequence[EndpointStatus]) -> Iterable[Metric]:
         labels = ["endpoint", "drafter"]
         in_flight = GaugeMetricFamily("alphaloop_endpoint_in_flight", "Requests at an inference server", labels=labels)
         limit = GaugeMetricFamily(
@@ -36,11 +95,18 @@ class EndpointMetrics(Collector):
             "alphaloop_endpoint_state", "1 for the state of an inference server", labels=[*labels, "state"]
         )
         since = GaugeMetricFamily("alphaloop_endpoint_state_seconds", "In that state", labels=labels)
-        for status in self._statuses():
+        failed = CounterMetricFamily(
+            "alphaloop_endpoint_failures", "Requests that failed at the server", labels=[*labels, "code"]
+        )
+        for status in statuses:
             names = [status.name, status.drafter or ""]
             in_flight.add_metric(names, status.num_in_flight)
             limit.add_metric(names, status.limit)
             since.add_metric(names, status.since_s)
             for one in _STATES:
                 state.add_metric([*names, one], float(one == status.state))
-        return in_flight, limit, state, since
+            for code in _FAILURES:
+                failed.add_metric([*names, code], status.num_failed.get(code, 0))
+            others = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
+            failed.add_metric([*names, _OTHER], others)
+        return in_flight, limit, state, since, failed

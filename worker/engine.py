@@ -19,7 +19,7 @@ from alphaloop.messages import Job
 from worker.measuring_device import MeasuringDevice
 from worker.sampling import Sampling as Sampling
 from worker.served import FailedRequest, Served
-from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 #: Jobs that wait for a server and take no slot, at most: each holds its prompt and a claim.
 MOST_WAITING: Final = 256
@@ -225,6 +225,9 @@ class Engine(MeasuringDevice, Protocol):
 
     def endpoints(self) -> Sequence[EndpointStatus]:
         """How each server is; none where this process decodes. Any thread may call it."""
+
+    def suspects(self) -> SuspectCounts:
+        """Jobs that have to run alone at a server; none where this process decodes. Any thread may call it."""
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words."""

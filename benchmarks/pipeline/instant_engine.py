@@ -12,7 +12,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
-from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 TEXT: Final = "ok"
 #: What a prompt of about 400 bytes comes to. Tokenizing is the engine's work, which is not measured here.
@@ -123,6 +123,10 @@ class InstantEngine:
     def endpoints(self) -> Sequence[EndpointStatus]:
         """There are none."""
         return ()
+
+    def suspects(self) -> SuspectCounts:
+        """There are none."""
+        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""

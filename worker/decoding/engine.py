@@ -33,7 +33,7 @@ from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
 from worker.decoding.target import Target
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
-from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 
 class TransformersEngine:
@@ -190,6 +190,10 @@ class TransformersEngine:
     def endpoints(self) -> SequenceOf[EndpointStatus]:
         """There are none."""
         return ()
+
+    def suspects(self) -> SuspectCounts:
+        """There are none."""
+        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""

@@ -24,7 +24,7 @@ from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Samplin
 from worker.served import FailedRequest
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 from worker.servers.loop_thread import LoopThread
 from worker.servers.preparing import TokenEstimate, prepare, refusal_of
 from worker.servers.request import Event, Failed, Finished, InLine, Interrupted, Request, Streamed
@@ -239,6 +239,10 @@ class ServerEngine:
     def endpoints(self) -> Sequence[EndpointStatus]:
         """How each endpoint is."""
         return self._fleet.statuses()
+
+    def suspects(self) -> SuspectCounts:
+        """Jobs that have to run alone at a server."""
+        return self._fleet.suspects()
 
     def _take(self, event: Event) -> None:
         with self._changed:

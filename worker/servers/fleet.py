@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
-from alphaloop.errors import AlphaloopError, ModelNotServed
+from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
 from worker.servers.alone import ASKS_AGAIN_S, Alone
 from worker.servers.deaths import Deaths
-from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member
+from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member, SuspectCounts
 from worker.servers.places import Flight
 from worker.servers.suspicion import DEATHS_ALONE_TO_BLAME, Suspicion, Verdict, needs_test
 
@@ -37,6 +37,7 @@ class Fleet:
         self._clock, self._rng = clock, rng
         self._alone = Alone(self._members, clock=clock, rng=rng)
         self._deaths = Deaths(self._members, clock=clock)
+        self._num_killers = 0
         self._suspicion = Suspicion(self._deaths, deaths_alone_to_blame=deaths_alone_to_blame)
 
     def choose(
@@ -123,7 +124,9 @@ class Fleet:
         """
         if needs_test(error) and self._members[flight.endpoint].circuit.state == "retired":
             test = ModelNotServed()
-        return self._suspicion.judge(job_id, flight, error, test)
+        verdict = self._suspicion.judge(job_id, flight, error, test)
+        self._num_killers += verdict is not None and isinstance(verdict.error, RequestKillsServer)
+        return verdict
 
     def standing(self, job_id: str) -> Verdict | None:
         """How a job goes on that failed here, left to be sent again, and is back; None of one that never failed."""
@@ -188,6 +191,10 @@ class Fleet:
     def num_alone(self) -> int:
         """Jobs that failed and have to run alone, or do."""
         return self._suspicion.num_alone
+
+    def suspects(self) -> SuspectCounts:
+        """Jobs that failed and have to run alone, and those that killed servers."""
+        return SuspectCounts(self.num_alone, self._num_killers)
 
     def unavailable(self) -> str | None:
         """Why no job can be sent at all, in words; None where an endpoint is up, if only busy."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
@@ -63,6 +64,15 @@ class EndpointStatus:
     since_s: float  #: seconds in that state of its circuit
     reason: str | None
     is_for_suspect: bool  #: whether it is kept for a request that has to run alone
+    num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectCounts:
+    """Jobs that failed and have to run alone at a server, and what came of those before."""
+
+    num_alone: int = 0  #: that wait for a server of their own, or have one
+    num_killers: int = 0  #: that failed for good so far, because servers died with them
 
 
 class Member:
@@ -80,6 +90,7 @@ class Member:
         self.awaited_until_s = -math.inf  #: until then its free places are for bound requests
         self._clock = clock
         self._num_invalid = 0
+        self._num_failed: Counter[str] = Counter()
 
     @property
     def is_open(self) -> bool:
@@ -115,6 +126,7 @@ class Member:
 
     def failed(self, error: AlphaloopError) -> bool:
         """A request failed. Whether the server has gone away by it."""
+        self._num_failed[error.code] += 1
         if isinstance(error, _JOBS_FAULT):
             self.succeeded()
         elif isinstance(error, ModelNotServed):
@@ -158,6 +170,7 @@ class Member:
             self._clock() - self.circuit.since_s,
             self.circuit.reason,
             self.is_kept,
+            dict(self._num_failed),
         )
 
     def _doubt(self, error: AlphaloopError) -> None:

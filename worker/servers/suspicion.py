@@ -90,8 +90,8 @@ class Suspicion:
 
     @property
     def num_alone(self) -> int:
-        """Jobs that have to run alone."""
-        return sum(self._is_suspect(record) for record in self._records.values())
+        """Jobs that have to run alone. Any thread may ask."""
+        return sum(self._is_suspect(record) for record in list(self._records.values()))
 
     def judge(self, job_id: str, flight: Flight, error: AlphaloopError, test: AlphaloopError | None) -> Verdict | None:
         """What happens to a job whose request failed; `test` is the error of the test of the server that followed.
