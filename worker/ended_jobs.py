@@ -63,7 +63,7 @@ class EndedJobs:
         outcome = outcomes.succeeded(
             job.claimed,
             generation,
-            job.decision,
+            job.recorded,
             self._c.engine.identity,
             queue_s=job.queue_s,
             now=now,

@@ -105,7 +105,8 @@ class Starting:
             setting = decision.setting
             if not alone:
                 setting = self._c.steering.begin(claimed.job_id, claimed.ready.lane, decision, self._running)
-            job = RunningJob(claimed, decision, decided_together, started_at, setting)
+            is_control = setting != decision.setting and not self._c.engine.can_redraft
+            job = RunningJob(claimed, decision, decided_together, started_at, setting, is_control)
             try:
                 self._running.start(job, alone=alone)
                 self._c.presence.started(job.job_id)

@@ -15,7 +15,6 @@ Python's own sources.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -27,10 +26,10 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.errors import AlphaloopError
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.engines.closed_loop import ClosedLoop
 from benchmarks.engines.in_front import InFront, offline_engine, play
+from benchmarks.engines.printing import print_found
 from benchmarks.engines.scoring import (
     POLICIES,
     ROUTED,
@@ -57,13 +56,7 @@ console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 def main() -> int:
     """Set up, play, print."""
     options = _options()
-    try:
-        found = _measure(options)
-    except (AlphaloopError, OSError, RuntimeError, ValueError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 2
-    print(json.dumps(found))
-    return int(bool(found["jobs_with_two_different_results"]))
+    return print_found(lambda: _measure(options), lambda found: bool(found["jobs_with_two_different_results"]), console)
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:

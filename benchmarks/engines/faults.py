@@ -13,7 +13,6 @@ the change of weights was not written down.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -30,7 +29,7 @@ import psycopg
 from rich.console import Console
 
 from alphaloop.embedded.process import ChildProcess
-from alphaloop.errors import AlphaloopError
+from benchmarks.engines.printing import print_found
 from benchmarks.engines.serve import VLLM_PYTHON
 from benchmarks.engines.server import Server, on_cores, running, wait_until_ready
 from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, Running, Wanted, set_up
@@ -54,13 +53,7 @@ _LIVES: Final = """
 def main() -> int:
     """Set up, break, count."""
     options = _options()
-    try:
-        found = _measure(options)
-    except (AlphaloopError, OSError, RuntimeError, ValueError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 2
-    print(json.dumps(found))
-    return int(not found["is_sound"])
+    return print_found(lambda: _measure(options), lambda found: not found["is_sound"], console)
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:

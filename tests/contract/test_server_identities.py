@@ -17,7 +17,7 @@ from alphaloop.store.server_identities import ServerIdentityStore
 from scheduler.causes.probe_history import differences
 from scheduler.verdicts import Setup
 from tests.fixtures.inference_server import Answer, Asked, Connection, listening, whole
-from worker.servers.endpoint import Endpoint
+from worker.servers.endpoint import Endpoint, Limits
 from worker.servers.identity import PROMPTS, ask_identity
 from worker.servers.lives import name_servers
 
@@ -49,7 +49,7 @@ def serving(logprobs: dict[str, Any] | None, *, refuses: bool = False) -> Answer
 def ask(answer: Answer, kind: ServerKind = "vllm", model: str = "") -> tuple[ServerIdentity, list[Asked]]:
     async def run() -> tuple[ServerIdentity, list[Asked]]:
         async with listening(answer) as server:
-            return await ask_identity(Endpoint(server.url, kind, model)), server.asked
+            return await ask_identity(Endpoint(server.url, kind, model), max_requests=16), server.asked
 
     return asyncio.run(run())
 
@@ -80,6 +80,34 @@ def test_a_server_that_refuses_the_prompt_itself_says_so() -> None:
 
     with pytest.raises(RequestRefused):
         ask(refuse, "openai")
+
+
+def test_no_more_is_asked_at_once_than_the_endpoint_takes_and_a_busy_server_is_waited_for() -> None:
+    """Its limit on silence is shorter than its answers take."""
+    at_once, num_prompts, most, now = serving(OF_VLLM), 0, 0, 0
+    are_three = asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        nonlocal num_prompts, most, now
+        now += 1
+        most = max(most, now)
+        if now == 3:
+            are_three.set()
+        if connection.asked.method == "POST":
+            num_prompts += 1
+            if num_prompts > len(PROMPTS):  # asked together
+                await are_three.wait()
+            await asyncio.sleep(0.01)  # as long as a slow server takes
+        now -= 1
+        await at_once(connection)
+
+    async def run() -> ServerIdentity:
+        async with listening(slow) as server:
+            endpoint = Endpoint(server.url, "vllm", "", limits=Limits(answer_s=0.005))
+            return await ask_identity(endpoint, max_requests=3)
+
+    assert len(asyncio.run(run()).answers) == len(PROMPTS)
+    assert most == 3
 
 
 FOUND = ask(serving(OF_VLLM))[0]

@@ -105,11 +105,11 @@ def test_it_says_what_a_stop_string_takes_away() -> None:
 def test_a_server_of_two_models_needs_a_name() -> None:
     models = {"data": [{"id": "other"}, {"id": "smollm2"}]}
     done = check(speaking(openai(), models), "openai")
-    assert done.error.message == "expected --model, because the server lists 2 models"
+    assert done.error.message == "expected the name of a model, because the server lists 2"
     findings = found(check(speaking(openai(), models), "openai", model="smollm2"))
     assert findings["model"] == ("warning", "smollm2; the server does not say how long its context is")
     done = check(speaking(openai(), models), "openai", model="third")
-    assert done.error.message == "expected the model 'third' at /v1/models, found other, smollm2"
+    assert done.error.message == "expected the model 'third' at /models, found other, smollm2"
 
 
 def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ class RunningJob:
     decided_together: UUID  #: the same for jobs that one decision was about
     started_at: datetime
     setting: DraftSetting  #: how it drafts now; at its start, how it is admitted
+    is_control: bool = False  #: whether it is decoded vanilla to its end to be compared with what was decided
 
     @property
     def job_id(self) -> str:
@@ -52,6 +53,14 @@ class RunningJob:
             draft_revision=self.decision.draft_revision if self.setting.drafter else None,
             num_draft_tokens=self.setting.num_draft_tokens,
         )
+
+    @property
+    def recorded(self) -> Decision:
+        """What its row and its result say: the decision, and of a control request that it was not followed."""
+        if not self.is_control:
+            return self.decision
+        told = "decoded vanilla as a control request, to measure what speculation gains; decided was: "
+        return replace(self.decision, explanation=told + self.decision.explanation)
 
     @property
     def queue_s(self) -> float:

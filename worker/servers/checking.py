@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Final
 
 from alphaloop.commands.reports import Finding, ServerCheck
-from alphaloop.errors import ConfigError, ModelNotServed
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.endpoint import Endpoint
 from worker.servers.forms import ModelCard
+from worker.servers.model_card import card_of
 from worker.servers.reading import Reply
 
 #: It repeats itself, so that a drafter that looks texts up has something to draft.
@@ -33,7 +33,7 @@ _HINTS: Final[dict[ServerKind, str]] = {
 async def check_server(endpoint: Endpoint) -> ServerCheck:
     """Ask the endpoint; where it names no model, the server's only one. Raises ConfigError and ServerError."""
     async with ServerClient(endpoint) as client:
-        card = _card(await client.models(), endpoint.model)
+        card = card_of(await client.models(), endpoint.model)
         version = await client.version()
     asked = replace(endpoint, model=card.id)
     pieces: list[str] = []
@@ -52,20 +52,6 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
     if stopped is not None:
         findings.append(_stop(whole, stopped, ending))
     return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.told.granularity, tuple(findings))
-
-
-def _card(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
-    if not model and len(cards) != 1:
-        raise ConfigError(
-            f"expected --model, because the server lists {len(cards)} models",
-            hint=f"one of {', '.join(card.id for card in cards[:8])}" if cards else None,
-        )
-    for card in cards:
-        if model in ("", card.id):
-            return card
-    raise ModelNotServed(
-        f"expected the model {model!r} at /v1/models, found {', '.join(card.id for card in cards[:8]) or 'none'}"
-    )
 
 
 def _server(kind: ServerKind, version: str | None) -> Finding:

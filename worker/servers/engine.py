@@ -74,7 +74,7 @@ class ServerEngine:
             self._clients,
             {server.name: server.drafter for server in servers},
             fleet,
-            Tests(self._clients, {server.name: server.endpoint for server in servers}, fleet, known or {}),
+            Tests(self._clients, {server.name: server for server in servers}, fleet, known or {}),
             self._tokens,
             tell=self._take,
             tell_line=self._take_line,

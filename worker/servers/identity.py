@@ -9,15 +9,16 @@ from typing import Final
 
 from pydantic import Field
 
-from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
+from alphaloop.errors import RequestRefused
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import Answer, ServerIdentity, distance
 from worker.engine import Sampling
 from worker.servers.asking import Body as RequestBody
 from worker.servers.asking import body_of, path_of
 from worker.servers.client import ServerClient
-from worker.servers.endpoint import Endpoint
-from worker.servers.forms import Form, ModelCard, read_form
+from worker.servers.endpoint import Endpoint, Limits
+from worker.servers.forms import Form, read_form
+from worker.servers.model_card import card_of
 
 #: They stay as they are: answers to other prompts could not be compared with those that are stored.
 PROMPTS: Final = (
@@ -42,6 +43,8 @@ _NUM_LIKELIEST: Final = 5  #: the most that OpenAI's form of a continued prompt 
 #: Later tokens follow from the first ones, which may differ at a near-tie.
 _GREEDY: Final = Sampling(max_tokens=2, temperature=0.0)
 _NAME: Final = "identity"
+#: A question is given up after so many seconds without an answer, where the endpoint's own limit is shorter.
+_LEAST_ANSWER_S: Final = 60.0
 
 
 class _Likely(Form):
@@ -105,19 +108,19 @@ class _AskingClient(ServerClient):
         return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
 
 
-async def ask_identity(endpoint: Endpoint) -> ServerIdentity:
-    """Ask the names, and every prompt twice: one at a time, then all at once, to see how far its answers scatter.
+async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdentity:
+    """Ask the names, and every prompt twice: one at a time, then together, to see how far its answers scatter.
 
-    Takes 32 short requests. Raises ConfigError where the endpoint names no model and the server lists several, and
-    errors as `ServerClient` does.
+    Takes 32 short requests, at most `max_requests` at once, beside what others ask of the server. Raises ConfigError
+    where the endpoint names no model and the server lists several, and errors as `ServerClient` does.
     """
+    endpoint = replace(endpoint, limits=_patient(endpoint.limits))
     async with _AskingClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
         version = await client.version()
-    named = replace(endpoint, model=card.id)
-    async with _AskingClient(named) as client:
+    async with _AskingClient(replace(endpoint, model=card.id)) as client:
         answers = [await client.answer(prompt) for prompt in PROMPTS]
-        together = await asyncio.gather(*(client.answer(prompt) for prompt in PROMPTS))
+        together = await _together(client, max_requests)
     return ServerIdentity(
         server=f"{endpoint.kind}-{version}" if version else endpoint.kind,
         model=card.id,
@@ -128,12 +131,16 @@ async def ask_identity(endpoint: Endpoint) -> ServerIdentity:
     )
 
 
-def card_of(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
-    """The card of `model`, or of the only model. Raises ConfigError and ModelNotServed."""
-    listed = ", ".join(card.id for card in cards[:8]) or "none"
-    if not model and len(cards) != 1:
-        raise ConfigError(f"expected the endpoint to name its model, because the server lists {listed}")
-    for card in cards:
-        if model in ("", card.id):
-            return card
-    raise ModelNotServed(f"expected {model!r}, found that the server lists {listed}")
+def _patient(limits: Limits) -> Limits:
+    """A busy server has others to serve first, however soon their requests are given up."""
+    return replace(limits, answer_s=max(limits.answer_s, _LEAST_ANSWER_S))
+
+
+async def _together(client: _AskingClient, max_requests: int) -> list[Answer]:
+    places = asyncio.Semaphore(max_requests)
+
+    async def answer(prompt: str) -> Answer:
+        async with places:
+            return await client.answer(prompt)
+
+    return await asyncio.gather(*(answer(prompt) for prompt in PROMPTS))

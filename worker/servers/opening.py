@@ -63,7 +63,7 @@ async def _ask_all(
     endpoints: Mapping[str, EndpointSettings],
 ) -> tuple[dict[str, ServerIdentity], dict[str, ServerError]]:
     """What each endpoint said, and why the others did not. Raises ConfigError."""
-    asked = (ask_identity(Endpoint.of(settings)) for settings in endpoints.values())
+    asked = (ask_identity(Endpoint.of(one), max_requests=one.max_requests) for one in endpoints.values())
     answers = await asyncio.gather(*asked, return_exceptions=True)
     found: dict[str, ServerIdentity] = {}
     missing: dict[str, ServerError] = {}

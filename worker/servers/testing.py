@@ -12,9 +12,9 @@ from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, differs
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.endpoint import Endpoint
 from worker.servers.fleet import Fleet
 from worker.servers.identity import ask_identity
+from worker.servers.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ class Tests:
     def __init__(
         self,
         clients: Mapping[str, ServerClient],
-        endpoints: Mapping[str, Endpoint],
+        servers: Mapping[str, Server],
         fleet: Fleet,
         known: Mapping[str, ServerIdentity],
     ) -> None:
         """All by endpoint. `known` is what each was when the worker began."""
-        self._clients, self._endpoints, self._fleet = clients, endpoints, fleet
+        self._clients, self._servers, self._fleet = clients, servers, fleet
         self._known = dict(known)
         self._running: dict[str, asyncio.Task[AlphaloopError | None]] = {}
         self._ended = asyncio.Event()
@@ -76,7 +76,8 @@ class Tests:
 
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words."""
-        found = await ask_identity(self._endpoints[name])
+        server = self._servers[name]
+        found = await ask_identity(server.endpoint, max_requests=server.max_requests)
         before = self._known.setdefault(name, found)
         return differs(before, found)
 

@@ -186,3 +186,12 @@ def test_a_job_that_a_server_refuses_leaves_alone() -> None:
     assert [(job.job_id, failed.error.code) for job, failed in stepped.refused] == [("one", "request_refused")]
     assert list(running.by_id()) == ["two"]
     assert run_out(running) == ["two"]
+
+
+def test_a_control_request_says_that_its_decision_was_not_followed() -> None:
+    decision = replace(VANILLA, drafter="lookup", num_draft_tokens=3, explanation="lookup is expected to be faster")
+    job = RunningJob(claimed_job("a"), decision, UUID(int=1), NOW, DraftSetting(), is_control=True)
+    assert job.recorded.explanation.startswith("decoded vanilla as a control request")
+    assert job.recorded.explanation.endswith("decided was: lookup is expected to be faster")
+    assert job.recorded.reason is decision.reason
+    assert RunningJob(claimed_job("b"), decision, UUID(int=1), NOW, decision.setting).recorded is decision
