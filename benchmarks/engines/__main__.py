@@ -6,8 +6,10 @@
 
 One worker, one Kafka, one PostgreSQL. Each block of one task and one load is played three times, in an order that is
 drawn: all jobs to the vanilla server, all to the speculative one (both by `decoding` of the job), and routed by the
-worker's own decisions. Only one server is busy at a time, so each policy has the same cores. The worker learns from all
-three, as it would from probes and exploration. A table goes to standard error. Last line: JSON. Exit status 1 where a
+worker's own decisions. Only one server is busy at a time, so each policy has the same cores: vLLM's processes poll for
+seconds behind their last request, and that is waited for. Before the first block, jobs of every task at every load go
+to both servers, because a static policy that is known to be the better one has a history too. The worker learns from
+all three policies, as it would from probes and exploration. A table goes to standard error. Last line: JSON. Exit status 1 where a
 job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts come from this
 Python's own sources.
 """
@@ -27,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contestants.process import REPOSITORY
-from benchmarks.engines.closed_loop import ClosedLoop
+from benchmarks.engines.cpu_seconds import wait_until_idle
 from benchmarks.engines.in_front import InFront, offline_engine, play
 from benchmarks.engines.printing import print_found
 from benchmarks.engines.scoring import (
@@ -81,8 +83,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     console.print(conditions)
     rng = random.Random(options.seed)
     with set_up(wanted, sorted(prompts), FOLDER / "routing") as running:
-        _history(running.loop, prompts, options)
-        played = [_play(running.loop, block, options.max_tokens, rng) for block in blocks]
+        _history(running, prompts, options)
+        played = [_play(running, block, options.max_tokens, rng) for block in blocks]
         alone = [one for one in played if one.block.load == 1]
         beside = [seconds for one in alone for policy in POLICIES for seconds in one.played[policy].beside_s]
         alpha = running.alpha_by_task()
@@ -107,20 +109,23 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-def _history(loop: ClosedLoop, prompts: dict[str, list[str]], options: argparse.Namespace) -> None:
-    """Unmeasured jobs of every task on both servers, so that the worker routes with evidence from the first block."""
-    for number, (task, found) in enumerate(sorted(prompts.items())):
-        block = Block(number, task, 2, tuple(found[-options.history :]) if options.history else ())
-        for policy in (VANILLA, SPECULATIVE):
-            jobs = block.jobs(f"history-{policy}", max_tokens=options.max_tokens)
-            loop.play(jobs, decoding=_DECODING[policy], load=block.load)
+def _history(running: Running, prompts: dict[str, list[str]], options: argparse.Namespace) -> None:
+    """Unmeasured jobs of every task at every load on both servers, so that the first block is routed with evidence."""
+    for load, num_jobs in zip((1, 8), options.history, strict=True):
+        for number, (task, found) in enumerate(sorted(prompts.items())):
+            block = Block(number, task, load, tuple(found[-num_jobs:]) if num_jobs else ())
+            for policy in (VANILLA, SPECULATIVE):
+                jobs = block.jobs(f"history-{policy}-{load}", max_tokens=options.max_tokens)
+                wait_until_idle(running.processes.values())
+                running.loop.play(jobs, decoding=_DECODING[policy], load=load)
 
 
-def _play(loop: ClosedLoop, block: Block, max_tokens: int, rng: random.Random) -> PlayedBlock:
+def _play(running: Running, block: Block, max_tokens: int, rng: random.Random) -> PlayedBlock:
     played = {}
     for policy in rng.sample(POLICIES, len(POLICIES)):
         jobs = block.jobs(policy, max_tokens=max_tokens)
-        played[policy] = loop.play(jobs, decoding=_DECODING[policy], load=block.load)
+        wait_until_idle(running.processes.values())
+        played[policy] = running.loop.play(jobs, decoding=_DECODING[policy], load=block.load)
     told = ", ".join(f"{name} {one.num_tokens / one.seconds:.1f}" for name, one in sorted(played.items()))
     console.print(f"block {block.number}: {block.task}, load {block.load}: {told} tokens/s")
     return PlayedBlock(block, played)
@@ -215,7 +220,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--blocks", type=int, default=26, help="of each of the three loads")
     parser.add_argument("--jobs", type=int, nargs=2, default=[2, 16], help="a block of load 1, and of load 8")
-    parser.add_argument("--history", type=int, default=4, help="unmeasured jobs of every task on each server, before")
+    parser.add_argument(
+        "--history", type=int, nargs=2, default=[4, 16], help="jobs of every task at each server before, by load"
+    )
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--max-characters", type=int, default=3000, help="longer prompts are left out")
     parser.add_argument("--rounds", type=int, default=6, help="beside vLLM's offline engine; 0 leaves it out")
