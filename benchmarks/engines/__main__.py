@@ -9,9 +9,9 @@ drawn: all jobs to the vanilla server, all to the speculative one (both by `deco
 worker's own decisions. Only one server is busy at a time, so each policy has the same cores: vLLM's processes poll for
 seconds behind their last request, and that is waited for. Before the first block, jobs of every task at every load go
 to both servers, because a static policy that is known to be the better one has a history too. The worker learns from
-all three policies, as it would from probes and exploration. A table goes to standard error. Last line: JSON. Exit status 1 where a
-job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts come from this
-Python's own sources.
+all three policies, as it would from probes and exploration. A table goes to standard error. Last line: JSON. Exit
+status 1 where a job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts
+come from this Python's own sources.
 """
 
 from __future__ import annotations

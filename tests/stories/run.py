@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import cycle
 from pathlib import Path
 
 from rich.console import Console
 
-from alphaloop.cli.children import child_command
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import GlobalOptions
 from alphaloop.cli.up import prepare
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
-from alphaloop.messages import Body, Job
-from alphaloop.probe_sets import new_probe_set
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.reports import ReportStore
-from tests.stories.configs import PROFILE, write_configs
+from tests.stories.asking import Asking
+from tests.stories.configs import PROFILE, own_models, write_configs
 from tests.stories.deployment import Deployment
 from tests.stories.faults import Dropped, Faults, Worn
-from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, TASKS, WORN, StoryPrompts, story_prompts
+from tests.stories.models import trained_draft, tuned_target
+from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, TASKS, WORN, story_prompts
 from tests.stories.size import Size
 from tests.stories.told import LOOKUP, Story, judge_stories
-from tests.stories.tuned_target import train_further
 from worker.decoding.sources import find_weights
-
-RECIPE = Path(__file__).with_name("draft.toml")
 
 
 @dataclass(slots=True)
@@ -51,22 +44,27 @@ class Run:
     prompts_folder: Path | None = None
     draft: Path | None = None  #: a trained draft; None trains one
     _begun: float = field(default_factory=time.monotonic, init=False)
-    _numbers: Iterator[int] = field(default_factory=lambda: iter(range(10**9)), init=False)
+    _asking: Asking = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._asking = Asking(self.seed, self.size)
 
     def play(self) -> list[Story]:
         """Train → first target → second target → code becomes tales, the engine wears → restart → the report."""
         prompts = story_prompts(self.seed, num_probes=self.size.num_probes, folder=self.prompts_folder)
-        tuned = self._tuned_target(prompts)
-        draft = self._draft(prompts, tuned)
+        tuned = tuned_target(self.data_dir, self.source, prompts, self.size, seed=self.seed, say=self._say)
+        draft = self.draft or trained_draft(
+            self.data_dir, tuned, prompts, num_threads=self.num_threads, seed=self.seed, say=self._say
+        )
         first = self._configs("first", str(tuned), draft, is_watched=False)
         second = self._configs("second", self.source, draft, is_watched=True)
         options = GlobalOptions(first, PROFILE, self.data_dir)
-        traffic = {task: _endless(lines, random.Random(self.seed)) for task, lines in prompts.traffic.items()}
-        tales = _endless(prompts.tales, random.Random(self.seed))
+        traffic = {task: self._asking.endless(lines) for task, lines in prompts.traffic.items()}
+        tales = self._asking.endless(prompts.tales)
         with EmbeddedStack(options.settings(), on_event=self._say) as running:
             prepare(running)
             with open_database(running) as database:
-                self._register(ProbeSetStore(database), prompts)
+                self._asking.register_probes(ProbeSetStore(database), prompts, TASKS)
                 on = Deployment(running, database, self.data_dir, self.seed)
                 self._under_first_target(on, first, traffic)
                 self._under_second_target(on, second, traffic, tales)
@@ -77,7 +75,9 @@ class Run:
         size = self.size
         with on.worker(configs, Faults(seed=self.seed)) as worker:
             self._say(f"first target: {on.measure(configs, worker)} probes and controls")
-            jobs = self._jobs(traffic, {DRAFTED: size.before, **dict.fromkeys((CHANGED, DROPPED, WORN), size.others)})
+            jobs = self._asking.jobs(
+                traffic, {DRAFTED: size.before, **dict.fromkeys((CHANGED, DROPPED, WORN), size.others)}
+            )
             on.decode(jobs, worker)
             on.run_scheduler(configs)
             self._say(f"first target: {len(jobs)} jobs")
@@ -95,14 +95,16 @@ class Run:
         with on.worker(configs, faults) as worker:
             self._say(f"second target: {on.measure(configs, worker)} probes and controls")
             on.decode(
-                self._jobs(
+                self._asking.jobs(
                     traffic, {DRAFTED: size.others, CHANGED: size.settled, DROPPED: size.others, WORN: size.busy}
                 ),
                 worker,
             )
             self._say(f"second target, nothing wrong yet: {on.measure(configs, worker)} probes and controls")
             on.decode(
-                self._jobs({**traffic, CHANGED: tales}, {CHANGED: size.changed, DROPPED: size.others, WORN: size.worn}),
+                self._asking.jobs(
+                    {**traffic, CHANGED: tales}, {CHANGED: size.changed, DROPPED: size.others, WORN: size.worn}
+                ),
                 worker,
             )
             self._say(f"tales, wear, dropped tokens: {on.measure(configs, worker)} probes and controls")
@@ -117,7 +119,7 @@ class Run:
         )
         with on.worker(configs, faults) as worker:
             self._say(f"after the restart: {on.measure(configs, worker)} probes and controls")
-            on.decode(self._jobs(traffic, {WORN: size.healed}), worker)
+            on.decode(self._asking.jobs(traffic, {WORN: size.healed}), worker)
             on.run_scheduler(configs)
 
     def _wear(self) -> Worn:
@@ -140,83 +142,13 @@ class Run:
             target,
         )
 
-    def _jobs(self, traffic: Mapping[str, Iterator[str]], numbers: Mapping[str, int]) -> list[Job]:
-        jobs = [
-            Job(
-                job_id=f"story-{self.seed}-{next(self._numbers):05d}",
-                task=task,
-                body=Body.model_validate(_body(next(traffic[task]), self.size.max_tokens)),
-            )
-            for task, number in numbers.items()
-            for _ in range(number)
-        ]
-        random.Random(f"{self.seed} {jobs[0].job_id}").shuffle(jobs)
-        return jobs
-
-    def _register(self, store: ProbeSetStore, prompts: StoryPrompts) -> None:
-        for task in TASKS:
-            bodies = [_body(prompt, self.size.probe_tokens) for prompt in prompts.probes[task]]
-            made = new_probe_set(task, bodies, num_draft_tokens=3, max_tokens=self.size.probe_tokens)
-            store.register(made, datetime.now(UTC))
-
     def _configs(self, name: str, target: str, draft: Path, *, is_watched: bool) -> Path:
         return write_configs(
             self.data_dir / f"configs-{name}",
-            target=target,
-            draft=draft,
-            num_threads=self.num_threads,
+            models=own_models(target, draft, self.num_threads),
             size=self.size,
             is_watched=is_watched,
         )
 
-    def _draft(self, prompts: StoryPrompts, target: Path) -> Path:
-        folder = self.draft or self.data_dir / "draft"
-        if not (folder / "config.json").exists():
-            self.data_dir.mkdir(parents=True, exist_ok=True)
-            prompts.write_training(self.data_dir / "training.jsonl")
-            self._say("training a draft of two layers on the first target's texts …")
-            subprocess.run(
-                [
-                    *child_command("alphaloop.cli", ["draft", "train", str(folder)]),
-                    *("--prompts", str(self.data_dir / "training.jsonl")),
-                    *("--recipe", str(RECIPE), "--name", "small", "--seed", str(self.seed)),
-                ],
-                env=self._training_environment(target),
-                check=True,
-            )
-        return folder
-
-    def _training_environment(self, target: Path) -> dict[str, str]:
-        environment = GlobalOptions(data_dir=self.data_dir).environment()
-        environment["ALPHALOOP_MODELS__TARGET__SOURCE"] = str(target)
-        environment["ALPHALOOP_MODELS__TARGET__NUM_THREADS"] = str(self.num_threads)
-        return environment
-
-    def _tuned_target(self, prompts: StoryPrompts) -> Path:
-        folder = self.data_dir / "tuned-target"
-        if not (folder / "config.json").exists():
-            self._say("training the first target …")
-            train_further(
-                self.source,
-                folder,
-                prompts.lessons,
-                num_steps=self.size.target_steps,
-                rate=self.size.target_rate,
-                seed=self.seed,
-            )
-        return folder
-
     def _say(self, text: str) -> None:
         self.screen.print(f"{time.monotonic() - self._begun:6.0f} s  {text}", markup=False, soft_wrap=True)
-
-
-def _body(prompt: str, max_tokens: int) -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0.0}
-
-
-def _endless(prompts: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """The prompts in an order of the seed, and again when all were given."""
-    return cycle(rng.sample(list(prompts), len(prompts)))
-
-
-__all__ = ["DRAFTED", "Run"]
